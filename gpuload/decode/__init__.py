@@ -1,15 +1,16 @@
-"""Image bytes to pixels: the header first, then only the region that is needed.
+"""Decoding from image bytes to pixels: first the header, then only the region that is needed.
 
-Runs in workers, and in the main process with ``num_workers=0``. Imports no torch, and decoders at their first use.
-`Decoder` is the interface: one per process. Which decoder gets what:
+Runs in workers, and in the main process with ``num_workers=0``. Imports no torch, and imports decoders on first use.
+`Decoder` is the interface, one per process. It chooses a decoder as follows:
 
-1. JPEGs of 8 bits, Huffman coded, grey or of three components go to nvImageCodec's CPU decoder, which decodes a region
-   without the rest; if that is missing or complains, to simplejpeg; if that complains too, to Pillow.
-   Where a JPEG has an index or restart markers, the region's part of its bytes is cut out first, and they get that
-   (`cut`).
-2. All other JPEGs (CMYK, YCCK, arithmetic …) and all other formats go to Pillow.
+1. Huffman-coded JPEGs of 8 bits with one or three components go to nvImageCodec's CPU decoder, which decodes only the
+   region. If it is missing or complains, the image goes to simplejpeg; if simplejpeg complains too, to Pillow.
+   If a JPEG has an index or restart markers, the region's part of its bytes is cut out first, and these decoders
+   receive only that part (`cut`).
+2. All other JPEGs (CMYK, YCCK, arithmetic coding …) and all other formats go to Pillow.
 
-Pillow has the last word: what it decodes is decoded, what it refuses is refused. `jpeg` says what happens to damage.
+Pillow's verdict is final: gpuload decodes what Pillow decodes and refuses what Pillow refuses. `jpeg` explains how
+damaged files are handled.
 """
 
 from __future__ import annotations

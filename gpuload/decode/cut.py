@@ -1,18 +1,19 @@
-"""Crops cut out of a JPEG's bytes, so that its decoder sees only the region.
+"""Crops cut out of a JPEG's bytes, so that the decoder sees only the region.
 
-Two kinds of JPEGs are **cuttable**: those with an index of their own bits (`indexed`), and those whose restart markers
-lie well, which is what follows here. Each is a `Grid`: it says which bytes make the smaller JPEG of a region, and where
-in it the region is.
+Two kinds of JPEGs are **cuttable**: those with an index of their bits (`indexed`), and those with suitable restart
+markers, which this module handles. Each kind is a `Grid`, which determines the bytes of the smaller JPEG for a region
+and the region's position in it.
 
-Restart markers cut the entropy-coded bytes of a JPEG into **intervals** of as many MCUs each (blocks of 8×8 to 32×16
-pixels, by the chroma's sampling). An interval is coded by itself: at its start the bit stream restarts, and the DC
-prediction too. Where a row of MCUs is a whole number of intervals, or an interval a whole number of rows, intervals lie
-over the picture as a grid, and a smaller picture is their bytes, with the markers renumbered. Nothing is decoded
-for that, and what comes out is as valid a JPEG as the other. Pixels are equal to the last bit.
+Restart markers divide the entropy-coded bytes of a JPEG into **intervals** with the same number of MCUs (blocks of 8×8
+to 32×16 pixels, depending on chroma subsampling). Intervals are coded independently: both the bit stream and the DC
+prediction restart at each one. If a row of MCUs is an integer number of intervals, or an interval is an integer number
+of rows, the intervals form a grid over the picture. The bytes of some intervals, with the markers renumbered, are then
+a smaller picture. Nothing has to be decoded to build it, and the result is as valid a JPEG as the original. Pixels are
+bit-identical.
 
-Pure functions of the bytes, some 0.05 ms for a photograph; by an index 0.2, and 0.1 for several at once. What is out
-of the ordinary gives None, and is decoded as if there were no markers and no index: all markers have to be there, in
-order, with the end-of-image marker behind them.
+Pure functions of the bytes. A cut takes about 0.05 ms for a photograph; with an index 0.2 ms, or 0.1 ms if several
+files are cut together. All markers must be present and in order, followed by the end-of-image marker. A file with any
+irregularity yields None and is decoded as if it had no markers and no index.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ __all__ = ["cut", "cuts", "find_grid", "is_cuttable"]
 
 RESTARTS, END = bytes(range(0xD0, 0xD8)), b"\xd9"
 
-# By which a cut pays or not, in ns, measured: decoding a byte of entropy-coded data; a pixel of a region by
-# nvImageCodec, and of a whole picture by simplejpeg; a byte that is searched for markers, and the cut.
+# Measured costs in ns that decide whether a cut pays off: decoding a byte of entropy-coded data; decoding a pixel of a
+# region with nvImageCodec, and of a complete picture with simplejpeg; searching a byte for markers; and the cut itself.
 BYTE_NS, REGION_PIXEL_NS, PIXEL_NS, SEARCH_NS, CUT_NS = 8.0, 2.1, 0.7, 0.4, 30_000
 
 
 def find_grid(data: bytes, header: JpegHeader) -> Grid | None:
-    """Return how a JPEG can be cut, as far as its header and its index tell; None if it cannot."""
+    """Return a JPEG's grid according to its header and index; None if the JPEG cannot be cut."""
     if not (header.restart_interval or header.index_at) or not header.plain or not header.single_scan:
         return None
     mcu, blocks = mcu_layout(data, header)
@@ -46,46 +47,46 @@ def find_grid(data: bytes, header: JpegHeader) -> Grid | None:
 
 
 def is_cuttable(data: bytes, header: JpegHeader) -> bool:
-    """Return whether narrower parts than whole rows can be cut out of a JPEG."""
+    """Return whether parts narrower than complete rows can be cut out of a JPEG."""
     grid = find_grid(data, header)
     return grid is not None and grid.columns > 1 and grid.is_intact()
 
 
 def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
-    """`cuts` of one file."""
+    """Cut one file, as `cuts` does."""
     return cuts([(data, header, region_tlhw)])[0]
 
 
-def cuts(wanted: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut | None]:
-    """Return the part of each JPEG that a region needs; None if there is none, or decoding it saves nothing.
+def cuts(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut | None]:
+    """Return the part of each JPEG that a region needs; None if it cannot be cut out, or a cut saves no time.
 
-    Several at once take half the time.
+    Cutting several files in one call takes half the time.
 
     Args:
-        wanted: of each file its bytes; what `scan_markers` says of it, None for other formats; and top, left, height,
-            width, within the picture as stored.
+        requests: for each file, its bytes; the result of `scan_markers`, None for other formats; and the region (top,
+            left, height, width) of the stored picture.
     """
-    results: list[Cut | None] = [None] * len(wanted)
+    results: list[Cut | None] = [None] * len(requests)
     parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
-    for number, (data, header, region_tlhw) in enumerate(wanted):
+    for number, (data, header, region_tlhw) in enumerate(requests):
         grid = None if header is None else find_grid(data, header)
         if grid is not None and _pays(part := grid.part(region_tlhw)) and grid.is_intact():
             parts.setdefault((type(grid), grid.blocks), {})[number] = part
-    for (kind, _), alike in parts.items():
-        for number, result in zip(alike, kind.cut([*alike.values()]), strict=True):
+    for (kind, _), group in parts.items():
+        for number, result in zip(group, kind.cut([*group.values()]), strict=True):
             results[number] = result
     return results
 
 
 def _pays(part: Part[Grid]) -> bool:
-    """Return whether cutting costs less than it saves: bytes beside and above the region, of which each cell has as
-    many, and the time that a decoder of regions takes for a pixel."""
+    """Return whether cutting costs less than it saves. It saves decoding the bytes beside and above the region,
+    assuming that all cells have equally many, and the extra time per pixel of a decoder of regions."""
     grid, (_, _, height, width), x0, x1, y0, y1 = part
-    count, needed = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
-    saved = (y1 * grid.columns - needed) / count * (len(grid.data) - grid.header.first_scan)
+    all_cells, part_cells = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
+    saved = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
     decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
     gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
-    return needed < count and gain > grid.cost_ns
+    return part_cells < all_cells and gain > grid.cost_ns
 
 
 class Intervals(Grid):
@@ -93,21 +94,22 @@ class Intervals(Grid):
 
     @classmethod
     def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
-        """Return the grid of a JPEG that has such markers; None if they are not a grid."""
-        interval, (in_row, _) = header.restart_interval, mcus(header, mcu)
+        """Return the grid of a JPEG with restart markers; None if its intervals do not form a grid."""
+        interval, (mcus_across, _) = header.restart_interval, mcus(header, mcu)
         cost_ns = CUT_NS + (len(data) - header.first_scan) * SEARCH_NS
-        if interval % in_row and in_row % interval:
+        if interval % mcus_across and mcus_across % interval:
             return None
-        return cls(data, header, mcu, blocks, min(interval, in_row), max(interval // in_row, 1), cost_ns)
+        return cls(data, header, mcu, blocks, min(interval, mcus_across), max(interval // mcus_across, 1), cost_ns)
 
     def is_intact(self) -> bool:
         return self.offsets is not None
 
     @cached_property
     def offsets(self) -> np.ndarray | None:
-        """Where each interval begins, and at last where the picture ends: int64, one more than intervals.
+        """The offset of each interval, followed by the offset of the picture's end: int64, (intervals + 1,).
 
-        Each but the first is that of the byte behind a marker. None if markers are missing, too many or out of order.
+        Each offset except the first one is the byte after a marker. None if markers are missing, surplus or out of
+        order.
         """
         start = scan_start(self.data, self.header)
         if start + 2 > len(self.data):
@@ -115,11 +117,11 @@ class Intervals(Grid):
         scan = np.frombuffer(self.data, np.uint8, offset=start)
         offsets = np.flatnonzero(scan[:-1] == 0xFF)
         codes = scan[offsets + 1]
-        marked = codes != 0  # the others are bytes of 0xFF
+        is_marker = codes != 0  # a zero marks a stuffed data byte 0xFF
         count = self.rows * self.columns
-        if codes[marked][:count].tobytes() != _codes(count):
+        if codes[is_marker][:count].tobytes() != _codes(count):
             return None
-        return np.concatenate(([start], offsets[marked][:count] + (start + 2)))
+        return np.concatenate(([start], offsets[is_marker][:count] + (start + 2)))
 
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
@@ -128,9 +130,9 @@ class Intervals(Grid):
 
 def _cut_by_markers(part: Part[Intervals]) -> Cut:
     grid, _, x0, x1, y0, y1 = part
-    table = grid.offsets
-    assert table is not None
-    starts, stops = (ends.reshape(grid.rows, grid.columns)[y0:y1, x0:x1] for ends in (table[:-1], table[1:]))
+    offsets = grid.offsets
+    assert offsets is not None
+    starts, stops = (ends.reshape(grid.rows, grid.columns)[y0:y1, x0:x1] for ends in (offsets[:-1], offsets[1:]))
     view = memoryview(grid.data)
     coded = bytearray().join(map(view.__getitem__, map(slice, starts[:, 0].tolist(), stops[:, -1].tolist())))
     ends = np.cumsum(stops - starts, dtype=np.int64)
@@ -139,5 +141,5 @@ def _cut_by_markers(part: Part[Intervals]) -> Cut:
 
 
 def _codes(count: int) -> bytes:
-    """Return the second bytes of the markers behind this many intervals."""
+    """Return the second byte of the marker after each of `count` intervals."""
     return (RESTARTS * (count // 8 + 1))[: count - 1] + END

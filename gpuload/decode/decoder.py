@@ -1,6 +1,6 @@
-"""The decoder of one process: header first, then a region, by the first decoder that does not complain.
+"""The decoder of one process: it reads the header, then decodes a region with the first decoder that does not complain.
 
-Belongs to one thread. Holds no pixels between calls but nvImageCodec's image memory, see `jpeg`.
+Belongs to one thread. Holds no pixels between calls except nvImageCodec's image memory; see `jpeg`.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from gpuload.errors import DecodeError, one_line
 __all__ = ["COUNTED", "DECODERS", "UNUSABLE", "Decoder"]
 
 DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
-# What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG, or decoded smaller, apart; and crops of
-# a JPEG for which all of it was decoded, since nvImageCodec cannot be used.
+# The keys of `Decoder.counts`. Images are counted by decoder, with "cut" and "scaled" as separate decoders. "whole"
+# counts crops for which the entire JPEG was decoded because nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
-UNUSABLE: Final = "nvImageCodec is installed and cannot be used"  # how a decoder's remark begins
-ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's words; of several warnings simplejpeg tells the first
+UNUSABLE: Final = "nvImageCodec is installed but cannot be used"  # the start of `Decoder.remark`
+ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's text; simplejpeg reports only the first warning
 
 
 class Decoder:
-    """Decodes images, one at a time.
+    """A decoder of images, one at a time.
 
     Args:
-        options: what to allow and whether to turn images upright.
+        options: the limits, and whether to turn images upright.
 
     Attributes:
-        counts: what was decoded so far, see `COUNTED`.
-        remark: what to tell the user of an nvImageCodec that is installed and cannot be used; empty if there is
-            none, or it was said.
+        counts: the number of images decoded so far, keyed by `COUNTED`.
+        remark: a message to the user about an nvImageCodec that is installed but cannot be used; empty if there is
+            none, or the message was already shown.
 
     Example:
         >>> import io
@@ -77,47 +77,47 @@ class Decoder:
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
+        """The usable decoders that JPEGs are passed to before Pillow, and why the other decoders are unusable."""
         usable: list[JpegDecoder] = []
         missing: list[str] = []
         for kind in (NvImageCodec, SimpleJpeg):
             try:
                 usable.append(kind())
-            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
+            except Exception as error:  # whatever a broken installation raises, the next decoder takes over
                 missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
                 if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
                     self.remark = one_line(
-                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
-                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
-                        "gpuload doctor says more"
+                        f"{UNUSABLE} ({error}): each JPEG is decoded in full by another decoder, which is slower for "
+                        "crops. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, to match torch.version.cuda); for "
+                        "details run: gpuload doctor"
                     )
         return usable, missing
 
     def header(self, encoded: Encoded) -> Header:
-        """Read format, size and orientation, without decoding; errors as for `read_header`."""
+        """Read format, size and orientation without decoding; raises the errors of `read_header`."""
         return read_header(encoded.data, self._options)
 
     def size_hw(self, header: Header) -> tuple[int, int]:
-        """Return height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
+        """Return the height and width that regions refer to: upright with ``exif=True``, else as stored."""
         if is_transposed(header.orientation):
             return header.width, header.height
         return header.height, header.width
 
     def channels(self, header: Header, mode: Mode) -> int:
-        """Return how many channels `decode` gives for an `Encoded` of this mode.
+        """Return how many channels `decode` returns for an `Encoded` of this mode.
 
         Raises:
-            DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, channels of another type than
-                those of images.
+            DecodeError: the image has more than 8 bits, or with ``mode="unchanged"``, channels of a type that images
+                cannot have.
         """
         if mode == "unchanged" and (lost := _lost(header)) is not None:
-            raise DecodeError(f"mode='unchanged' gives all that a file holds, but this TIFF has {lost}; {REMEDY}")
+            raise DecodeError(f"mode='unchanged' returns everything in a file, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
-        way = "gpuload.Encoded(data, mode='unchanged')"
+        alternative = "gpuload.Encoded(data, mode='unchanged')"
         if mode == "unchanged":
-            way = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
-        if (complaint := too_deep(f"this {header.format}", header.mode, way)) is not None:
+            alternative = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
+        if (complaint := too_deep(f"this {header.format}", header.mode, alternative)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
             return CHANNELS[mode]
@@ -129,11 +129,11 @@ class Decoder:
         return CHANNELS[header.mode]
 
     def dtype(self, header: Header) -> str:
-        """Return the type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
+        """Return the dtype that `decode` returns with ``mode="unchanged"``; it is uint8 for all other modes."""
         return "uint8" if header.opened is None else header.opened.dtype
 
     def mask_dtype(self, header: Header) -> str:
-        """Return the type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
+        """Return the dtype that `decode_mask` returns; raises DecodeError if a pixel has more than one number."""
         if header.mode not in VALUES:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
@@ -148,7 +148,7 @@ class Decoder:
         return VALUES[header.mode]
 
     def decode_mask(self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray) -> None:
-        """Decode a region's stored values to `out`, H×W of `mask_dtype`; arguments and errors as for `decode`."""
+        """Decode a region's stored values to `out`, H×W of `mask_dtype`. Arguments and errors are as for `decode`."""
         if header.jpeg is not None:
             grey = Encoded(encoded.data, "L", encoded.source)
             self.decode(grey, header, region_tlhw, out[:, :, None])
@@ -156,19 +156,20 @@ class Decoder:
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
         values, complaint = listen(opened.values, self._as_stored(header, region_tlhw))
         if values is None:
-            ways = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
-            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{ways}")
+            hints = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{hints}")
         self.counts["Pillow"] += 1
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
-    def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut what regions need out of JPEGs: for `decode`, whose arguments these are, and which otherwise does so
-        itself. Where cutting does not pay the cut is the file itself; None for files that are not JPEGs.
+    def cuts(self, requests: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
+        """Cut the parts that regions need out of JPEGs, for the argument `part` of `decode`. Each request holds the
+        first three arguments of `decode`. If cutting does not pay off, the cut is the entire file. Files that are not
+        JPEGs yield None.
 
-        Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
-        the code of a decoder and that of a cut.
+        Cutting several files before the first is decoded takes less than half the time, because CPU caches do not hold
+        the code of both a decoder and a cut.
         """
-        stored = [(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted]
+        stored = [(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in requests]
         parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in stored])
         return [
             part if part is not None or jpeg is None else Cut(data, jpeg, region)
@@ -183,18 +184,18 @@ class Decoder:
         out: np.ndarray | None = None,
         part: Cut | None = None,
     ) -> np.ndarray:
-        """Decode a region, H×W×C uint8; with ``mode="unchanged"`` as `dtype` says.
+        """Decode a region to H×W×C uint8, or to `dtype` with ``mode="unchanged"``.
 
         Args:
             encoded: the file's bytes and the mode.
-            header: what `header` returned for them.
-            region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
-            out: where the pixels go, of the result's type and shape; None for a new array.
-            part: what `cuts` cut out for the region; None for a file that is to be cut here, where that pays.
+            header: the result of `header` for `encoded`.
+            region_tlhw: top, left, height, width within `size_hw`; None means the entire image.
+            out: the array to write to, of the result's dtype and shape; None means a new array.
+            part: the result of `cuts` for the region; None means that the file is cut here if that pays off.
 
         Raises:
-            DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
-            ValueError: the region is empty or leaves the image, or `out` does not fit.
+            DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or as for `channels`.
+            ValueError: the region is empty or exceeds the image, or `out` has the wrong dtype or shape.
         """
         size_hw = full_height, full_width = self.size_hw(header)
         if region_tlhw is None:
@@ -208,8 +209,8 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
-        stored = self._stored(encoded, header, region, part, None if turned else out)
+        region, is_turned = self._as_stored(header, region_tlhw), header.orientation != 1
+        stored = self._stored(encoded, header, region, part, None if is_turned else out)
         if not np.may_share_memory(stored, out):
             np.copyto(out, upright(stored, header.orientation))
         return out
@@ -217,11 +218,11 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """Return at how many eighths of its size `decode_resized` decodes an image whose region becomes `size_hw`; 0 if
-        `decode` costs less, or no decoder has it smaller. A function of the file and the arguments alone, whichever
-        decoders there are."""
+        """Return at how many eighths of its size `decode_resized` decodes an image whose region is resized to
+        `size_hw`; 0 if `decode` costs less, or the image cannot be decoded at a smaller size. The result depends only
+        on the file and the arguments, not on the decoders that are installed."""
         jpeg = header.jpeg
-        if jpeg is None or not _as_it_is(jpeg, encoded.mode):
+        if jpeg is None or not _is_direct(jpeg, encoded.mode):
             return 0
         if is_transposed(header.orientation):
             size_hw = size_hw[1], size_hw[0]
@@ -230,10 +231,10 @@ class Decoder:
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
     ) -> None:
-        """Decode a region at this many eighths, and resize it to `out`, H×W×C uint8.
+        """Decode a region at this many eighths of its size and resize it to `out`, H×W×C uint8.
 
-        Where the smaller picture cannot be had (the file is damaged, or simplejpeg missing), the region is decoded as
-        by `decode`, with its errors, and resized.
+        If the image cannot be decoded at that size because the file is damaged or simplejpeg is missing, the region is
+        decoded as in `decode`, with the same errors, and resized.
         """
         jpeg = header.jpeg
         assert jpeg is not None
@@ -256,28 +257,28 @@ class Decoder:
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return a region as stored, in the right mode; in `out`, or in memory that the next call may overwrite."""
+        """Return a region as stored, converted to the mode, in `out` or in memory that the next call can overwrite."""
         data, mode, jpeg = encoded.data, encoded.mode, header.jpeg
         reasons: list[str] = []
         if jpeg is not None:
-            grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
+            grey, is_direct = _is_grey(jpeg, mode), _is_direct(jpeg, mode)
             decoders, missing = self.jpeg_decoders
-            whole = _is_whole(jpeg, region_tlhw)
+            is_whole = _is_whole(jpeg, region_tlhw)
             attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
-            if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
+            if is_whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, with the same pixels
                 attempts.reverse()
-            if decoders and part is None and not whole:
+            if decoders and part is None and not is_whole:
                 part = cuts([(data, jpeg, region_tlhw)])[0]
             if decoders and part is not None and part.data is not data:
                 attempts.insert(0, ("cut", decoders[-1], part))
             complaints: dict[str, str] = {}
-            for name, decoder, (coded, its_header, region) in attempts:
-                pixels, complaints[name] = decoder.decode(coded, its_header, grey, region, out if as_it_is else None)
+            for name, decoder, (coded, coded_header, region) in attempts:
+                pixels, complaints[name] = decoder.decode(coded, coded_header, grey, region, out if is_direct else None)
                 if pixels is not None:
                     self.counts[name] += 1
-                    if missing and not whole and name == decoders[0].name:
+                    if missing and not is_whole and name == decoders[0].name:
                         self.counts["whole"] += 1
-                    return pixels if as_it_is else _convert(pixels, mode)
+                    return pixels if is_direct else _convert(pixels, mode)
             reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
         pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
         if pixels is None:
@@ -288,8 +289,8 @@ class Decoder:
                     top, _, height, _ = region_tlhw
                     reasons.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
-            ways = f"{remedy(header.format, data)}{hint_on_truncated()}"
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(reasons)}{ways}")
+            hints = f"{remedy(header.format, data)}{hint_on_truncated()}"
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(reasons)}{hints}")
         self.counts["Pillow"] += 1
         return pixels
 
@@ -297,9 +298,9 @@ class Decoder:
 def _is_installed(name: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # the parent package is missing
         return False
-    return spec is not None and spec.origin is not None  # an empty folder that pip has left is no package
+    return spec is not None and spec.origin is not None  # an empty folder that pip left behind is not a package
 
 
 def _lost(header: Header) -> str | None:
@@ -311,12 +312,12 @@ def _is_whole(jpeg: JpegHeader | None, region_tlhw: Region) -> bool:
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Return whether one channel of a JPEG is wanted, and there is no other."""
+    """Return whether a JPEG has one channel and the mode asks for one."""
     return jpeg.components == 1 and mode in ("L", "unchanged")
 
 
-def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Return whether its decoders give the mode that is wanted."""
+def _is_direct(jpeg: JpegHeader, mode: Mode) -> bool:
+    """Return whether the JPEG decoders produce the mode without a conversion."""
     return _is_grey(jpeg, mode) or mode in ("RGB", "unchanged")
 
 
@@ -326,10 +327,10 @@ def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> 
 
 
 def _before_damage(data: bytes, jpeg: JpegHeader, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
-    # Up to the first marker, for which libjpeg would fill up the picture with grey. A download that stopped in a file
-    # of its final size ends in zeros, which would decode as pixels.
+    # Stop at the first marker, from which libjpeg would fill the rest of the picture with grey. A download that was
+    # interrupted in a preallocated file ends in zeros, which would decode as pixels.
     scan = data[: end_of_scan(data, jpeg)].rstrip(b"\0")
-    # The end must be all that is wrong: a restart marker that comes too early leaves grey too, within the picture.
+    # The early end must be the only problem: a restart marker that comes too early also leaves grey within the picture.
     _, complaint = SimpleJpeg().decode(scan, jpeg, jpeg.components == 1, region_tlhw)
     return open_image(scan, "JPEG").pixels_before_damage(mode, region_tlhw) if ENDS_EARLY in complaint else None
 

@@ -1,9 +1,9 @@
-"""What both ways to cut crops out of a JPEG have in common: a grid of cells over its picture (`cut`, `indexed`).
+"""The grid of cells over a JPEG's picture, shared by both ways to cut out crops (`cut`, `indexed`).
 
-The cells that a region touches are a smaller picture, and their coded bytes, behind the file's header with another
-height and width, are its JPEG. Where chroma has fewer samples, a pixel's is interpolated from its neighbours', so one
-pixel more on each side is covered; at the picture's own edges decoders make up what is missing, and there the cut has
-the same edge.
+The cells that a region touches form a smaller picture. The file's header with a new height and width, followed by the
+coded bytes of these cells, is the JPEG of that picture. If chroma is subsampled, a pixel's chroma is interpolated from
+its neighbours, so the cells cover one more pixel on each side. At the edges of the picture, decoders extrapolate; the
+cut has the same edge there, so it gets the same values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, mcus, scan_start
 
 __all__ = ["Cut", "Grid", "Part", "Piece"]
 
-# libjpeg interpolates no chroma of one or two samples in a row; a picture has at most twice as many pixels.
+# libjpeg does not interpolate chroma in rows of one or two samples, which are at most four pixels.
 NARROW: Final = 4
 
 Piece = bytes | bytearray | memoryview
 
 
 class Cut(NamedTuple):
-    """A JPEG, its header, and where in it the region is that was asked for (top, left, height, width)."""
+    """A JPEG, its header, and the position of the requested region in it (top, left, height, width)."""
 
     data: bytes
     header: JpegHeader
@@ -34,16 +34,16 @@ class Cut(NamedTuple):
 
 @dataclass
 class Grid(ABC):
-    """How cells that can be cut out lie over the picture of a JPEG, as its header says; nothing else is checked yet.
+    """The cells of a JPEG's picture that can be cut out, according to its header; nothing else is checked yet.
 
     Attributes:
         data, header: the file.
-        mcu: width and height of an MCU in pixels.
-        blocks: how many blocks of each component an MCU has.
-        across, down: how many MCUs a cell has in a row and in a column.
-        cost_ns: what cutting costs.
-        columns, rows: how many cells there are.
-        width, height: of a cell in pixels.
+        mcu: the width and height of an MCU in pixels.
+        blocks: the number of blocks of each component in an MCU.
+        across, down: the number of MCUs in a row and in a column of a cell.
+        cost_ns: the cost of cutting.
+        columns, rows: the number of columns and rows of cells.
+        width, height: the size of a cell in pixels.
     """
 
     data: bytes
@@ -55,32 +55,32 @@ class Grid(ABC):
     cost_ns: float
 
     def __post_init__(self) -> None:
-        in_row, in_column = mcus(self.header, self.mcu)
-        self.columns, self.rows = -(-in_row // self.across), -(-in_column // self.down)
+        mcus_across, mcus_down = mcus(self.header, self.mcu)
+        self.columns, self.rows = -(-mcus_across // self.across), -(-mcus_down // self.down)
         self.width, self.height = self.across * self.mcu[0], self.down * self.mcu[1]
 
     @abstractmethod
     def is_intact(self) -> bool:
-        """Return whether the file is as the grid says, as far as can be seen without decoding it."""
+        """Return whether the file matches the grid, as far as this can be checked without decoding."""
 
     @classmethod
     @abstractmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        """Cut parts out of intact files whose MCUs have as many blocks; None where that cannot be."""
+        """Cut parts out of intact files whose MCUs have the same `blocks`; None for a part that cannot be cut."""
 
     @property
     def is_interpolated(self) -> tuple[bool, bool]:
-        """Whether chroma is interpolated from what is beside a pixel, and from what is above and below."""
+        """Whether chroma is interpolated from horizontal neighbours, and from vertical neighbours."""
         return self.mcu[0] > BLOCK, self.mcu[1] > BLOCK
 
     def part(self, region_tlhw: Region) -> Part[Self]:
         """Return the cells that a region needs."""
         top, left, height, width = region_tlhw
-        beside, above = self.is_interpolated
-        x0 = max(left - beside, 0) // self.width
-        y0 = max(top - above, 0) // self.height
-        x1 = min((left + width - 1 + beside) // self.width + 1, self.columns)
-        y1 = min((top + height - 1 + above) // self.height + 1, self.rows)
+        horizontally, vertically = self.is_interpolated
+        x0 = max(left - horizontally, 0) // self.width
+        y0 = max(top - vertically, 0) // self.height
+        x1 = min((left + width - 1 + horizontally) // self.width + 1, self.columns)
+        y1 = min((top + height - 1 + vertically) // self.height + 1, self.rows)
         if x0 and self.header.width - x0 * self.width <= NARROW:
             x0 -= 1
         return Part(self, region_tlhw, x0, x1, y0, y1)
@@ -90,7 +90,7 @@ G = TypeVar("G", bound=Grid, covariant=True)
 
 
 class Part(NamedTuple, Generic[G]):
-    """The cells of a grid that a region needs: columns `x0` to `x1` and rows `y0` to `y1`, the last ones excluded."""
+    """The cells of a grid that a region needs: columns `x0` to `x1` - 1 and rows `y0` to `y1` - 1."""
 
     grid: G
     region_tlhw: Region
@@ -109,19 +109,20 @@ class Part(NamedTuple, Generic[G]):
         """Return the JPEG of these cells.
 
         Args:
-            coded: its coded data in pieces, with the end-of-image marker.
-            beside, above: how many pixels it has more at the left and right, and above the cells.
-            dropped: from where to where in the file the segment lies that is left out of the header.
+            coded: pieces of its coded data, including the end-of-image marker.
+            beside: the number of extra pixels to the left and to the right of the cells.
+            above: the number of extra pixels above the cells.
+            dropped: the start and end in the file of a segment to drop from the header.
         """
         grid, header, (top, left, *size) = self.grid, self.grid.header, self.region_tlhw
-        x, y, fewer = self.x0 * grid.width - beside[0], self.y0 * grid.height - above, dropped[1] - dropped[0]
+        x, y, dropped_bytes = self.x0 * grid.width - beside[0], self.y0 * grid.height - above, dropped[1] - dropped[0]
         width = min(header.width, self.x1 * grid.width) + beside[1] - x
         height = min(header.height, self.y1 * grid.height) - y
-        first_scan, frame_at = header.first_scan - fewer, header.frame_at - fewer
+        first_scan, frame_at = header.first_scan - dropped_bytes, header.frame_at - dropped_bytes
         head = bytearray(grid.data[: dropped[0]])
         head += grid.data[dropped[1] : scan_start(grid.data, header)]
         struct.pack_into(">HH", head, frame_at + 5, height, width)
-        changed = header._replace(
+        new_header = header._replace(
             height=height, width=width, first_scan=first_scan, frame_at=frame_at, exif=b"", xmp=b"", index_at=0
         )
-        return Cut(b"".join((head, *coded)), changed, (top - y, left - x, size[0], size[1]))
+        return Cut(b"".join((head, *coded)), new_header, (top - y, left - x, size[0], size[1]))

@@ -1,14 +1,14 @@
-"""What is known of an image before its pixels: format, size, orientation, a JPEG's markers, and what decoding costs.
+"""The header of an image: format, size, orientation, a JPEG's markers, and the cost of decoding.
 
-`read_header` refuses files that are not images or would cost too much, before memory is taken for pixels. What decoding
-takes is an estimate: what decoders were measured to take for each pixel, over the bytes of the result.
+`read_header` refuses files that are not images or would cost too much, before memory is allocated for pixels. The cost
+is an estimate, based on the measured memory that decoders use per pixel in addition to the result.
 
-The markers of a JPEG are walked over without decoding, about 5 µs for a photograph. A file that is not a plain sequence
-of segments has no `JpegHeader`: Pillow, which is more lenient, reads it instead.
+The markers of a JPEG are scanned without decoding, which takes about 5 µs for a photograph. A file that is not a plain
+sequence of segments has no `JpegHeader`: Pillow, which is more lenient, reads it instead.
 
-Every decoder gives pixels as stored; turning them upright is done here, for all decoders. So a region of the upright
-image first becomes one of the stored image. EXIF orientation `o` means: the upright image is the stored one, transposed
-(5 to 8), then flipped left-right (2, 3, 6, 7) and top-bottom (3, 4, 7, 8).
+Every decoder returns pixels as stored, and this module turns them upright for all decoders. So a region of the upright
+image is first mapped to a region of the stored image. EXIF orientation `o` means that the upright image is the stored
+image transposed (5 to 8), then flipped left-right (2, 3, 6, 7) and top-bottom (3, 4, 7, 8).
 
 Pure functions of the bytes.
 """
@@ -35,17 +35,18 @@ __all__ = [
     "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "upright",
 ]  # fmt: skip
 
-# Bytes for a pixel, with Pillow 13: an image of 4, and for TIFF a strip that may be all of it, for WebP two canvases
-# and a frame, for JPEG 2000 and AVIF what their libraries decode to. A PNM of 16 bits takes more, from as large a file.
+# Bytes per pixel with Pillow 13. The image itself takes 4. In addition, TIFF needs a strip that can be as large as the
+# image, WebP two canvases and a frame, and JPEG 2000 and AVIF the buffers of their libraries. A 16-bit PNM takes more,
+# but its file is equally large.
 MEMORY: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
-USUAL, SEVERAL_SCANS = 4, 12  # a JPEG of several scans holds its coefficients
-TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # tags of TIFF
+USUAL, SEVERAL_SCANS = 4, 12  # the decoder of a JPEG with several scans also holds its coefficients
+TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # TIFF tags
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
 SOS = b"\xff\xda"
 EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
-INDEX = b"gpuload index\0\x02"  # what an index of the scan begins with (`indexed`), and its version
+INDEX = b"gpuload index\0\x02"  # the start of an index of the scan (`indexed`), with its version
 DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
@@ -53,9 +54,9 @@ PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFF
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
 number_at = struct.Struct(">H").unpack_from
-TEM = 0x01  # the one marker without a length that may stand between segments
+TEM = 0x01  # the only marker without a length that can occur between segments
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-BLOCK: Final = 8  # pixels of a side
+BLOCK: Final = 8  # side of a block in pixels
 TAG = 0x0112
 FLIPPED_X = frozenset({2, 3, 6, 7})
 FLIPPED_Y = frozenset({3, 4, 7, 8})
@@ -66,12 +67,12 @@ class Header(NamedTuple):
     """An image's format, stored size and orientation.
 
     Attributes:
-        format: "JPEG", "PNG", …: by the content, not by the file's name.
-        height, width: in pixels, as stored.
-        orientation: 1 to 8, as EXIF counts; 1 where `Decode.exif` is off.
-        mode: Pillow's name of the stored pixels: "L", "RGB", "CMYK", "P", "I;16" …
-        jpeg: its markers, if the JPEG-only decoders may try it.
-        opened: Pillow's open image, if not.
+        format: "JPEG", "PNG", …, determined by the content, not by the file name.
+        height, width: the stored size in pixels.
+        orientation: the EXIF orientation, 1 to 8; always 1 if `Decode.exif` is off.
+        mode: Pillow's name of the stored pixel format: "L", "RGB", "CMYK", "P", "I;16" …
+        jpeg: the JPEG's markers if the JPEG-only decoders can try it, else None.
+        opened: Pillow's open image for all other files, else None.
     """
 
     format: str
@@ -87,8 +88,8 @@ def read_header(data: bytes, options: Decode) -> Header:
     """Read the header of an image file.
 
     Raises:
-        DecodeError: no image, an unknown format, a damaged header, or more bytes, pixels, scans or memory than
-            `options` allow.
+        DecodeError: the file is not an image, its format is unknown, its header is damaged, or it needs more bytes,
+            pixels, scans or memory than `options` allow.
     """
     if options.max_bytes is not None and len(data) > options.max_bytes:
         raise DecodeError(too_large(len(data), options.max_bytes))
@@ -118,7 +119,7 @@ def read_header(data: bytes, options: Decode) -> Header:
 
 
 def ends(data: bytes, header: Header) -> bool:
-    """Return whether the file has an end, where its format says so: cheap, and finds what was cut off."""
+    """Return whether the file has an end marker, for formats that have one: a cheap test for truncated files."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
     if header.format == "JPEG":
@@ -138,13 +139,13 @@ def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Heade
     _check_scans(scans, opened.height, opened.width, options)
     orientation = 1
     if options.exif:
-        with contextlib.suppress(Exception):  # a broken EXIF block is no orientation; broken pixels fail again later
+        with contextlib.suppress(Exception):  # a broken EXIF block means no orientation; broken pixels fail again later
             orientation = opened.orientation()
     return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
 
 
 def _check_size(height: int, width: int, memory: int, options: Decode) -> None:
-    """Refuse an image of more pixels, or whose decoder would take more than `memory` bytes."""
+    """Refuse an image that exceeds the limits; `memory` is the number of bytes that its decoder would use."""
     limit = options.max_pixels
     if limit is not None and height * width > limit:
         raise DecodeError(
@@ -160,29 +161,29 @@ def _check_size(height: int, width: int, memory: int, options: Decode) -> None:
 
 
 def _check_scans(scans: int, height: int, width: int, options: Decode) -> None:
-    """Refuse a JPEG of more scans, or of more scans for its size."""
+    """Refuse a JPEG that exceeds the limits on scans or on pixels summed over scans."""
     limit = options.max_scans
     if limit is not None and scans > limit:
         raise DecodeError(
-            f"the JPEG comes in {scans:,} scans, more than max_scans={limit:,}: perhaps made to cost decoding time; "
+            f"the JPEG has {scans:,} scans, more than max_scans={limit:,}: perhaps made to waste decoding time; "
             "if it is not, pass Decode(max_scans=…)"
         )
     limit, work = options.max_scan_pixels, scans * height * width
     if limit is not None and scans > 1 and work > limit:
         raise DecodeError(
-            f"the JPEG comes in {scans:,} scans of {width:,}×{height:,} = {work:,} pixels, more than "
-            f"max_scan_pixels={limit:,}: perhaps made to cost decoding time; if it is not, pass "
+            f"the JPEG has {scans:,} scans of {width:,}×{height:,} = {work:,} pixels, more than "
+            f"max_scan_pixels={limit:,}: perhaps made to waste decoding time; if it is not, pass "
             "Decode(max_scan_pixels=…)"
         )
 
 
 def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
-    """Return about how much memory Pillow takes to decode an image."""
+    """Estimate how many bytes of memory Pillow uses to decode an image."""
     pixels = opened.height * opened.width
     match opened.format:
-        case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # decoded one after the other
+        case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # tiles are decoded one after the other
             return USUAL * pixels + MEMORY["JPEG2000"] * min(tile, pixels)
-        case "TIFF":  # a tile may be larger than the image
+        case "TIFF":  # a tile can be larger than the image
             width, height, samples = (opened.tag(tag) for tag in (TILE_WIDTH, TILE_HEIGHT, SAMPLES))
             return max(MEMORY["TIFF"] * pixels, width * height * samples)
         case "JPEG" | "MPO" if scans > 1:
@@ -192,31 +193,38 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
 
 
 def _jpeg2000_tile(data: bytes) -> int | None:
-    """Return the pixels of a tile, from the codestream's SIZ segment."""
-    at = 0
-    while data[at : at + 4] != b"\xff\x4f\xff\x51":  # a file of boxes, the codestream in one of them
-        if data[at + 4 : at + 8] == b"jp2c":
-            at += 16 if data[at : at + 4] == b"\0\0\0\1" else 8
-            if data[at : at + 4] != b"\xff\x4f\xff\x51":
+    """Return the number of pixels in a tile, from the codestream's SIZ segment."""
+    pos = 0
+    while data[pos : pos + 4] != b"\xff\x4f\xff\x51":  # the file consists of boxes, one of which holds the codestream
+        if data[pos + 4 : pos + 8] == b"jp2c":
+            pos += 16 if data[pos : pos + 4] == b"\0\0\0\1" else 8
+            if data[pos : pos + 4] != b"\xff\x4f\xff\x51":
                 return None
             break
-        length = int.from_bytes(data[at : at + 4], "big")
-        length = int.from_bytes(data[at + 8 : at + 16], "big") if length == 1 else length
+        length = int.from_bytes(data[pos : pos + 4], "big")
+        length = int.from_bytes(data[pos + 8 : pos + 16], "big") if length == 1 else length
         if length < 8:
             return None
-        at += length
-    width, height = (int.from_bytes(data[at + offset : at + offset + 4], "big") for offset in (24, 28))
+        pos += length
+    width, height = (int.from_bytes(data[pos + offset : pos + offset + 4], "big") for offset in (24, 28))
     return width * height or None
 
 
 class JpegHeader(NamedTuple):
-    """The facts that decide how a JPEG is decoded.
+    """The properties of a JPEG that determine how it is decoded.
 
-    `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
-    first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
-    b"", `xmp` likewise, `complete` what `read_scans` says, `frame_at` the offset of the SOF marker, `restart_interval`
-    how many MCUs stand between two restart markers, 0 for none, `index_at` the offset of the marker of its index, 0
-    for none.
+    Attributes:
+        frame: the SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …).
+        bits: the number of bits per sample.
+        height, width, components: the size in pixels and the number of components.
+        first_scan: the offset of the first SOS marker.
+        single_scan: whether libjpeg accepts only one scan.
+        exif: the EXIF block, starting with the TIFF header; b"" if there is none.
+        xmp: the XMP packet; b"" if there is none.
+        complete: the second result of `read_scans`.
+        frame_at: the offset of the SOF marker.
+        restart_interval: the number of MCUs between two restart markers; 0 if there are none.
+        index_at: the offset of the marker of the index; 0 if there is none.
     """
 
     frame: int
@@ -235,90 +243,90 @@ class JpegHeader(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the JPEG-only decoders take it: 8 bits, Huffman, sequential or progressive, grey or 3 components."""
+        """Whether the JPEG-only decoders accept it: 8 bits, Huffman, sequential or progressive, 1 or 3 components."""
         return self.frame <= 0xFFC2 and self.bits == 8 and self.components in (1, 3)
 
 
 def scan_markers(data: bytes) -> JpegHeader | None:
-    """Walk from SOI to the first SOS; None if anything but well-formed segments comes."""
-    at, frame, exif, xmp = 2, 0, b"", b""
+    """Read the segments from SOI to the first SOS; return None if there is anything but well-formed segments."""
+    pos, frame, exif, xmp = 2, 0, b"", b""
     bits = height = width = components = start = interval = index = 0
     try:
         while True:
-            marker, length = segment_at(data, at)
+            marker, length = segment_at(data, pos)
             if marker in PASSED_OVER:
                 pass
             elif marker in FRAMES:
                 if frame:
                     return None
-                frame, start = marker, at
-                bits, height, width, components = frame_at(data, at + 4)
+                frame, start = marker, pos
+                bits, height, width, components = frame_at(data, pos + 4)
             elif marker == 0xFFDA:
                 if not frame or not height or not width:
                     return None
-                single_scan = frame not in PROGRESSIVE and data[at + 4] == components
+                single_scan = frame not in PROGRESSIVE and data[pos + 4] == components
                 return JpegHeader(
-                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval, index
+                    frame, bits, height, width, components, pos, single_scan, exif, xmp, True, start, interval, index
                 )
             elif marker == 0xFFE1:
-                if data.startswith(EXIF, at + 4):
-                    exif += data[at + 10 : at + 2 + length]
-                elif data.startswith(XMP, at + 4):
-                    xmp = data[at + 4 + len(XMP) : at + 2 + length]
+                if data.startswith(EXIF, pos + 4):
+                    exif += data[pos + 10 : pos + 2 + length]
+                elif data.startswith(XMP, pos + 4):
+                    xmp = data[pos + 4 + len(XMP) : pos + 2 + length]
             elif marker == 0xFFEA:
-                index = at if data.startswith(INDEX, at + 4) else index
+                index = pos if data.startswith(INDEX, pos + 4) else index
             elif marker == DRI:
-                (interval,) = number_at(data, at + 4)
+                (interval,) = number_at(data, pos + 4)
             elif marker == 0xFFFF:  # a fill byte
                 length = -1
             else:
                 return None
-            at += 2 + length
+            pos += 2 + length
     except struct.error:
         return None
 
 
 def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
-    """Return how many scans a JPEG has, and whether they give every coefficient to its last bit.
+    """Return the number of scans in a JPEG, and whether they define every coefficient to its last bit.
 
-    Only a progressive JPEG, and a sequential one whose first scan leaves components out, may have several: in all
-    others a second scan is an error to libjpeg. Like libjpeg this passes over what is no marker.
+    Only a progressive JPEG, or a sequential one whose first scan omits components, can have several scans. For all
+    other JPEGs, libjpeg treats a second scan as an error. Like libjpeg, this function skips bytes that are not markers.
     """
     if header.single_scan:
         return 1, True
-    count, at, progressive = 0, header.first_scan, header.frame in PROGRESSIVE
-    missing: dict[int, bytearray] = {}  # for each component and coefficient, how many low bits have not come
-    while (match := NEXT_MARKER.search(data, at)) is not None:
-        at = match.start()
-        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+    count, pos, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
+    missing: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
+    while (match := NEXT_MARKER.search(data, pos)) is not None:
+        pos = match.start()
+        marker, length = data[pos + 1], int.from_bytes(data[pos + 2 : pos + 4], "big")
         if marker == EOI[1]:
             break
         if marker == SOS[1]:
             count += 1
-            if progressive and len(segment := data[at + 4 : at + 2 + length]) > 5:
+            if is_progressive and len(segment := data[pos + 4 : pos + 2 + length]) > 5:
                 first, last, low = segment[-3], segment[-2], segment[-1] & 15
                 for component in segment[1:-3:2]:
                     bits = missing.setdefault(component, bytearray(b"\xff" * 64))
                     bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
-        at += 2 if marker == TEM else 2 + length
+        pos += 2 if marker == TEM else 2 + length
     complete = len(missing) == header.components and not any(map(any, missing.values()))
-    return count, complete or not progressive
+    return count, complete or not is_progressive
 
 
 def end_of_scan(data: bytes, header: JpegHeader) -> int:
-    """Return where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
+    """Return the end of the first scan's entropy-coded data: the next marker except restarts, or the end of file."""
     match = NEXT_MARKER.search(data, header.first_scan + 2)
     return len(data) if match is None else match.start()
 
 
 def has_end(data: bytes, header: JpegHeader) -> bool:
-    """Return whether an end-of-image marker follows the first scan; a cut-off file has none."""
+    """Return whether an end-of-image marker follows the first scan; a truncated file has none."""
     return data.endswith(EOI) or data.rfind(EOI, header.first_scan) >= 0
 
 
 def mcu_layout(data: bytes, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Return width and height of an MCU in pixels, and how many blocks of each component it has."""
-    if header.components == 1:  # whatever its sampling says: a scan of one component is not interleaved
+    """Return an MCU's width and height in pixels, and its number of blocks for each component."""
+    if header.components == 1:  # regardless of the sampling factors: a scan of one component is not interleaved
         return (BLOCK, BLOCK), (1,)
     return _layout_of(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])
 
@@ -330,23 +338,23 @@ def _layout_of(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
 
 
 def mcus(header: JpegHeader, mcu: tuple[int, int]) -> tuple[int, int]:
-    """Return how many MCUs of this size a row and a column have."""
+    """Return the number of MCUs of this size in a row and in a column."""
     return -(-header.width // mcu[0]), -(-header.height // mcu[1])
 
 
 def scan_start(data: bytes, header: JpegHeader) -> int:
-    """Return where the entropy-coded data of the first scan begins."""
-    at = header.first_scan + 2
-    return at + int.from_bytes(data[at : at + 2], "big")
+    """Return the offset of the first scan's entropy-coded data."""
+    pos = header.first_scan + 2
+    return pos + int.from_bytes(data[pos : pos + 2], "big")
 
 
 def is_transposed(orientation: int) -> bool:
-    """Return whether the upright image has height and width exchanged."""
+    """Return whether turning the image upright swaps its height and width."""
     return orientation >= 5
 
 
 def stored_region(region_tlhw: Region, orientation: int, upright_hw: tuple[int, int]) -> Region:
-    """Return where a region of the upright image is in the stored one (top, left, height, width)."""
+    """Map a region of the upright image to the stored image (top, left, height, width)."""
     top, left, height, width = region_tlhw
     if orientation in FLIPPED_X:
         left = upright_hw[1] - left - width
@@ -356,7 +364,7 @@ def stored_region(region_tlhw: Region, orientation: int, upright_hw: tuple[int, 
 
 
 def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
-    """Return a view of stored pixels, turned upright."""
+    """Return a view of stored pixels that is turned upright."""
     if orientation >= 5:
         pixels_hwc = pixels_hwc.transpose(1, 0, 2)
     if orientation in FLIPPED_X:
@@ -367,9 +375,10 @@ def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_orientation(exif: bytes, xmp: bytes) -> int:
-    """Return the orientation that an EXIF block states, else an XMP packet, else 1.
+    """Return the orientation from an EXIF block, else from an XMP packet, else 1.
 
-    Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
+    Agrees with Pillow's ``exif_transpose``: the common case (one entry of type SHORT) is read here, and all other cases
+    by Pillow.
     """
     value = _plain_orientation(exif) if exif else 0
     if value is None:
@@ -380,7 +389,7 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
 
 def _plain_orientation(exif: bytes) -> int | None:
-    """Return the orientation, 0 if there is none; None if the block is not plain."""
+    """Return the orientation, 0 if there is none, or None if the block is not the common case."""
     order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
     if not order:
         return None
@@ -388,7 +397,7 @@ def _plain_orientation(exif: bytes) -> int | None:
         (directory,) = struct.unpack_from(order + "L", exif, 4)
         (count,) = struct.unpack_from(order + "H", exif, directory)
         tags = struct.unpack_from(order + "H10x" * count, exif, directory + 2)
-    except struct.error:  # it is cut off
+    except struct.error:  # the block is truncated
         return None
     if TAG not in tags:
         return 0
@@ -404,6 +413,6 @@ def _orientation_by_pillow(exif: bytes) -> int:
         with quiet():
             metadata.load(b"Exif\0\0" + exif)
             value = metadata.get(TAG)
-    except Exception:  # a broken block, whatever Pillow raises for it: no orientation
+    except Exception:  # a broken block means no orientation, whatever Pillow raises
         return 0
     return 0 if value is None else value if isinstance(value, int) and value else 1

@@ -1,15 +1,16 @@
-"""What C decoders print to standard error, caught as text.
+"""Capturing what C decoders print to standard error.
 
-libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage by ``fprintf(stderr, …)`` alone: the call
+libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage only through ``fprintf(stderr, …)``: the call
 succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
 
-While a decoder runs, the C library's variable ``stderr`` points at a ``FILE`` over a memfd. File descriptor 2 stays as
-it is: ``sys.stderr``, other threads' children and crash handlers print as always, and only C code that prints through
-``stderr`` in these milliseconds is caught. A lock keeps two threads that decode from reading each other's messages. It
-costs 4 µs a call (decoding a photograph: 1,000).
+While a decoder runs, the C library's variable ``stderr`` points to a ``FILE`` over a memfd. File descriptor 2 is
+unchanged: ``sys.stderr``, children of other threads and crash handlers print as usual, and only C code that prints
+through ``stderr`` during these milliseconds is captured. A lock prevents two decoding threads from reading each other's
+messages. Capturing costs 4 µs per call; decoding a photograph takes 1,000.
 
-glibc only (elsewhere the variable may be read-only): else `native_messages` gives None, and decoders that need it are
-not used. One ``FILE`` and one descriptor per process, for its lifetime; a forked child makes its own.
+This works only with glibc, because elsewhere the variable can be read-only. Without glibc, `native_messages` returns
+None, and decoders that need it are not used. Each process has one ``FILE`` and one descriptor for its lifetime; a
+forked child creates its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_TEXT_BYTES = 4096
 
 
 class NativeMessages:
-    """Runs a call and returns what it printed to the C library's ``stderr``."""
+    """A capture of the C library's ``stderr`` during a call."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -41,17 +42,17 @@ class NativeMessages:
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
         self._fd = memory_file("native-messages")
-        if self._fd < 3:  # a standard stream that was closed: what is printed there is none of a decoder's messages
-            low, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
-            os.close(low)
+        if self._fd < 3:  # a standard stream was closed; output to its number must not mix with decoder messages
+            standard_fd, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
+            os.close(standard_fd)
         self._file = libc.fdopen(self._fd, b"a")
         if not self._file:
-            raise OSError("fdopen failed for the file that catches decoder messages")
+            raise OSError("fdopen failed for the file that captures decoder messages")
         libc.setvbuf(self._file, None, UNBUFFERED, 0)
         self._lock = threading.Lock()
 
     def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-        """Return the result of `call(*args)` (None if it raised), and what it printed and raised, as one line."""
+        """Run `call(*args)`. Return its result (None if it raised) and, as one line, its output and its exception."""
         message = ""
         with self._lock:
             before = self._stderr.value
@@ -70,7 +71,7 @@ class NativeMessages:
 
 
 def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-    """`NativeMessages.listen` of this process; without the printed text if that cannot be caught."""
+    """Call `NativeMessages.listen` of this process; if output cannot be captured, return only the exception's text."""
     messages = native_messages()
     if messages is not None:
         return messages.listen(call, *args)
@@ -82,7 +83,7 @@ def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
 
 @functools.cache
 def native_messages() -> NativeMessages | None:
-    """Return this process's catcher; None if the C library is not glibc."""
+    """Return this process's `NativeMessages`; None if the C library is not glibc."""
     try:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None

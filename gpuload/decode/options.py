@@ -1,4 +1,4 @@
-"""The options of decoding: one frozen object that checks itself when it is built."""
+"""The decoding options: one frozen object that validates itself at construction."""
 
 from __future__ import annotations
 
@@ -12,49 +12,51 @@ from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
 __all__ = ["Decode", "Scale", "device_rows"]
 
 Scale = Literal["exact", "fast"]
-# The golden ratio as a fraction of 2³²: its multiples spread evenly, also those of every second or eighth position, as
-# a rank has them.
+# The golden ratio as a fraction of 2³². Its multiples are spread evenly, even over every second or eighth position,
+# which is how positions are distributed to ranks.
 GOLDEN: Final = 2_654_435_769
-WHOLE: Final = 1 << 32
+RANGE: Final = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """How encoded images become pixels.
+    """Options for decoding images.
 
     Args:
-        where: ``"cpu"``: workers decode. ``"device"``: workers read files and headers, and the loader's device decodes
-            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec; workers decode all other images. On a device
-            that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
-            share of the samples, workers the others.
-        device_share: with ``"both"``, and required there: the share of samples that the device decodes, above 0 and
-            below 1. Which ones is a function of their positions.
-        device_memory: bytes that what is decoded may take on the device before it is cropped; a batch is decoded in
-            pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
-        scale: ``"fast"``: a JPEG whose first transform makes it less than half as large is decoded at a half, a quarter
-            or an eighth of its size, the smallest that still covers the result, and resized where it is decoded,
-            wherever a model of the costs says that this is less work. Draws are the same; pixels differ by a few
-            levels, as docs/performance.md shows. All other images are decoded as with ``"exact"``, and so are all where
-            the first transform is not a resize or crop with antialiasing; `Loader.plan` says so.
+        where: where images are decoded. ``"cpu"``: in the workers. ``"device"``: the workers read files and headers,
+            the loader's device decodes plain JPEGs (8 bits, one scan, RGB or grey) with nvImageCodec, and the workers
+            decode all other images. If the device cannot decode, the workers decode all images; ``loader.plan()`` says
+            why. ``"both"``: the device decodes a share of the samples and the workers decode the rest.
+        device_share: the share of samples that the device decodes with ``where="both"``, which requires it; above 0 and
+            below 1. The positions of samples determine which ones the device decodes.
+        device_memory: the maximum number of bytes on the device for decoded images that are not yet cropped. A batch is
+            decoded in pieces that fit; an image that does not fit on its own is decoded on the CPU. The default is 1
+            GiB.
+        scale: with ``"fast"``, a JPEG that the first transform shrinks to less than half is decoded at a half, a
+            quarter or an eighth of its size and resized in the worker. gpuload chooses the smallest size that still
+            covers the result, and does this only if a cost model predicts less work. Random draws are the same; pixels
+            differ by a few levels, as docs/performance.md shows. All other images are decoded as with ``"exact"``, and
+            so are all images if the first transform is not a resize or crop with antialiasing; `Loader.plan` says so.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
-            by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them itself.
-        index: cut crops out of cuttable JPEGs by the index in them. False is for JPEGs from strangers: an index that
-            was forged, with a right checksum, can make a crop show other pixels than the picture has there.
-        max_pixels: refuse an image whose header says more pixels, before memory is taken for them; None for no limit
-            (Pillow's own for WebP remains). The default is Pillow's.
-        max_scans: refuse a JPEG of more scans, by its markers (500 scans in 5 KB cost seconds of CPU time); None for no
-            limit.
-        max_scan_pixels: refuse a JPEG of several scans with more pixels in all of them together; None for no limit. The
-            default is 2³¹: 12 scans of the largest image that `max_pixels` allows.
-        max_bytes: refuse a larger file, and do not read it, if gpuload reads it (`read`, `ImageFolder`, …); None for no
-            limit. The default is 1 GiB.
-        max_memory: refuse an image whose decoder would take more bytes of memory, by an estimate: 4 for each pixel,
-            progressive JPEG 12, WebP 16, AVIF 14, a tile of JPEG 2000 25; None for no limit. The default is 2 GiB.
+            by default, as in torchvision's ``ImageFolder``. TIFFs are always upright, because Pillow turns them.
+        index: use the index in cuttable JPEGs to cut out crops. Set it to False for JPEGs from untrusted sources: a
+            forged index with a valid checksum can make a crop show the wrong pixels.
+        max_pixels: refuse an image with more pixels according to its header, before memory is allocated. None means no
+            limit, except for Pillow's own limit for WebP. The default is Pillow's.
+        max_scans: refuse a JPEG with more scans, which are counted by their markers (500 scans in 5 KB cost seconds of
+            CPU time). None means no limit.
+        max_scan_pixels: refuse a JPEG with several scans and more pixels in total over all scans. None means no limit.
+            The default is 2³¹: 12 scans of the largest image that `max_pixels` allows.
+        max_bytes: refuse a larger file without reading it, if gpuload reads the file (`read`, `ImageFolder`, …). None
+            means no limit. The default is 1 GiB.
+        max_memory: refuse an image whose decoder would use more bytes of memory, by an estimate: 4 bytes per pixel, 12
+            for progressive JPEG, 16 for WebP, 14 for AVIF, and 25 for a tile of JPEG 2000. None means no limit. The
+            default is 2 GiB.
 
     Raises:
-        TypeError: `exif` or `index` is not a bool, a limit not an int, or `device_share` not a number.
-        ValueError: `where` or `scale` is unknown, a limit is below 1, ``where="both"`` has no `device_share` or another
-            `where` has one, or ``scale="fast"`` is to be on a device, which decodes exactly.
+        TypeError: `exif` or `index` is not a bool, a limit is not an int, or `device_share` is not a number.
+        ValueError: `where` or `scale` is unknown, a limit is below 1, ``where="both"`` has no `device_share`, another
+            `where` has a `device_share`, or ``scale="fast"`` is combined with decoding on a device, which is exact.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -83,17 +85,17 @@ class Decode:
             raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")
         if self.scale == "fast" and self.where != "cpu":
             raise ValueError(
-                f"Decode(scale='fast') is how workers decode: it needs where='cpu', got where={self.where!r}"
+                f"Decode(scale='fast') applies only to workers: it needs where='cpu', got where={self.where!r}"
             )
         for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory", "device_memory"):
-            limit, optional = getattr(self, name), name != "device_memory"
-            if limit is None and optional:
+            limit, is_optional = getattr(self, name), name != "device_memory"
+            if limit is None and is_optional:
                 continue
-            none = ", or None for no limit" * optional
+            none_hint = ", or None for no limit" * is_optional
             if not isinstance(limit, int) or isinstance(limit, bool):
-                raise TypeError(f"Decode({name}=…) must be an int{' or None' * optional}, got {limit!r}")
+                raise TypeError(f"Decode({name}=…) must be an int{' or None' * is_optional}, got {limit!r}")
             if limit < 1:
-                raise ValueError(f"Decode({name}=…) must be at least 1{none}, got {limit}")
+                raise ValueError(f"Decode({name}=…) must be at least 1{none_hint}, got {limit}")
 
     def _check_where(self) -> None:
         share: Any = self.device_share
@@ -103,29 +105,29 @@ class Decode:
             raise TypeError(f"Decode(device_share=…) must be a number above 0 and below 1, got {share!r}")
         if share is not None and not 0 < share < 1:
             raise ValueError(
-                f"Decode(device_share=…) must be above 0 and below 1, got {share}; where='cpu' and where='device' "
-                "decode all in one place"
+                f"Decode(device_share=…) must be above 0 and below 1, got {share}; to decode all samples in one place, "
+                "pass where='cpu' or where='device'"
             )
         if share is not None and self.where != "both":
             raise ValueError(
-                f"Decode(device_share={share}) needs where='both', got where={self.where!r}: only there a share is "
-                "decoded on the device"
+                f"Decode(device_share={share}) needs where='both', got where={self.where!r}: pass where='both' or "
+                "leave out device_share"
             )
         if share is None and self.where == "both":
             raise ValueError(
-                "Decode(where='both') needs device_share=…, the share of the samples that the device decodes: device / "
-                "(device + workers), two rates in images/s. That of the workers is the row 'decode' with all of them "
-                "in `gpuload bench DATA`; that of the device is in the first line of print(loader.stats()) after an "
-                "epoch with Decode(where='device') in a loop that does nothing else"
+                "Decode(where='both') needs device_share=…, the share of the samples that the device decodes. Compute "
+                "it as device / (device + workers) from two rates in images/s. `gpuload bench DATA` shows the rate of "
+                "all workers in the row 'decode'. For the rate of the device, run an epoch with Decode(where='device') "
+                "in an empty loop and read the first line of print(loader.stats())"
             )
 
 
 def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
-    """Return which of the samples at these positions the device decodes, bool: a function of each position alone.
+    """Return a bool array that says which samples the device decodes; it depends only on each sample's position.
 
     Example:
         >>> device_rows(np.arange(8), 0.5).tolist()
         [True, False, True, False, True, True, False, True]
     """
-    spread = (positions.astype(np.uint64) * np.uint64(GOLDEN)) % np.uint64(WHOLE)
-    return spread < np.uint64(round(share * WHOLE))
+    spread = (positions.astype(np.uint64) * np.uint64(GOLDEN)) % np.uint64(RANGE)
+    return spread < np.uint64(round(share * RANGE))

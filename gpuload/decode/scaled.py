@@ -1,14 +1,15 @@
-"""JPEGs decoded at 1/2, 1/4 or 1/8 of their size, on the way to a small result: `Decode(scale="fast")`.
+"""Decoding JPEGs at 1/2, 1/4 or 1/8 of their size if the result is small: `Decode(scale="fast")`.
 
-libjpeg makes a smaller picture out of the low frequencies of each block of 8×8 pixels: one of 4×4, 2×2 or 1×1. That
-is antialiasing too, and leaves out most of the arithmetic; the entropy-coded bytes have to be read either way. What is
-left to the size that is asked for, less than a factor of two, is resampled by Pillow, whose boxes may begin and end
-within a pixel. So a result shows what it would show of the whole picture, without a shift.
+libjpeg builds a smaller picture from the low frequencies of each 8×8 block, reducing it to 4×4, 2×2 or 1×1 pixels. This
+also antialiases, and it skips most of the arithmetic; the entropy-coded bytes must be read either way. Pillow resamples
+the rest of the way to the requested size, by a factor below two. Its boxes can begin and end within a pixel, so the
+result shows the same part of the picture as without scaling, without a shift.
 
-simplejpeg decodes from the first row down to the region's last one: the header is told that the picture ends there.
-Where the file is cuttable, the region is cut out first (`cut`). Of a progressive JPEG all rows are decoded.
+simplejpeg decodes from the first row to the last row of the region, because the header is changed to end the picture
+there. If the file is cuttable, the region is cut out first (`cut`). In a progressive JPEG, all rows are decoded.
 
-Pure functions of the file and the region, so whoever decodes a sample makes the same choice. Run in workers.
+Pure functions of the file and the region, so every process that decodes a sample makes the same choice. Runs in
+workers.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 
 __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-# The filters that smooth what becomes smaller, so that a smaller picture looks the same, and Pillow's radius of each.
+# The filters that antialias, so that scaling first does not change how the result looks, with Pillow's radius of each.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
-# Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
+# The scales for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
-# simplejpeg's words where a picture ends before its data does, and nothing else was wrong: it tells the first warning.
+# simplejpeg's message if the picture ends before its data does and nothing came before: it reports the first warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
-# What decides, in ns. Only how they compare counts, and that changes less from machine to machine than they do.
-# `python -m benchmarks.scaled` fits them and tests the choices; these were fitted to a quarter of its photographs. A
-# *sample* is a number in a block: a pixel has three, with 4:2:0 one and a half. Entropy-coded bytes cost both ways the
-# same, so they are left out.
-REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.26, 4.5  # nvImageCodec, of a part of a picture
-WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.2, 1.7  # simplejpeg, of all of it
+# The cost model, in ns. Only ratios of costs matter, and these vary less between machines than the costs themselves.
+# `python -m benchmarks.scaled` fits the costs and tests the choices; these values were fitted to a quarter of its
+# photographs. A *sample* is one number in a block: a pixel has three, or one and a half with 4:2:0. Reading the
+# entropy-coded bytes costs the same either way, so it is omitted.
+REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.26, 4.5  # nvImageCodec, decoding part of a picture
+WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.2, 1.7  # simplejpeg, decoding a complete picture
 SCALED_SAMPLE_NS: Final = {1: 0.49, 2: 0.84, 4: 1.2}
-TAP_NS, SCALED_NS = 4.7, 630_000  # of Pillow's filter, an input of an output; and for each picture
+TAP_NS, SCALED_NS = 4.7, 630_000  # each tap of Pillow's filter; and the overhead per picture
 
 
 class Scaled(NamedTuple):
-    """A part of a smaller picture, H×W×C, and where in it the region is: its edges may lie within pixels."""
+    """Part of a smaller picture, H×W×C, and the position of the region in it, whose edges can lie within pixels."""
 
     pixels: np.ndarray
     region_tlhw: tuple[float, float, float, float]
@@ -52,46 +53,47 @@ class Scaled(NamedTuple):
 def choose_eighths(
     data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
 ) -> int:
-    """Return how many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is
-    resized to, both of the picture as stored; 0: it is decoded as it is, since that costs less, or would be another
-    picture."""
+    """Choose at how many eighths of its size a JPEG is decoded, so that the region is at least as large as `size_hw`;
+    both refer to the stored picture. Return 0 to decode at full size, because that costs less, or because scaling would
+    change the picture."""
     height, width = region_tlhw[2:]
     eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
     if not (eighths and interpolation in SUPPORT and header.plain and header.complete and has_end(data, header)):
         return 0
-    # What both ways cost, but for the bytes.
+    # The cost of both ways, without the entropy-coded bytes.
     top, is_cut = region_tlhw[0], find_grid(data, header) is not None
     (mcu_width, mcu_height), _ = mcu_layout(data, header)
-    samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # of a pixel
-    whole = is_cut or (height, width) == (header.height, header.width)
-    sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
+    samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # per pixel
+    is_whole = is_cut or (height, width) == (header.height, header.width)
+    sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if is_whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     exact_ns = height * width * (samples * sample_ns + pixel_ns)
-    decoded = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
+    decoded_pixels = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
     taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
-    scaled_ns = SCALED_NS + decoded * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    scaled_ns = SCALED_NS + decoded_pixels * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
     return eighths if scaled_ns < exact_ns else 0
 
 
 def decode_scaled(
     decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
 ) -> Scaled | None:
-    """Decode a part of the smaller picture that holds a region by simplejpeg's `decode_jpeg`; None if it complains."""
+    """Decode the part of the smaller picture that holds a region with simplejpeg's `decode_jpeg`; None if it
+    complains."""
     top, left, height, width = region_tlhw
-    ended, part = None, cut(data, header, region_tlhw)
-    if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same
+    shortened, part = None, cut(data, header, region_tlhw)
+    if part is not None:  # the cut begins at a block boundary, so the smaller picture's pixels are the same
         data, header, (top, left, height, width) = part
-    elif (ended := _ended(data, header, top + height)) is not None:
-        data, header = ended
+    elif (shortened := _shortened(data, header, top + height)) is not None:
+        data, header = shortened
     share = eighths / 8
     size = math.ceil(header.height * share), math.ceil(header.width * share)
     pixels = np.empty((*size, 1 if grey else 3), np.uint8)
     mode = "GRAY" if grey else "RGB"
-    try:  # it takes the smallest picture that is as large as this
+    try:  # simplejpeg chooses the smallest scale that is at least this large
         decoded = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
         if decoded.shape != pixels.shape:
             return None
     except Exception as error:
-        if ended is None or not MORE_ROWS.fullmatch(str(error)):
+        if shortened is None or not MORE_ROWS.fullmatch(str(error)):
             return None
     y0, x0 = int(top * share), int(left * share)
     y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
@@ -100,17 +102,17 @@ def decode_scaled(
 
 
 def _can_end(header: JpegHeader) -> bool:
-    """Return whether a JPEG whose header says that it ends earlier is still one."""
+    """Return whether a JPEG is still valid if its header is changed to end the picture earlier."""
     return header.single_scan and not header.restart_interval
 
 
-def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
-    """Return a JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None
-    if that cannot be, or would change nothing."""
+def _shortened(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
+    """Return a JPEG whose header ends the picture after the blocks that contain the rows above `row`, so that nothing
+    below is decoded; None if this is impossible or would change nothing."""
     if not _can_end(header):
         return None
     block = mcu_layout(data, header)[0][1]
-    height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
+    height = -(-(row + (block > BLOCK)) // block) * block  # chroma can be interpolated from the row below
     if height >= header.height:
         return None
     at = header.frame_at + 5
@@ -118,7 +120,7 @@ def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader
 
 
 def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Return the region of a smaller picture, resized as Pillow does it: H×W×C."""
+    """Resize the region of a smaller picture with Pillow; return H×W×C."""
     from PIL import Image
 
     pixels, (top, left, height, width) = scaled

@@ -1,8 +1,8 @@
-"""What a TIFF holds that Pillow does not give: further pages, channels, slices, and numbers of other types.
+"""Detecting TIFF content that Pillow does not return: further pages, channels, slices, and other number types.
 
-Pillow reads the first page, and of its channels those that make a picture. That is what ``mode="RGB"`` is for; whoever
-asks for numbers as they are stored, or for a mask, has to get all of them or an error. Only the directories of pages
-are read here, since Pillow sets up a decoder for each page that it is asked about.
+Pillow reads the first page, and of its channels those that make a picture. That suits ``mode="RGB"``, but a request for
+the stored numbers or for a mask must return all of them or raise an error. This module reads only the directories of
+pages, because Pillow sets up a decoder for each page that it is asked about.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["REMEDY", "Page", "not_given", "pages", "remedy"]
+__all__ = ["REMEDY", "Page", "lost_content", "pages", "remedy"]
 
 REMEDY: Final = (
     "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array, layout='CHW' or 'HWC') of "
     "uint8, uint16 or float32"
 )
-MOST_PAGES: Final = 1000  # that are counted
-MOST_ENTRIES: Final = 4096  # of a page that are looked at
-# Tags, and what each is if it is absent.
+MOST_PAGES: Final = 1000  # the maximum number of pages to count
+MOST_ENTRIES: Final = 4096  # the maximum number of directory entries to read per page
+# Tags, and the value that each has if it is absent.
 SUBFILE, OLD_SUBFILE, BITS, SAMPLES, FORMAT, DEPTH = 254, 255, 258, 277, 339, 32997
 USUAL: Final = {SUBFILE: 0, OLD_SUBFILE: 0, BITS: 1, SAMPLES: 1, FORMAT: 1, DEPTH: 1}
 TYPES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}  # BYTE, SHORT, LONG, LONG8
-REDUCED, TRANSPARENCY = 1, 4  # bits of SUBFILE: a smaller copy of another page, and which pixels of one are seen
+REDUCED, TRANSPARENCY = 1, 4  # bits of SUBFILE: a smaller copy, or a transparency mask, of another page
 OLD_REDUCED: Final = 2
 SIGNED: Final = 2
 
 
 class Page(NamedTuple):
-    """A picture in a TIFF: channels, bits of each, how its numbers are stored (1: whole, 2: signed, 3: with a point),
-    and slices."""
+    """A picture in a TIFF: the number of channels, bits per channel, number format (1: unsigned integer, 2: signed
+    integer, 3: floating point) and number of slices."""
 
     samples: int
     bits: int
@@ -39,8 +39,8 @@ class Page(NamedTuple):
 
 
 def pages(data: bytes) -> list[Page]:
-    """Return the pages of a TIFF, without smaller copies and masks of others; as far as its directories can be read,
-    and a thousand at most."""
+    """Return the pages of a TIFF, without smaller copies and transparency masks of other pages. Stops at the first
+    unreadable directory, and after `MOST_PAGES` + 1 pages."""
     listed: list[Page] = []
     for tags in _directories(data):
         if tags[SUBFILE] & (REDUCED | TRANSPARENCY) or tags[OLD_SUBFILE] == OLD_REDUCED:
@@ -51,9 +51,9 @@ def pages(data: bytes) -> list[Page]:
     return listed
 
 
-def not_given(data: bytes, channels: int, bits: int) -> str | None:
-    """Return what would be lost if a TIFF were taken for its first page with this many channels of at most this many
-    bits; None if nothing."""
+def lost_content(data: bytes, channels: int, bits: int) -> str | None:
+    """Describe what would be lost if a TIFF were read as its first page with this many channels of at most this many
+    bits; None if nothing would be lost."""
     listed = pages(data)
     if not listed:
         return None
@@ -68,12 +68,12 @@ def not_given(data: bytes, channels: int, bits: int) -> str | None:
     if first.bits > bits:
         return f"{first.bits} bits a channel, of which Pillow gives {bits}"
     if first.bits == 8 and first.format == SIGNED:
-        return "signed numbers of 8 bits, which Pillow gives as unsigned ones"
+        return "signed 8-bit numbers, which Pillow gives as unsigned numbers"
     return None
 
 
 def remedy(name: str, data: bytes) -> str:
-    """Return what the message says, at its end, of a file of this format that cannot be read."""
+    """Return the end of the error message for a file of this format that cannot be read."""
     if name != "TIFF":
         return ""
     kind = ""
@@ -83,28 +83,30 @@ def remedy(name: str, data: bytes) -> str:
 
 
 def _directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Return the tags of each page that `USUAL` names, with the first number of each, or the usual one."""
+    """Iterate over the pages; yield the first number of each tag in `USUAL`, or its default."""
     order = "<" if data[:2] == b"II" else ">"
-    big = data[2:4] in (b"+\0", b"\0+")
-    head, entry, of_value, number = ("Q", "HHQ", 8, "Q") if big else ("H", "HHI", 4, "I")
-    entries, link = struct.Struct(order + head), struct.Struct(order + number)
-    form = struct.Struct(order + entry)
-    each = form.size + of_value
+    is_big = data[2:4] in (b"+\0", b"\0+")
+    count_format, entry_format, value_bytes, offset_format = ("Q", "HHQ", 8, "Q") if is_big else ("H", "HHI", 4, "I")
+    count_struct, offset_struct = struct.Struct(order + count_format), struct.Struct(order + offset_format)
+    entry_struct = struct.Struct(order + entry_format)
+    entry_bytes = entry_struct.size + value_bytes
     seen: set[int] = set()
-    at = 8 if big else 4
+    pos = 8 if is_big else 4
     try:
-        while (at := link.unpack_from(data, at)[0]) and at not in seen and len(seen) < 2 * MOST_PAGES:
-            seen.add(at)
-            (count,) = entries.unpack_from(data, at)
-            start, tags = at + entries.size, dict(USUAL)
-            for place in range(start, start + min(count, MOST_ENTRIES) * each, each):
-                tag, kind, values = form.unpack_from(data, place)
-                if tag in USUAL and kind in TYPES and values:
-                    one = struct.Struct(order + TYPES[kind])
-                    inline = values * one.size <= of_value
-                    where = place + form.size
-                    tags[tag] = one.unpack_from(data, where if inline else link.unpack_from(data, where)[0])[0]
+        while (pos := offset_struct.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MOST_PAGES:
+            seen.add(pos)
+            (count,) = count_struct.unpack_from(data, pos)
+            start, tags = pos + count_struct.size, dict(USUAL)
+            for entry_at in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
+                tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
+                if tag in USUAL and kind in TYPES and value_count:
+                    scalar = struct.Struct(order + TYPES[kind])
+                    inline = value_count * scalar.size <= value_bytes
+                    value_at = entry_at + entry_struct.size
+                    tags[tag] = scalar.unpack_from(
+                        data, value_at if inline else offset_struct.unpack_from(data, value_at)[0]
+                    )[0]
             yield tags
-            at = start + count * each
-    except struct.error:  # it is cut off, or damaged
+            pos = start + count * entry_bytes
+    except struct.error:  # the file is truncated or damaged
         return

@@ -175,7 +175,7 @@ def _batches(
     looked, dtype = Looked(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with Loader(looked, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Further ones are only recorded", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)
         tell(0, len(looked))
         for batch, (at, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(at.tolist(), causes, strict=True):

@@ -1,1 +1,1 @@
-"""Which sample is where: permutation, shares of ranks, samplers, schedules. Main process; places go to workers."""
+"""The order of samples: permutations, ranks' shares, samplers and schedules. Main process; workers get only places."""

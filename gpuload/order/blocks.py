@@ -1,11 +1,11 @@
 """The order of ``shuffle="block"``: blocks of neighbours in shuffled order, samples shuffled within a window of blocks.
 
-For media where reading neighbours together is much cheaper than reading samples one by one. Like the full shuffle it is
-a bijection of 0 … n-1 that is computed for any positions without the others. Blocks of one length take no memory; a
-dataset's own ones, `natural_blocks`, take 8 bytes each. Main process; an order is immutable.
+It is for storage where reading neighbours together is much cheaper than reading single samples. Like the full shuffle
+it is a bijection of 0 … n-1 that can be computed for any positions independently. Blocks of equal length use no memory;
+the blocks of a dataset, `natural_blocks`, use 8 bytes each. Main process; an order is immutable.
 
-An epoch goes from window to window. A window is `BlockShuffle.window` blocks that follow each other in the shuffled
-order of all blocks; its samples have a shuffle of their own.
+An epoch proceeds window by window. A window is `BlockShuffle.window` consecutive blocks in the shuffled order of all
+blocks; the samples of each window are shuffled separately.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _32: Final = np.array(32, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class BlockShuffle:
-    """``Loader(…, shuffle=BlockShuffle(…))``: a shuffle that reads neighbours at about the same time.
+    """A shuffle that reads neighbours at about the same time, for ``Loader(…, shuffle=BlockShuffle(…))``.
 
-    Blocks of `block` neighbouring samples come in shuffled order; samples are shuffled within each `window` of blocks.
-    So at any time only ``block × window`` samples are in use, and all of them before those of the next window.
-    ``shuffle="block"`` stands for the defaults.
+    Blocks of `block` neighbouring samples come in shuffled order, and samples are shuffled within each `window` of
+    blocks. So only ``block × window`` samples are in use at any time, and a window is finished before the next begins.
+    ``shuffle="block"`` means the defaults.
 
     Args:
-        block: how many neighbours make a block. A dataset that reads several samples as one, as `Parquet` does row
-            groups and `HDF5` chunks, says so by its ``blocks()``: these are never cut, and short ones are joined until
-            they have about as many samples as this.
-        window: how many blocks are mixed.
+        block: the number of neighbours in a block. A dataset that reads several samples in one operation, such as
+            `Parquet` with row groups and `HDF5` with chunks, can define its blocks with ``blocks()``. These are never
+            split, and short ones are joined until they have about this number of samples.
+        window: the number of blocks whose samples are shuffled together.
 
     Raises:
-        TypeError, ValueError: one of them is no integer of at least 1.
+        TypeError, ValueError: an argument is not an integer of at least 1.
 
     Example:
         >>> BlockShuffle(window=64)
@@ -66,9 +66,9 @@ class Blocks:
     """The blocks of a dataset.
 
     Args:
-        n: how many samples.
-        options: length of blocks and windows.
-        bounds: int64, where natural blocks begin, and n; None if there are none.
+        n: the number of samples.
+        options: the lengths of blocks and windows.
+        bounds: int64, the starts of natural blocks, followed by n; None if there are none.
     """
 
     def __init__(self, n: int, options: BlockShuffle, bounds: np.ndarray | None = None) -> None:
@@ -79,12 +79,12 @@ class Blocks:
 
     @classmethod
     def of(cls, dataset: Any, options: BlockShuffle) -> Blocks:
-        """Return the blocks of a map dataset; ValueError or TypeError if its ``blocks()`` does not give boundaries."""
+        """Return a map dataset's blocks; ValueError or TypeError if its ``blocks()`` does not return boundaries."""
         return cls(len(dataset), options, natural_blocks(dataset))
 
     @property
     def name(self) -> str:
-        """The blocks as text: the same text and number of samples mean the same blocks and windows."""
+        """A name of the blocks: equal names and numbers of samples mean equal blocks and windows."""
         natural = "" if self.bounds is None else f"-{zlib.crc32(self.bounds.tobytes()):08x}"
         return f"blocks-{self.length}{natural}-{self.window}"
 
@@ -93,8 +93,8 @@ class BlockOrder:
     """The order of an epoch.
 
     Args:
-        blocks: of the dataset.
-        key: of the epoch, from `gpuload.rng.philox.epoch_key`.
+        blocks: the blocks of the dataset.
+        key: the key of the epoch, from `gpuload.rng.philox.epoch_key`.
 
     Example:
         >>> BlockOrder(Blocks(10, BlockShuffle(block=2, window=2)), philox.epoch_key(0, 0))(np.arange(10))
@@ -103,8 +103,8 @@ class BlockOrder:
 
     def __init__(self, blocks: Blocks, key: philox.Key) -> None:
         self.n, self._blocks, self._key = blocks.n, blocks, key
-        # Of blocks of one length the last one is shorter: its turn is drawn by itself, so that where each turn begins
-        # can be computed. The others are shuffled among the other turns.
+        # The last of the blocks of equal length can be shorter. Its turn is drawn separately, so that the start of each
+        # turn can be computed. The other blocks are shuffled among the other turns.
         self._short = blocks.bounds is None and blocks.n % blocks.length
         self._shuffle = Shuffle(blocks.count - bool(self._short), key)
         self._last_turn = 0
@@ -113,7 +113,7 @@ class BlockOrder:
             self._last_turn = (first << 32 | second) * blocks.count >> 64
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
+        """Return the indices, int64, at integer `positions` of any shape; IndexError if a position is out of range."""
         places = self.places(positions)
         flat = places.reshape(-1)
         turns = self._turns(flat)
@@ -122,71 +122,73 @@ class BlockOrder:
         return (begins + flat - self._begins(turns)).reshape(places.shape)
 
     def places(self, positions: np.ndarray) -> np.ndarray:
-        """Where the samples at `positions` would stand if windows were not shuffled: blocks one after the other."""
+        """Return the places of the samples at `positions` in the sequence of blocks before windows are shuffled."""
         positions = checked_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        numbers, which = np.unique(self._turns(flat) // window, return_inverse=True)
+        numbers, window_rows = np.unique(self._turns(flat) // window, return_inverse=True)
         begins = self._begins(numbers * window)
         lengths = self._begins(np.minimum((numbers + 1) * window, count)) - begins
-        small = lengths <= TABLE_MAX
-        offsets = flat - begins[which]
-        places = self._sorted(begins, np.where(small, lengths, 0), which, offsets)
+        is_small = lengths <= TABLE_MAX
+        offsets = flat - begins[window_rows]
+        places = self._sorted(begins, np.where(is_small, lengths, 0), window_rows, offsets)
         keys = philox.words(self._key, numbers, WINDOWS, 2).tolist()
-        for number in np.flatnonzero(~small).tolist():
-            rows = np.flatnonzero(which == number)
+        for number in np.flatnonzero(~is_small).tolist():
+            rows = np.flatnonzero(window_rows == number)
             shuffle = Shuffle(int(lengths[number]), philox.Key(*keys[number]))
             places[rows] = begins[number] + shuffle(offsets[rows])
         return places.reshape(positions.shape)
 
-    def _sorted(self, begins: np.ndarray, lengths: np.ndarray, which: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """`places` in windows of these lengths, for an offset in one of them each: all of their places, sorted by
-        random numbers. (A `Shuffle` for each costs 0.2 ms.)"""
+    def _sorted(
+        self, begins: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
+    ) -> np.ndarray:
+        """Return `places` for offsets within windows of these lengths, by sorting all places of these windows by random
+        numbers. (A `Shuffle` for each window would take 0.2 ms.)"""
         before = np.cumsum(lengths) - lengths
         owners = np.repeat(np.arange(len(lengths)), lengths)
         all_places = np.arange(len(owners), dtype=np.int64) + (begins - before)[owners]
-        drawn = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
-        order = np.lexsort((drawn[:, 0] << _32 | drawn[:, 1], owners))
-        inside = (lengths > 0)[which]
+        words = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
+        order = np.lexsort((words[:, 0] << _32 | words[:, 1], owners))
+        is_small = (lengths > 0)[window_rows]
         places = np.empty_like(offsets)
-        places[inside] = all_places[order[(before[which] + offsets)[inside]]]
+        places[is_small] = all_places[order[(before[window_rows] + offsets)[is_small]]]
         return places
 
     def _turns(self, places: np.ndarray) -> np.ndarray:
-        """The turns of the blocks that are at these places."""
+        """Return the turns of the blocks at these places."""
         if self._blocks.bounds is not None:
             return np.searchsorted(self._starts, places, side="right") - 1
         length = self._blocks.length
         if not self._short:
             return places // length
-        after = places >= self._last_turn * length + self._short
-        return np.where(after, places + (length - self._short), places) // length
+        is_after = places >= self._last_turn * length + self._short
+        return np.where(is_after, places + (length - self._short), places) // length
 
     def _begins(self, turns: np.ndarray) -> np.ndarray:
-        """The place where each turn begins; the one after the last begins at n."""
+        """Return the first place of each turn; the turn after the last begins at n."""
         if self._blocks.bounds is not None:
             return self._starts[turns]
         length = self._blocks.length
         return turns * length - (turns > self._last_turn) * (length - self._short if self._short else 0)
 
     def _block(self, turns: np.ndarray) -> np.ndarray:
-        """The number of the block that has each turn."""
+        """Return the number of the block at each turn."""
         if not self._short:
             return self._shuffle(turns)
-        last = turns == self._last_turn
-        others = np.where(last, 0, turns - (turns > self._last_turn))
-        shuffled = self._shuffle(others) if self._shuffle.n else others
-        return np.where(last, self._blocks.count - 1, shuffled)
+        is_last = turns == self._last_turn
+        other_turns = np.where(is_last, 0, turns - (turns > self._last_turn))
+        shuffled = self._shuffle(other_turns) if self._shuffle.n else other_turns
+        return np.where(is_last, self._blocks.count - 1, shuffled)
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Where each turn begins, and n, for blocks of several lengths."""
+        """The first place of each turn, followed by n, for blocks of different lengths."""
         assert self._blocks.bounds is not None
         lengths = np.diff(self._blocks.bounds)[self._shuffle(np.arange(self._blocks.count))]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def _joined(bounds: np.ndarray, length: int) -> np.ndarray:
-    """Natural blocks, short ones joined: a boundary of blocks is the first natural one after a multiple of `length`."""
-    wanted = np.arange(0, int(bounds[-1]) + length, length)
-    return bounds[np.unique(np.minimum(np.searchsorted(bounds, wanted), len(bounds) - 1))]
+    """Join short blocks: the new boundaries are the first natural boundaries at or after multiples of `length`."""
+    multiples = np.arange(0, int(bounds[-1]) + length, length)
+    return bounds[np.unique(np.minimum(np.searchsorted(bounds, multiples), len(bounds) - 1))]

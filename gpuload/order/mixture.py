@@ -1,13 +1,14 @@
-"""The order of a `Mix`: which data set is at which position, and which of its samples.
+"""The order of a `Mix`, which maps each position to a data set and one of its samples.
 
-The positions of all epochs, one epoch after the other, are one *stream*. It is cut into blocks of 1,024 positions. How
-many samples of each data set come before a block is computed in closed form, so each block holds the exact shares, and
-what is left of a sample is carried on to the next blocks. Within a block the data sets are shuffled by the seed and the
-block's number. So how many samples of its data set come before a position, its *ordinal*, follows from its block alone:
-nothing is counted from the beginning of the epoch.
+The positions of all epochs, concatenated, form one *stream*, which is split into blocks of 1,024 positions. The number
+of samples of each data set before a block is computed in closed form, so each block has the exact shares, and fractions
+of samples are carried over to the next blocks. Within a block the data sets are shuffled by the seed and the block's
+number. The *ordinal* of a position is the number of samples of its data set before it. It follows from the position's
+block alone: nothing is counted from the beginning of the epoch.
 
-A data set of n samples goes through one permutation after the other: its sample of ordinal k is number k mod n of
-permutation k div n; with a block shuffle that is one of `gpuload.order.blocks`. Main process; an order is immutable.
+A data set of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
+permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. Main process; an order is
+immutable.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from gpuload.rng.streams import MIXED_BLOCKS, MIXED_DATASETS, MIXED_PERMUTATIONS
 
 __all__ = ["BLOCK", "MixedOrder", "Mixture"]
 
-BLOCK: Final = 1024  # positions; part of what a seed means
-BLOCKS_AT_ONCE: Final = 64  # so memory does not grow with the number of ranks, whose positions are in far more blocks
+BLOCK: Final = 1024  # positions; a different number would change the order of every seed
+BLOCKS_AT_ONCE: Final = 64  # limits memory: with many ranks, the positions of one rank are spread over many blocks
 
 _12, _20, _COLUMN = (np.array(value, np.uint64) for value in (12, 20, 2**12 - 1))  # a row has at most 4,096 columns
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How several data sets are mixed.
+    """The sizes and weights of mixed data sets.
 
     Args:
-        sizes: how many samples each data set has, at least 1.
-        parts: the weights as integers, at least 1, whose sum is below 2**32.
-        length: how many positions an epoch has.
-        blocks: those of each data set, for a block shuffle; empty for none.
+        sizes: the number of samples of each data set, at least 1.
+        parts: the weights of the data sets as integers of at least 1, whose sum is below 2**32.
+        length: the number of positions in an epoch.
+        blocks: the blocks of each data set, for a block shuffle; otherwise empty.
 
     Example:
         >>> mixture = Mixture((1000, 50), (7, 3), length=1050)
@@ -58,39 +59,39 @@ class Mixture:
 
     @property
     def name(self) -> str:
-        """Name the mixture: the same text means the same order."""
+        """A name of the mixture: equal names mean equal orders."""
         content = f"{self.sizes} {self.parts} {self.length} {[blocks.name for blocks in self.blocks]}"
         return f"mixed-{zlib.crc32(content.encode()):08x}"
 
     def counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return how many samples of each data set the stream has before these positions, int64 (N, data sets).
+        """Return the number of samples of each data set in the stream before these positions, int64 (N, data sets).
 
-        The first data set takes its share of all positions, rounded down, the next one its share of what is left, and
-        so on; the last one takes what is left then. So counts never fall, and their sum is the position. (Rounding the
-        share of each data set by itself gives neither.)
+        The first data set gets its share of all positions, rounded down; the next gets its share of the remaining
+        positions, and so on; the last gets the remaining positions. So counts never decrease from one position to the
+        next, and their sum is the position. (Rounding each share independently would guarantee neither.)
         """
         counts = np.empty((len(positions), len(self.parts)), np.int64)
-        left, parts_left = positions.astype(np.int64), sum(self.parts)
+        remaining, remaining_parts = positions.astype(np.int64), sum(self.parts)
         for number, part in enumerate(self.parts):
-            wholes, remainder = np.divmod(left, parts_left)
-            counts[:, number] = wholes * part + remainder * part // parts_left
-            left = left - counts[:, number]
-            parts_left -= part
+            quotient, remainder = np.divmod(remaining, remaining_parts)
+            counts[:, number] = quotient * part + remainder * part // remaining_parts
+            remaining = remaining - counts[:, number]
+            remaining_parts -= part
         return counts
 
 
 class MixedOrder:
-    """The order of an epoch of a mixture. Indices are those of the data sets one after the other.
+    """The order of an epoch of a mixture. Indices refer to the concatenated data sets.
 
     Args:
-        mixture: of which data sets.
-        seed: of the order.
-        epoch: its number.
-        shuffle: go through each data set in a new random order each time; False: in its own order.
-        repeats: as in `Shares`: an epoch has as many times fewer positions in the stream.
+        mixture: the mixed data sets.
+        seed: the seed of the order.
+        epoch: the number of the epoch.
+        shuffle: whether each pass through a data set has a new random order; otherwise it is the data set's order.
+        repeats: as in `Shares`; it divides the number of positions of an epoch in the stream.
 
     Raises:
-        ValueError: the epoch begins beyond the last position that can be counted.
+        ValueError: the epoch begins beyond the largest possible position.
 
     Example:
         >>> order = MixedOrder(Mixture((4, 2), (2, 1), length=6), seed=0, epoch=0)
@@ -101,17 +102,17 @@ class MixedOrder:
     def __init__(self, mixture: Mixture, seed: int, epoch: int, *, shuffle: bool = True, repeats: int = 1) -> None:
         self.n = mixture.length
         self._mixture, self._shuffle = mixture, shuffle
-        self._key = philox.epoch_key(seed, 0)  # of all epochs, which are one stream
+        self._key = philox.epoch_key(seed, 0)  # the same for all epochs, which form one stream
         self._begin = epoch * -(-mixture.length // repeats)
         if self._begin + mixture.length + BLOCK > LENGTH_MAX:
             raise ValueError(
-                f"epoch {epoch} of a Mix of {mixture.length:,} positions begins beyond position 2**62, the last one "
-                "that a Mix has; count epochs from 0"
+                f"epoch {epoch} of a Mix of {mixture.length:,} positions begins beyond position 2**62, the last "
+                "position of a Mix; count epochs from 0"
             )
         self._firsts = np.cumsum(mixture.sizes) - mixture.sizes
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
+        """Return the indices, int64, at integer `positions` of any shape; IndexError if a position is out of range."""
         positions = checked_positions(positions, self.n)
         blocks, offsets = np.divmod(positions.reshape(-1) + self._begin, BLOCK)
         numbers, rows = np.unique(blocks, return_inverse=True)
@@ -124,15 +125,15 @@ class MixedOrder:
         return indices.reshape(positions.shape)
 
     def _ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the data set, and the ordinal, at each position of blocks: (blocks, BLOCK) each."""
+        """Return the data set number and the ordinal at each position of the blocks, both (blocks, BLOCK)."""
         shape = len(blocks), BLOCK
-        befores = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
-        before, counts = befores[: len(blocks)], np.diff(befores.reshape(2, len(blocks), -1), axis=0)[0]
+        limits = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
+        before, counts = limits[: len(blocks)], np.diff(limits.reshape(2, len(blocks), -1), axis=0)[0]
         numbers = np.arange(counts.shape[1])
         in_turn = np.repeat(np.tile(numbers, len(blocks)), counts.reshape(-1)).reshape(shape)
         positions = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        datasets = np.take_along_axis(in_turn, _drawn_order(self._key, positions, MIXED_BLOCKS), axis=1)
-        # Sorted by data set, and by position within each, the ordinals of a data set are consecutive.
+        datasets = np.take_along_axis(in_turn, _random_order(self._key, positions, MIXED_BLOCKS), axis=1)
+        # Sorted by data set and then by position, the ordinals of a data set are consecutive.
         first_in_turn = before - (np.cumsum(counts, axis=1) - counts)
         in_turn_ordinals = np.repeat(first_in_turn.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
         ordinals = np.empty(shape, np.int64)
@@ -140,7 +141,7 @@ class MixedOrder:
         return datasets, ordinals
 
     def _indices(self, datasets: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
-        """Return the indices of the samples that have these ordinals in these data sets."""
+        """Return the indices of the samples with these ordinals in these data sets."""
         indices = np.empty_like(ordinals)
         for number in np.unique(datasets).tolist():
             rows = np.flatnonzero(datasets == number)
@@ -150,38 +151,38 @@ class MixedOrder:
         return indices
 
     def _permuted(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return which samples of a data set are at places of its permutations."""
+        """Return the samples of a data set at these places of these permutations."""
         size, key = self._mixture.sizes[number], self._keys[number]
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None
-        numbers, which = np.unique(permutations, return_inverse=True)
+        numbers, permutation_rows = np.unique(permutations, return_inverse=True)
         if size <= TABLE_MAX and blocks is None:
-            # All tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many.
-            return _drawn_order(key, numbers[:, None] * size + np.arange(size), ORDER)[which, places]
+            # Compute all tables at once, since there can be many and a `Shuffle` for each would take 0.1 ms.
+            return _random_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):
-            inside, permutation_key = which == row, philox.Key(*words)
+            inside, permutation_key = permutation_rows == row, philox.Key(*words)
             permutation = Shuffle(size, permutation_key) if blocks is None else BlockOrder(blocks, permutation_key)
             samples[inside] = permutation(places[inside])
         return samples
 
     @cached_property
     def _keys(self) -> list[philox.Key]:
-        """Draw a key for each data set, so that two of the same size have different permutations."""
+        """The keys of the data sets, which give different permutations to data sets of the same size."""
         count = len(self._mixture.sizes)
         return [philox.Key(*words) for words in philox.words(self._key, np.arange(count), MIXED_DATASETS, 2).tolist()]
 
 
-def _drawn_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
-    """Draw a random permutation for each row of positions, by a number of 52 bits for each position."""
-    drawn = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
-    return _sorted_columns((drawn[:, 0] << _20 | drawn[:, 1] >> _12).reshape(positions.shape))
+def _random_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
+    """Draw a random permutation for each row of positions, from a 52-bit number for each position."""
+    words = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
+    return _sorted_columns((words[:, 0] << _20 | words[:, 1] >> _12).reshape(positions.shape))
 
 
 def _sorted_columns(keys: np.ndarray) -> np.ndarray:
-    """Return the columns of each row in the order of its keys, of at most 52 bits; equal keys stay in their order.
+    """Return the columns of each row, stably sorted by its keys, which have at most 52 bits.
 
-    They are sorted together with their columns as one number: numpy sorts numbers five times as fast as it finds in
-    which order they are, and the result is the same on all processors.
+    Each key is combined with its column into one number, since numpy's sort is five times as fast as its argsort, and
+    the result is the same on all processors.
     """
     columns = np.arange(keys.shape[1], dtype=np.uint64)
     return (np.sort(keys << _12 | columns, axis=1) & _COLUMN).astype(np.int64)

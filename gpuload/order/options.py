@@ -1,4 +1,4 @@
-"""How samples become batches, and in which order: one group of a `Loader`'s options. Main process; no torch."""
+"""The group of `Loader` options for the order of samples and batches. Main process; does not import torch."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from gpuload.order.shares import Uneven
 
 __all__ = ["OrderOptions", "check_flag", "check_integer"]
 
-MIXES = ("MixUp", "CutMix")  # their partners need not be neighbours in the epoch's order
+MIXES = ("MixUp", "CutMix")  # transforms that can also mix samples that are not neighbours in the epoch's order
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderOptions:
-    """Options that decide which samples are in which batch.
+    """Options that determine the samples of each batch.
 
     Args:
-        mixes: the transform that puts neighbouring samples of a batch together; "" for none.
-        group: how many; 1 for none. All others are as for `Loader`.
+        mixes: the name of the transform that combines neighbouring samples of a batch; "" if there is none.
+        group: the number of samples that it combines; 1 if there is none. All other arguments are as for `Loader`.
 
     Attributes:
         batch_size: None for single samples, or with a batch_sampler.
-        seed: as given, or the generator's.
-        warned: what the user was warned of already, once for a loader.
-        promised: how many samples an iterable dataset has, by the last ``len(loader)``.
+        seed: the given seed, or the generator's.
+        warned: the subjects of warnings that were already issued, once per loader.
+        promised: the number of samples of an iterable dataset according to the last ``len(loader)``.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or two exclude each other.
+        TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
     """
 
     dataset: Any = field(repr=False)
     batch_size: int | None = 1
-    shuffle: bool | BlockShuffle = False  # or "block", the defaults
+    shuffle: bool | BlockShuffle = False  # "block" becomes BlockShuffle()
     sampler: Any = None
     batch_sampler: Any = None
     drop_last: bool = False
@@ -73,7 +73,7 @@ class OrderOptions:
         seed = _seed(self.seed, self.generator)
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
-        self._check_ways()
+        self._check_conflicts()
         self._check_mix()
         checked = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
         for name, value in checked.items():
@@ -82,38 +82,38 @@ class OrderOptions:
         _ = self.cumulative, self.blocks, self.mixture
         if repeats != 1 and self.mixes not in ("", *MIXES):
             raise ValueError(
-                f"repeats={repeats} does not go with {self.mixes}, which puts together the samples at neighbouring "
-                "positions: they would be the same sample, or on different ranks; leave one of them out"
+                f"repeats={repeats} cannot be combined with {self.mixes}, which combines the samples at neighbouring "
+                "positions: these would be the same sample, or on different ranks; leave one of them out"
             )
 
     @property
     def iterable(self) -> bool:
-        """The dataset itself decides what comes next."""
+        """Whether the dataset is iterable and so defines its own order."""
         return is_iterable(self.dataset)
 
     @property
     def sampled(self) -> bool:
-        """The user's sampler decides which keys are in a batch."""
+        """Whether a user's sampler defines the order."""
         return self.sampler is not None or self.batch_sampler is not None
 
     @property
     def planned(self) -> bool:
-        """A map dataset in gpuload's own order."""
+        """Whether gpuload defines the order, of a map dataset."""
         return not self.iterable and not self.sampled
 
     @property
     def single(self) -> bool:
-        """Samples come one by one."""
+        """Whether the loader yields single samples."""
         return self.batch_size is None and self.batch_sampler is None
 
     @property
     def size(self) -> int:
-        """Samples in a batch; 1 if not known."""
+        """The number of samples in a batch; 1 if not known."""
         return self.batch_size or 1
 
     @property
     def samples(self) -> int | None:
-        """The dataset's length, of a `Mix` that of an epoch; or None."""
+        """The length of the dataset, or of an epoch of a `Mix`; None if it is not known."""
         try:
             return None if self.iterable else len(self.dataset) if self.mix is None else self.mix.length
         except (TypeError, NotImplementedError):
@@ -121,12 +121,12 @@ class OrderOptions:
 
     @property
     def mix(self) -> Mix | None:
-        """The `Mix` that is read; None if there is none."""
+        """The dataset's `Mix`; None if it is not a `Mix`."""
         return None if self.iterable else find_mix(self.dataset)
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """Say how the `Mix` is mixed; None if there is none."""
+        """The sizes and weights of the `Mix`; None if the dataset is not a `Mix`."""
         if (mix := self.mix) is None:
             return None
         shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
@@ -134,23 +134,23 @@ class OrderOptions:
         return Mixture(mix.sizes, mix.parts, mix.length, blocks)
 
     def peers(self, index: Any) -> tuple[int, int]:
-        """Return where the indices of the samples begin that may replace the one of this index, and their number."""
+        """Return the first index and the number of the samples that can replace the sample at this index."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
-        which = bisect_right(mix.cumulative_sizes, index)
-        return mix.cumulative_sizes[which] - mix.sizes[which], mix.sizes[which]
+        number = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[number] - mix.sizes[number], mix.sizes[number]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
-        """The weights for `Weighted`."""
+        """The cumulative weights for `Weighted`; None without weights."""
         return None if self.weights is None else cumulate(self.weights, len(self.dataset))
 
     @property
     def blocks(self) -> Blocks | None:
-        """The blocks of a block shuffle; None for another order."""
+        """The blocks of a block shuffle; None for any other order."""
         if not isinstance(self.shuffle, BlockShuffle) or not self.planned or self.mix is not None:
             return None
-        if not self._blocks or self._blocks[-1].n != len(self.dataset):  # it may have grown between two epochs
+        if not self._blocks or self._blocks[-1].n != len(self.dataset):  # the dataset may have grown between epochs
             self._blocks.append(Blocks.of(self.dataset, self.shuffle))
         return self._blocks[-1]
 
@@ -179,8 +179,8 @@ class OrderOptions:
                 "whose __iter__ starts again (an IterableDataset), or a list"
             )
 
-    def _check_ways(self) -> None:
-        """Refuse ways to make batches that exclude each other."""
+    def _check_conflicts(self) -> None:
+        """Refuse options that exclude each other."""
         batch_size, sampler, batch_sampler = self.batch_size, self.sampler, self.batch_sampler
         shuffle, weights, repeats, uneven = self.shuffle, self.weights, self.repeats, self.uneven
         conditions = {
@@ -191,40 +191,42 @@ class OrderOptions:
             f"repeats={repeats}": repeats != 1,
             f"uneven={uneven!r}": uneven != "pad",
         }
-        named = [name for name, is_given in conditions.items() if is_given]
-        if self.iterable and named:
+        given_options = [name for name, is_given in conditions.items() if is_given]
+        if self.iterable and given_options:
             raise ValueError(
-                f"{named[0]} does not apply to an iterable dataset, which defines its own order; leave it out"
+                f"{given_options[0]} does not apply to an iterable dataset, which defines its own order; leave it out"
             )
         if sampler is not None and batch_sampler is not None:
-            raise ValueError("sampler and batch_sampler are both given; a batch_sampler has a sampler of its own")
-        others = [name for name in named if name not in ("sampler", "batch_sampler")]
-        if (sampler is not None or batch_sampler is not None) and others:
-            what = "sampler" if sampler is not None else "batch_sampler"
             raise ValueError(
-                f"{others[0]} cannot be combined with a {what}, which defines its own order; leave one of them out"
+                "sampler and batch_sampler are both given, but a batch_sampler has a sampler; leave one of them out"
+            )
+        conflicts = [name for name in given_options if name not in ("sampler", "batch_sampler")]
+        if (sampler is not None or batch_sampler is not None) and conflicts:
+            option = "sampler" if sampler is not None else "batch_sampler"
+            raise ValueError(
+                f"{conflicts[0]} cannot be combined with a {option}, which defines its own order; leave one of them out"
             )
         if batch_sampler is not None and (batch_size not in (1, None) or self.drop_last):
-            what = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
-            raise ValueError(f"{what} cannot be combined with a batch_sampler, which defines batches; leave it out")
+            option = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
+            raise ValueError(f"{option} cannot be combined with a batch_sampler, which defines batches; leave it out")
         if batch_size is None and batch_sampler is None and self.drop_last:
             raise ValueError("drop_last=True cannot be combined with batch_size=None, which gives single samples")
         if weights is not None and shuffle:
-            raise ValueError("weights draw the samples at random already; leave shuffle out")
+            raise ValueError("weights already draw samples at random; leave shuffle out")
         if repeats != 1 and not shuffle and weights is None:
             raise ValueError(
                 f"repeats={repeats} needs shuffle=True or weights: an epoch has as many positions as the dataset has "
-                "samples, so in their own order the last ones would never come"
+                "samples, so without shuffling the last samples would never be used"
             )
         if uneven == "exact" and (weights is not None or repeats != 1):
-            raise ValueError("uneven='exact' counts every sample once; it does not go with weights or repeats")
+            raise ValueError("uneven='exact' counts every sample once, and cannot be combined with weights or repeats")
         if uneven == "exact" and not self.info:
             raise ValueError(
-                "uneven='exact' needs info=True: rows that only fill up are False in BatchInfo.valid, and do not count"
+                "uneven='exact' needs info=True: BatchInfo.valid is False for padding rows, which do not count"
             )
 
     def _check_mix(self) -> None:
-        """Refuse what decides over the order of a `Mix`."""
+        """Refuse options that conflict with the order of a `Mix`."""
         if self.mix is None:
             return
         refused = {
@@ -235,34 +237,34 @@ class OrderOptions:
         }
         for name in (name for name, is_given in refused.items() if is_given):
             raise ValueError(
-                f"{name} does not go with a Mix, whose weights say how often each data set comes, and which goes "
-                "through each in an order of its own; leave it out, or read the data sets without Mix"
+                f"{name} cannot be combined with a Mix, whose weights determine how often each data set is used, and "
+                "which goes through each in its own order; leave it out, or read the data sets without Mix"
             )
 
     @property
-    def _puts(self) -> str:
-        return "mixes" if self.mixes in MIXES else "puts together"
+    def _verb(self) -> str:
+        return "mixes" if self.mixes in MIXES else "combines"
 
     def _check_groups(self) -> None:
-        """Refuse batches that cut groups of neighbours apart; a batch_sampler's may have any size."""
+        """Refuse a batch size that would split groups of neighbours; batches of a batch_sampler can have any size."""
         size, name, group = self.batch_size, self.mixes, self.group
         if not name or self.batch_sampler is not None or (size is not None and size % group == 0):
             return
         number = "even" if group == 2 else f"a multiple of {group}"
         if size is None:
             raise ValueError(
-                f"batch_size=None gives samples one by one, so {name} has no neighbour to mix them with; give "
+                f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; give "
                 + ("an even batch_size" if group == 2 else f"a batch_size that is {number}")
             )
         raise ValueError(
-            f"batch_size must be {number} with {name}, which {self._puts} the samples of a batch in "
+            f"batch_size must be {number} with {name}, which {self._verb} the samples of a batch in "
             f"{'pairs' if group == 2 else 'fours'}, got {size}; use batch_size={-(-size // group) * group}"
             + (f" or {size // group * group}" if size > group else "")
         )
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """`value` as True or False; None is False. TypeError of anything but these, 0 and 1: "no" would be True."""
+    """Return `value` as a bool; None means False. TypeError unless it is a bool, None, 0 or 1: "no" would be True."""
     if value is None or (isinstance(value, bool | int | np.bool_) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -280,7 +282,7 @@ def _shuffle(value: Any) -> bool | BlockShuffle:
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
-    """`value` as an int; TypeError or ValueError if it is no integer within the bounds."""
+    """Return `value` as an int; TypeError or ValueError if it is not an integer within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer of at least {minimum}, got {value!r}")
     if value < minimum:
@@ -293,9 +295,9 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
 def _seed(seed: int | None, generator: Any) -> int:
     if generator is None:
         return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
-    torch: Any = sys.modules.get("torch")  # imported, if there is a torch.Generator
+    torch: Any = sys.modules.get("torch")  # already imported if there is a torch.Generator
     if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     if seed is not None:
-        raise ValueError(f"seed={seed} and generator are both given; the generator only gives its initial seed")
+        raise ValueError(f"seed={seed} and generator are both given; leave one out: a generator only sets the seed")
     return generator.initial_seed() % 2**64

@@ -1,4 +1,5 @@
-"""Where in an epoch, and how far in a worker's pass over an iterable dataset. Plain values, both sides; no torch."""
+"""The position in an epoch, and a worker's progress in a pass over an iterable dataset. Plain values without torch,
+used by the main process and the workers."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from typing import Any
 
 __all__ = ["DIGESTS", "IterablePlace", "IterableStart", "Place"]
 
-DIGESTS = 8  # this many first samples are compared, to detect workers and ranks that give the same samples
+DIGESTS = 8  # number of first samples to compare, to detect workers and ranks that yield the same samples
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in which epoch the next batch is.
+    """The place of the next batch.
 
     Attributes:
-        epoch: its number.
-        position: how many of its positions all ranks together have finished.
-        sampler: what a user's sampler needs to go on from there.
-        iterable: how far each worker has come with an iterable dataset.
+        epoch: the number of the epoch.
+        position: the number of positions of the epoch that all ranks together have finished.
+        sampler: the state from which a user's sampler continues.
+        iterable: the progress of each worker with an iterable dataset.
     """
 
     epoch: int
@@ -29,14 +30,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class IterableStart:
-    """The pass over an iterable dataset that a chunk belongs to, and where a worker begins it.
+    """The pass over an iterable dataset that a chunk belongs to, and the point where a worker starts it.
 
     Attributes:
-        run: the number of the pass; another number is another iterator.
-        worker: whose samples these are.
-        samples: how many were taken before.
-        state: the ``state_dict()`` of "iterator" and "dataset" after them, each pickled, or as text why that failed.
-            None, or with a text: they are taken again and dropped.
+        run: the number of the pass; each pass has a new iterator.
+        worker: the number of the worker that reads the samples.
+        samples: the number of samples read before this point.
+        state: the ``state_dict()`` of "iterator" and "dataset" at this point, each pickled, or the reason for a failure
+            as text. If it is None or has such a text, the worker reads the earlier samples again and drops them.
         stride, offset: sample n has the position n × stride + offset.
     """
 
@@ -48,17 +49,21 @@ class IterableStart:
     offset: int
 
     def position(self, number: int) -> int:
-        """The position of sample `number`."""
+        """Return the position of sample `number`."""
         return number * self.stride + self.offset
 
 
 @dataclass(slots=True)
 class IterablePlace:
-    """How far a worker's iterator has come after a chunk.
+    """The progress of a worker's iterator after a chunk.
 
-    `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
-    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `read_worker_info`: the
-    dataset has read what get_worker_info() returned.
+    Attributes:
+        samples: the total number of samples read.
+        ended: whether the iterator is exhausted.
+        broken: whether a generator raised an exception, after which it cannot continue.
+        state: as in `IterableStart`.
+        digests: the digests of the first `DIGESTS` samples.
+        read_worker_info: whether the dataset has read the result of get_worker_info().
     """
 
     samples: int

@@ -1,4 +1,4 @@
-"""The batches of a user's sampler, and its part of a state. Main process, in the thread that iterates."""
+"""Schedules the batches of a user's sampler, and saves its state. Main process, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["SamplerSchedule"]
 
 
 class SamplerSchedule:
-    """The batches of a user's sampler, which already gives this rank's part.
+    """A schedule of the batches of a user's sampler, which yields only this rank's samples.
 
     Sample k on this rank has the position k × ranks + rank. The sampler's draws from the global generators are a
-    function of (seed, epoch); between two batches these are put back. A `batch_sampler` gives lists of keys, a
-    `sampler` gives keys, which `batch_size` and `drop_last` make into batches.
+    function of (seed, epoch); the generators are restored between batches. A `batch_sampler` yields lists of keys; a
+    `sampler` yields keys, which are grouped into batches according to `batch_size` and `drop_last`.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class SamplerSchedule:
             return None
         if self._batched:
             return max(0, length - (place.sampler or {}).get("batches", 0))
-        left = max(0, length - place.position // self._world_size)
-        return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
+        remaining = max(0, length - place.position // self._world_size)
+        return remaining // self._batch_size if self._drop_last else -(-remaining // self._batch_size)
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
-        pull = _Pull(self._sampler, self._seed, place.epoch, entry)
+        pull = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
         step, number = entry.get("batches", 0), place.position // self._world_size
         if not pull.restored:
@@ -90,17 +90,17 @@ class SamplerSchedule:
         return Place(epoch + 1, 0)
 
 
-class _Pull:
-    """A pass over a user's sampler.
+class _SamplerPass:
+    """A pass over a user's sampler, with its own states of the global generators.
 
-    It has its own states of the global generators. A sampler that can resume (``state_dict`` and ``load_state_dict``,
-    its own or its iterator's) is restored by them; any other is run through again, with its `torch.Generator`, if it
-    has one, in the state that it was in then.
+    A sampler that can resume, because it or its iterator has ``state_dict`` and ``load_state_dict``, is restored by
+    these methods. Any other sampler is run from the beginning again, with its `torch.Generator`, if it has one, in the
+    state that it had at the time.
     """
 
     def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
         self._sampler = sampler
-        self._where = seed, epoch
+        self._seed_and_epoch = seed, epoch
         self._states: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
@@ -108,23 +108,23 @@ class _Pull:
         with self._own_generators():
             if self._generator is not None and entry.get("generator") is not None:
                 _set_state(self._generator, entry["generator"])
-            self._begun_at = None if self._generator is None else _get_state(self._generator)
+            self._first_state = None if self._generator is None else _get_state(self._generator)
             if saved is not None and saved["of"] != "iterator":
                 owner = sampler if saved["of"] == "sampler" else sampler.sampler
                 owner.load_state_dict(copy.deepcopy(saved["state"]))
             self._iterator: Any = iter(sampler)
             if saved is not None and saved["of"] == "iterator":
                 self._iterator.load_state_dict(copy.deepcopy(saved["state"]))
-            if entry.get("over"):  # saved at an epoch's end: the sampler may have begun the next one, or not
-                first = list(itertools.islice(self._iterator, 1))
-                self._iterator = itertools.chain(first, self._iterator) if first else iter(sampler)
+            if entry.get("over"):  # saved at the end of an epoch: the sampler may already have started the next
+                first_key = list(itertools.islice(self._iterator, 1))
+                self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 
     @contextlib.contextmanager
     def _own_generators(self) -> Iterator[None]:
         saved = generators.states()
         try:
             if self._states is None:
-                generators.seed_generators(*self._where, SAMPLER_POSITION)
+                generators.seed_generators(*self._seed_and_epoch, SAMPLER_POSITION)
             else:
                 generators.put_back(self._states)
             yield
@@ -133,12 +133,12 @@ class _Pull:
             generators.put_back(saved)
 
     def skip(self, count: int) -> None:
-        """Run through keys that were given before."""
+        """Skip keys that were used before."""
         with self._own_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
     def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
-        """The keys of the next batch; None at the end."""
+        """Return the keys of the next batch; None at the end."""
         with self._own_generators():
             if size is None:
                 group = next(self._iterator, None)
@@ -146,37 +146,37 @@ class _Pull:
                     return None
                 group = list(group)
                 if not group:
-                    raise ValueError("batch_sampler gave an empty batch; each must hold at least one key")
+                    raise ValueError("batch_sampler yielded an empty batch; each batch must have at least one key")
                 return group
             group = list(itertools.islice(self._iterator, size))
         return group if len(group) == size or (group and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
-        """The sampler's own state, if it has one."""
+        """Return the state of the sampler, its iterator or its inner sampler; None if none of them has a state."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
-        from torch.utils.data import BatchSampler  # here: the room imports no torch
+        from torch.utils.data import BatchSampler  # here, since this package does not import torch
 
-        if type(self._sampler) is BatchSampler:  # it takes no more from its sampler than it gives
+        if type(self._sampler) is BatchSampler:  # it does not prefetch from its sampler
             owners["inner"] = self._sampler.sampler
-        for whose, owner in owners.items():
+        for name, owner in owners.items():
             if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
-                return {"of": whose, "state": copy.deepcopy(owner.state_dict())}
+                return {"of": name, "state": copy.deepcopy(owner.state_dict())}
         return None
 
     def entry(self, batches: int, state: dict[str, Any] | None) -> dict[str, Any]:
-        """For a state in mid-epoch, after this many batches."""
-        return {"batches": batches, "own": state, "generator": self._begun_at}
+        """Return the entry for a state in the middle of an epoch, after this many batches."""
+        return {"batches": batches, "own": state, "generator": self._first_state}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """For a state at the epoch's end: what the next epoch depends on."""
+        """Return the entry for a state at the end of an epoch, on which the next epoch depends."""
         if state is None and self._generator is None:
             return None
-        now = None if self._generator is None else _get_state(self._generator)
-        return {"batches": 0, "own": state, "generator": now, "over": True}
+        generator_state = None if self._generator is None else _get_state(self._generator)
+        return {"batches": 0, "own": state, "generator": generator_state, "over": True}
 
 
 def _find_generator(sampler: Any) -> Any:
-    """The `torch.Generator` of a sampler, or of the sampler inside it, or None."""
+    """Return the `torch.Generator` of a sampler or of a sampler nested in it; None if there is none."""
     for _ in range(4):
         generator = getattr(sampler, "generator", None)
         if generator is not None and hasattr(generator, "get_state") and hasattr(generator, "set_state"):
@@ -196,7 +196,7 @@ def _set_state(generator: Any, state: str) -> None:
 
 
 def _as_indices(keys: list[Any]) -> np.ndarray | list[Any]:
-    """Keys as int64 (N,), if all are integers."""
+    """Convert keys to int64 (N,) if all are integers."""
     if all((type(key) is int and -(2**63) <= key < 2**63) or isinstance(key, np.integer) for key in keys):
         return np.array(keys, np.int64)
     return keys

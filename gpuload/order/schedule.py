@@ -1,6 +1,6 @@
-"""The schedule of an epoch: its batches, made in the way that the options ask for. Main process.
+"""The schedule of an epoch: creates its batches as configured by the options. Main process.
 
-Ranks are looked up each time: `torch.distributed` may come up after the loader was made.
+The rank is looked up each time, since `torch.distributed` may be initialized after the loader is created.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 
 
 class Schedule(Protocol):
-    """The batches of an epoch."""
+    """A source of the batches of an epoch."""
 
     def steps(self, place: Place) -> int | None:
-        """How many there are from a place on; None if not known."""
+        """Return the number of batches from a place on; None if it is not known."""
         ...
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
-        """The batches, each with the place that follows it, which a state is made from."""
+        """Yield the batches, each with the place after it, from which a state is created."""
         ...
 
     def end(self, epoch: int) -> Place:
-        """The place after an epoch whose last batch was not known to be the last."""
+        """Return the place after an epoch whose last batch was not known to be the last."""
         ...
 
 
 class SharesSchedule:
-    """The batches of a rank's `Shares`."""
+    """A schedule of the batches of a rank's `Shares`."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -73,7 +73,7 @@ class SharesSchedule:
 
 
 def schedule_of(order: OrderOptions, workers: int) -> Schedule:
-    """The schedule for these options, with `workers` processes that read."""
+    """Return the schedule for these options and this number of worker processes."""
     if order.planned:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
@@ -84,7 +84,7 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
 
 
 def shares_of(order: OrderOptions) -> Shares:
-    """The shares of a map dataset, in gpuload's own order."""
+    """Return the shares of a map dataset in gpuload's own order."""
     return Shares(
         samples=len(order.dataset) if order.mixture is None else order.mixture.length,
         batch_size=order.size,
@@ -102,17 +102,17 @@ def shares_of(order: OrderOptions) -> Shares:
 
 
 def check_begin(order: OrderOptions) -> None:
-    """Refuse to begin an epoch that has no batch.
+    """Refuse to start an epoch without batches.
 
     Raises:
-        ValueError: the dataset has too few samples for a batch on each of the ranks there are now.
+        ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
     if order.planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(_nothing_left(shares))
+        raise ValueError(_no_batch_message(shares))
 
 
 def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
-    """Yield the warnings of an epoch that begins, each once for a loader."""
+    """Yield the warnings for the start of an epoch, each once per loader."""
     ranks = ranks_of(order)
     rank, world_size = ranks["rank"], ranks["world_size"]
     if (
@@ -124,40 +124,41 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
     ):
         order.warned.add("shared out")
         yield (
-            f"this epoch is shared out over {world_size} ranks, and this one, {rank}, gets its share, because the "
-            f"environment has RANK={rank} and WORLD_SIZE={world_size}: torch.distributed is not up, and the Loader was "
-            f"not told. Pass rank={rank}, world_size={world_size} if that is meant; rank=0, world_size=1 gives this "
-            "process all samples, as for an evaluation on the first rank alone"
+            f"this epoch is split among {world_size} ranks, and rank {rank} gets only its share, because the "
+            f"environment has RANK={rank} and WORLD_SIZE={world_size}, although torch.distributed is not initialized. "
+            f"Pass rank={rank}, world_size={world_size} to the Loader if this is intended; pass rank=0, world_size=1 "
+            "to get all samples in this process, for example for an evaluation on the first rank only"
         )
     consumers = max(1, workers) * world_size
     if order.iterable and consumers > 1 and "workers" not in order.warned and has_sharding_filter(order.dataset):
         order.warned.add("workers")
         yield (
-            f"the datapipe has a sharding_filter(), which DataLoader sets and gpuload does not: each of {consumers} "
-            f"workers of all ranks iterates over the whole pipe, so every sample comes {consumers} times. Use "
-            "num_workers=1 on a single rank, or an IterableDataset that asks gpuload.get_worker_info() for its share"
+            f"the datapipe has a sharding_filter(), which DataLoader configures and gpuload does not: each of "
+            f"{consumers} workers of all ranks iterates over the whole pipe, so every sample comes {consumers} times. "
+            "Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
+            "gpuload.get_worker_info()"
         )
 
 
 def steps_of(order: OrderOptions) -> int:
-    """Batches in a whole epoch.
+    """Return the number of batches in an epoch.
 
     Raises:
-        TypeError: an iterable dataset, or a sampler, without a length.
+        TypeError: the iterable dataset or the sampler does not have a length.
     """
     if order.iterable:
-        samples = len(order.dataset)  # a TypeError that names its class, if it has no length
+        samples = len(order.dataset)  # without a length this raises a TypeError that names the class
         order.promised.append(samples)
         return samples // order.size if order.drop_last else -(-samples // order.size)
     steps = schedule_of(order, 0).steps(Place(0, 0))
     if steps is None:
         sampler = order.sampler if order.batch_sampler is None else order.batch_sampler
-        raise TypeError(f"the Loader has no length: its sampler, a {type(sampler).__name__}, has none")
+        raise TypeError(f"the Loader has no length, since its sampler, a {type(sampler).__name__}, has no length")
     return steps
 
 
 def order_name(order: OrderOptions) -> str:
-    """The name of the order in a state."""
+    """Return the name of the order in a state."""
     return "stream" if order.iterable else "sampler" if order.sampled else shares_of(order).order
 
 
@@ -168,7 +169,7 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
-def _nothing_left(shares: Shares) -> str:
+def _no_batch_message(shares: Shares) -> str:
     """Return why an epoch has no batch."""
     if shares.samples == 0:
         return "the dataset is empty: len(dataset) is 0"

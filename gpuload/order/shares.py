@@ -1,12 +1,12 @@
-"""Which samples make which batch: an epoch's positions, cut into global batches and shared out over the ranks.
+"""Splits the positions of an epoch into global batches, and splits each global batch among the ranks.
 
-A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size; each rank takes a contiguous part of it,
-or with a block shuffle the positions whose samples are in its part of the blocks. So a place in an epoch is one
-number, p, which does not depend on ranks, workers or batches: another number of ranks continues from it with the same
-global batches, as long as G is the same. Nothing is computed for the samples before p.
+A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size. Each rank gets a contiguous part of it or,
+with a block shuffle, the positions whose samples are in its part of the blocks. So a place in an epoch is a single
+number, p, which does not depend on ranks, workers or batches: a different number of ranks continues from it with the
+same global batches, as long as G is the same. Nothing is computed for the samples before p.
 
-Every rank makes the same number of steps, whatever `uneven` makes of the last global batch, which may be shorter than
-G. Pure functions, in the main process; imports no torch.
+All ranks make the same number of steps, regardless of how `uneven` handles the last global batch, which can be shorter
+than G. Pure functions in the main process; does not import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
 
 
 class Rows(NamedTuple):
-    """A rank's part of a global batch, int64 (N,); `valid` is False for rows that only fill up (``uneven="exact"``)."""
+    """A rank's part of a global batch, int64 (N,); `valid` is False for padding rows (``uneven="exact"``)."""
 
     positions: np.ndarray
     indices: np.ndarray
@@ -42,25 +42,27 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How the samples of each epoch are shared out.
+    """The distribution of the samples of each epoch among the ranks.
 
     Args:
-        samples: how many there are; of a mixture, how many positions an epoch has.
-        batch_size: of each rank.
-        shuffle: a new order each epoch.
+        samples: the number of samples; for a mixture, the number of positions in an epoch.
+        batch_size: the batch size of each rank.
+        shuffle: whether each epoch has a new random order.
         blocks: the blocks of a block shuffle; None without one, and for a mixture, which has blocks for each data set.
-        mixture: how several data sets are mixed; None means that there is one.
-        seed: of the order.
-        drop_last: leave out a last global batch that is not full.
-        rank, world_size: this rank, and how many there are.
-        uneven: what to make of it otherwise. ``"pad"``: continue with the epoch's first positions, to a multiple of the
-            ranks; ``"drop"``: cut to a multiple; ``"exact"``: every sample counts once, and missing rows repeat the
-            last one with `Rows.valid` False.
-        weights: draw the samples with replacement by these weights, from `cumulate`.
-        repeats: this many neighbouring positions have the same sample, and go to different ranks; an epoch has as many
-            positions as before, so fewer samples. (Hoffer et al., "Augment your batch", CVPR 2020.)
-        group: that many neighbouring positions, from a multiple of it on, stay together, also in a last global batch:
-            each of several ranks has a multiple of it of rows. `batch_size` is one too.
+        mixture: the mixture of several data sets; None for a single data set.
+        seed: the seed of the order.
+        drop_last: whether to drop the last global batch if it is not full.
+        rank, world_size: this rank and the number of ranks.
+        uneven: what to do with an incomplete last global batch. ``"pad"`` continues with the epoch's first positions,
+            to a multiple of the number of ranks; ``"drop"`` truncates the batch to a multiple; ``"exact"`` counts every
+            sample once, and fills missing rows with the last sample and `Rows.valid` False.
+        weights: cumulative weights, from `cumulate`, to draw the samples with replacement.
+        repeats: the number of neighbouring positions with the same sample, which go to different ranks. The number of
+            positions in an epoch does not change, so there are fewer different samples. (Hoffer et al., "Augment your
+            batch", CVPR 2020.)
+        group: the number of neighbouring positions, starting at a multiple of `group`, that stay together, even in the
+            last global batch: with more than one rank, the number of rows of each rank is a multiple of `group`.
+            `batch_size` must be a multiple too.
     """
 
     samples: int
@@ -84,12 +86,12 @@ class Shares:
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks in a whole step."""
+        """The number of samples of all ranks in a full step."""
         return self.batch_size * self.world_size
 
     @property
     def order(self) -> str:
-        """The order as text: the same text, seed and number of samples mean the same order."""
+        """A name of the order: equal names, seeds and numbers of samples mean equal orders."""
         name = "shuffled" if self.shuffle else "sequential"
         if self.blocks is not None:
             name = self.blocks.name
@@ -113,14 +115,14 @@ class Shares:
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
     def _positions(self, share: int) -> np.ndarray:
-        """This rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th, so that
-        the repeats of a sample are on different ranks."""
+        """Return this rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th
+        position, so that the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
-    def _of_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
-        """This rank's positions in global batches that begin at `firsts` (steps, 1), ascending: the positions whose
-        samples are in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
+    def _block_positions(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
+        """Return this rank's positions, ascending, in global batches that begin at `firsts` (steps, 1). Their samples
+        are in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
         positions = firsts + np.arange(self.global_batch, dtype=np.int64)
         groups = order.places(positions)[:, :: self.group].argsort(axis=1, kind="stable")
         share = self.batch_size // self.group
@@ -128,48 +130,49 @@ class Shares:
         return firsts + (chosen[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
 
     def steps(self, start: int = 0) -> int:
-        """Batches from position `start` to the end of an epoch, the same on every rank."""
-        whole, remainder = divmod(self.samples - start, self.global_batch)
-        return whole + bool(remainder and self._share(remainder))
+        """Return the number of batches from position `start` to the end of an epoch, the same on every rank."""
+        full_steps, remainder = divmod(self.samples - start, self.global_batch)
+        return full_steps + bool(remainder and self._share(remainder))
 
     @property
     def rows(self) -> int:
-        """How many rows each rank has in a whole epoch."""
-        whole, remainder = divmod(self.samples, self.global_batch)
-        return whole * self.batch_size + (self._share(remainder) if remainder else 0)
+        """The number of rows of each rank in an epoch."""
+        full_steps, remainder = divmod(self.samples, self.global_batch)
+        return full_steps * self.batch_size + (self._share(remainder) if remainder else 0)
 
     def _share(self, remainder: int) -> int:
-        """How many rows each rank has of a last global batch of `remainder` samples."""
+        """Return the number of rows of each rank in a last global batch of `remainder` samples."""
         if self.drop_last:
             return 0
         unit = self.group if self.world_size > 1 else 1
-        each = unit * self.world_size
-        return (remainder // each if self.uneven == "drop" else -(-remainder // each)) * unit
+        multiple = unit * self.world_size
+        return (remainder // multiple if self.uneven == "drop" else -(-remainder // multiple)) * unit
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
-        """This rank's batches of an epoch, from position `start` on."""
+        """Yield this rank's batches of an epoch, starting at position `start`."""
         order: Any = self._order(epoch)
-        whole, remainder = divmod(self.samples - start, self.global_batch)
-        first = self._positions(self.batch_size) + start
+        full_steps, remainder = divmod(self.samples - start, self.global_batch)
+        first_positions = self._positions(self.batch_size) + start
         by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
-        computed = self.global_batch if by_blocks else self.batch_size
+        positions_per_step = self.global_batch if by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
-        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // computed)
-        while step < whole:
-            steps = np.arange(step, min(step + at_once, whole), dtype=np.int64)[:, None] * self.global_batch
-            positions = self._of_blocks(order, steps + start) if by_blocks else steps + first
+        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
+        while step < full_steps:
+            steps = np.arange(step, min(step + at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
+            positions = self._block_positions(order, steps + start) if by_blocks else steps + first_positions
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
-            step, at_once = step + len(steps), max(1, ORDER_BLOCK // computed)
+            step, at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
         share = self._share(remainder) if remainder else 0
         if share:
-            positions = self._positions(share) + start + whole * self.global_batch
+            positions = self._positions(share) + start + full_steps * self.global_batch
             inside = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)
                 yield Rows(positions, order(positions), inside)
             else:
-                # Groups stay groups: the last one is filled up with its own positions, then they begin again.
+                # Groups stay together: the last group is filled up with its own positions, and then the first groups
+                # are repeated.
                 positions = positions % (self.samples + -self.samples % self.group)
                 remainder = max(1, self.samples % self.group)
                 repeated = self.samples - remainder + (positions - self.samples) % remainder

@@ -1,4 +1,4 @@
-"""What is asked for in one step of an epoch: made by a schedule, done by workers. Plain values, main process only."""
+"""The request for one batch, which a schedule creates and workers fulfil. Plain values, main process only."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ __all__ = ["BatchSpec"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSpec:
-    """The samples of one batch, and what follows it.
+    """The samples of one batch, and the place after it.
 
-    For an iterable dataset it asks for a full batch. How many samples there are, and so `step`, `positions`, `indices`
-    and `after`, is known when the batch is due: it and those that it waits for are done.
+    For an iterable dataset it requests a full batch. The actual number of samples, and so the final `step`,
+    `positions`, `indices` and `after`, is known only when the batch is due: when the batch and all batches that it
+    waits for are done.
 
     Attributes:
-        step: its number in the epoch.
-        epoch: the epoch's number.
-        positions: int64 (N,), in the epoch's order.
-        indices: the dataset's, int64 (N,), or the keys that a user's sampler gave.
-        valid: bool (N,), False for rows that only fill the batch up; None if there are none.
-        after: the place that follows.
-        may_be_dropped: it need not be given if all its samples failed: no other rank waits for it.
-        iterable: the pass and worker, for an iterable dataset.
-        queue: a batch waits for those before it of its own queue; of others it may come first.
-        on_due: called with this spec, how many samples came (failed ones too), whether all of them failed, and how far
-            each chunk has come; returns the batch's final spec, or None if it is not to be given.
-        warning: what to tell the user with it.
+        step: the number of the batch in the epoch.
+        epoch: the number of the epoch.
+        positions: int64 (N,), the positions in the epoch's order.
+        indices: int64 (N,), the dataset's indices, or the keys from a user's sampler.
+        valid: bool (N,), False for rows that only fill up the batch; None if all rows are valid.
+        after: the place after the batch.
+        may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
+        iterable: the pass and the worker, for an iterable dataset.
+        queue: a batch waits for the earlier batches of its queue, but can overtake the batches of other queues.
+        on_due: a function called with this spec, the number of samples (including failed ones), whether all of them
+            failed, and the progress after each chunk. Returns the final spec, or None to drop the batch.
+        warning: a warning to issue with the batch.
     """
 
     step: int

@@ -1,7 +1,7 @@
-"""Files that are complete or absent: written under another name, synced, renamed, and the folder synced.
+"""Writing files that are either complete or absent: write under another name, sync, rename, and sync the folder.
 
-A full disk is no fault of a sample or of the program: `telling_of_a_full_disk` turns what a library makes of it into
-one message.
+A full disk is neither the fault of a sample nor of the program: `explain_full_disk` turns the errors that
+libraries raise for it into one message.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any, Final
 from gpuload.errors import GpuloadError, one_line
 
 __all__ = [
-    "WORK", "as_json", "draft", "hash_of", "read_json", "record_of", "sync_names", "telling_of_a_full_disk",
-    "write_file",
+    "WORK", "as_json", "draft", "explain_full_disk", "hash_of", "read_json", "record_of", "sync_names", "write_file",
 ]  # fmt: skip
 
-WORK: Final = ".gpuload-pack"  # the folder of unfinished files, within the packed set
-BUFFER: Final = 1 << 20  # bytes that are hashed and written at once
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WORK: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
+BUFFER: Final = 1 << 20  # bytes to hash and write per call
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _HashedFile(io.FileIO):
@@ -41,9 +40,9 @@ class _HashedFile(io.FileIO):
 
 @contextlib.contextmanager
 def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.BufferedWriter]:
-    """Yield a new file in the folder of unfinished files, which is moved to `path` when the block ends.
+    """Yield a new file in the folder for unfinished files, and move it to `path` when the block ends.
 
-    Its bytes then survive a loss of power, unless ``lasting=False``, and its name once `sync_names` was called.
+    Its content then survives a power failure, unless ``lasting=False``; its name does so after a call of `sync_names`.
     """
     name = os.path.join(work, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
@@ -61,7 +60,7 @@ def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.Buffered
 
 
 def sync_names(folder: str) -> None:
-    """Wait until the names of the files in a folder are on the disk."""
+    """Wait until the names of a folder's files are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -70,24 +69,24 @@ def sync_names(folder: str) -> None:
 
 
 def record_of(file: io.BufferedWriter) -> dict[str, Any]:
-    """Return size and SHA-256 of a `draft` that was written from its beginning to its end, once it is closed."""
+    """Return the size and SHA-256 of a `draft` that was written sequentially and is closed."""
     raw: Any = file.raw
     return {"bytes": raw.nbytes, "sha256": raw.sha256.hexdigest()}
 
 
 def write_file(path: str, data: bytes, work: str, *, lasting: bool = True) -> None:
-    """Write a file with these bytes, as `draft` does."""
+    """Write a file with this content, as `draft` does."""
     with draft(path, work, lasting=lasting) as file:
         file.write(data)
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value as JSON, the same bytes for the same value."""
+    """Return a value as JSON; equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def read_json(path: str) -> Any:
-    """Return the value in a file; None if there is no file, or no JSON in it."""
+    """Return the value in a JSON file; None if the file does not exist or is not valid JSON."""
     try:
         with open(path, "rb") as file:
             return json.load(file)
@@ -96,28 +95,28 @@ def read_json(path: str) -> Any:
 
 
 def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of a span of it, in hexadecimal digits."""
-    digest, left = sha256(), os.path.getsize(path) if nbytes is None else nbytes
+    """Return the SHA-256 of a file, or of a range of its bytes, as hexadecimal digits."""
+    digest, remaining = sha256(), os.path.getsize(path) if nbytes is None else nbytes
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        while data := file.read(min(left, BUFFER)):
+        while data := file.read(min(remaining, BUFFER)):
             digest.update(data)
-            left -= len(data)
+            remaining -= len(data)
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def telling_of_a_full_disk(folder: str) -> Iterator[None]:
-    """Raise a GpuloadError for a disk that is full, or a quota that is used up, whichever library noticed."""
+def explain_full_disk(folder: str) -> Iterator[None]:
+    """Raise a GpuloadError if the disk is full or a quota is exceeded, whichever library raised the original error."""
     try:
         yield
     except GpuloadError:
         raise
     except Exception as error:
-        number, text = getattr(error, "errno", None), str(error)  # LMDB's errors have no number, but the system's words
-        if number not in FULL and not any(os.strerror(full) in text for full in FULL):
+        number, text = getattr(error, "errno", None), str(error)  # LMDB's errors have no errno, but the system's text
+        if number not in DISK_FULL and not any(os.strerror(full) in text for full in DISK_FULL):
             raise
         raise GpuloadError(
-            f"there is no room for the set in {folder!r} ({one_line(text)}). What is done is kept: make room, and run "
-            "the same again"
+            f"there is no room for the set in {folder!r} ({one_line(text)}); free some space, and run the same command "
+            "again (finished parts are kept)"
         ) from error

@@ -1,8 +1,8 @@
-"""What becomes of an image on its way into a store: its bytes as they are, or resized, or with an index.
+"""Preparing images for a store: their bytes are copied unchanged, resized, or given an index.
 
-Runs where parts are made, one `Images` for each. Pillow resizes, by Lanczos, a JPEG from a decoder that has already
-halved it as long as it stays twice as large as it will be. Orientation and ICC profile are kept, as pixels are kept as
-stored: a resized file is turned upright by whoever turns the original upright, and only then.
+Runs in the process that makes a part, with one `Images` per part. Pillow resizes with a Lanczos filter; for a JPEG, the
+decoder first halves the size as long as the result is at least twice the target size. Orientation and ICC profile are
+preserved and not applied to the pixels, so a resized file is displayed like the original.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gpuload.packing.jpeg_cuttable import make_cuttable
 __all__ = ["ImageOptions", "Images"]
 
 RESIZED: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA")}
-MOST_EXIF: Final = 65_000  # bytes that one segment of a JPEG holds
+MAX_EXIF: Final = 65_000  # bytes in one segment of a JPEG
 ORIENTATION: Final = 0x0112
-BUFFER: Final = 2  # bytes for a sample of a pixel; noise of black and white takes 1.2 at quality 100
-AS_USUAL: Final = Decode(exif=True)  # built once: it takes as long as to read a header
-LARGER: Final = 2  # times as large as it will be: so far a JPEG may be made smaller by its decoder
+BUFFER: Final = 2  # bytes per pixel and channel; black and white noise takes 1.2 at quality 100
+HEADER_DECODE: Final = Decode(exif=True)  # built once, since that takes as long as reading a header
+DRAFT_SCALE: Final = 2  # the minimum size of a JPEG after its decoder, relative to the target size
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Options of images: see `pack`."""
+    """The options for images, see `pack`."""
 
     short_side: int | None = None
     quality: int = 90
@@ -46,10 +46,10 @@ class ImageOptions:
 
 
 class Images:
-    """Prepares images, one at a time.
+    """A converter that prepares images, one at a time.
 
     Attributes:
-        kept: how many images stayed as they were though something was asked for, by why.
+        kept: the number of images that could not be changed as requested, by reason.
     """
 
     def __init__(self, options: ImageOptions) -> None:
@@ -58,31 +58,31 @@ class Images:
         self.kept: Counter[str] = Counter()
 
     def bytes_of(self, encoded: Encoded) -> bytes:
-        """Return the bytes that are stored for an image.
+        """Return the bytes to store for an image.
 
         Raises:
-            DecodeError: it is damaged, as far as was looked: the header and the end, or with `check` and where it is
-                resized, all of it.
+            DecodeError: the image is damaged. Only the header and the end are checked, unless the image is resized or
+                `check` is set.
             GpuloadError: jpegtran is not installed.
         """
         options, data = self._options, encoded.data
-        header = read_header(data, AS_USUAL)
-        wanted = options.short_side is not None and min(header.height, header.width) > options.short_side
-        if wanted and _resizable(header):
+        header = read_header(data, HEADER_DECODE)
+        resizes = options.short_side is not None and min(header.height, header.width) > options.short_side
+        if resizes and _resizable(header):
             return self._cuttable(self._resized(data, header), header)
-        if wanted:
+        if resizes:
             self.kept[f"not resized: {header.format} of mode {header.mode}"] += 1
         if options.check or not ends(data, header):
             self._decode(data, header)
         return self._cuttable(data, header)
 
     def pixels_of(self, image: Any) -> np.ndarray:
-        """Return the numbers that are stored for an image in an array: H×W×C of a file, else as they are.
+        """Return the pixels to store for an image in an array: H×W×C for a file, unchanged for decoded images.
 
-        With `short_side` the middle square of it, of that side.
+        With `short_side`, cut out the middle square of a file's pixels, and resize it to this length.
 
         Raises:
-            DecodeError: it is damaged.
+            DecodeError: the image is damaged.
         """
         if isinstance(image, Image):
             return image.hwc
@@ -94,7 +94,7 @@ class Images:
             return pixels
         if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3, 4):
             raise DecodeError(
-                f"short_side resizes grey, RGB and RGBA images of 8 bits, this one has {pixels.shape[2]} channels of "
+                f"short_side resizes 8-bit grey, RGB and RGBA images, but this image has {pixels.shape[2]} channels of "
                 f"{pixels.dtype}"
             )
         from PIL import Image as Pillow
@@ -117,12 +117,12 @@ class Images:
         return cuttable
 
     def _decode(self, data: bytes, header: Header) -> None:
-        """Decode all of it, only to see whether that can be done."""
-        whole = (0, 0, header.height, header.width)
+        """Decode the entire image to check it for damage."""
+        full_region = (0, 0, header.height, header.width)
         if header.opened is None:
-            self._decoder.decode(Encoded(data, "unchanged"), header._replace(orientation=1), whole)
+            self._decoder.decode(Encoded(data, "unchanged"), header._replace(orientation=1), full_region)
             return
-        values, complaint = listen(header.opened.values, whole)
+        values, complaint = listen(header.opened.values, full_region)
         if values is None:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
 
@@ -133,43 +133,43 @@ class Images:
 
         short = self._options.short_side
         assert short is not None
-        saving: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         box = None
         try:
             with quiet():
                 is_png = header.format == "PNG"
                 image: Any = PngImageFile(io.BytesIO(data)) if is_png else JpegImageFile(io.BytesIO(data))
                 if not is_png:
-                    saving = {"quality": self._options.quality, "subsampling": get_sampling(image), "optimize": True}
+                    params = {"quality": self._options.quality, "subsampling": get_sampling(image), "optimize": True}
                 width, height = _scaled(header, short)
-                if not is_png and (drafted := image.draft(None, (LARGER * width, LARGER * height))):
-                    box = drafted[1]
+                if not is_png and (draft := image.draft(None, (DRAFT_SCALE * width, DRAFT_SCALE * height))):
+                    box = draft[1]
                 image.load()
                 if image.info.get("icc_profile"):
-                    saving["icc_profile"] = image.info["icc_profile"]
+                    params["icc_profile"] = image.info["icc_profile"]
                 exif = image.info.get("exif", b"")
-                if 0 < len(exif) <= MOST_EXIF:
-                    saving["exif"] = exif
-                elif header.orientation != 1:  # told by XMP, or in a block that is too long for Pillow to write
-                    saving["exif"] = Pillow.Exif()
-                    saving["exif"][ORIENTATION] = header.orientation
-                return _saved(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, saving)
+                if 0 < len(exif) <= MAX_EXIF:
+                    params["exif"] = exif
+                elif header.orientation != 1:  # stored in XMP, or in an EXIF block that is too long for Pillow
+                    params["exif"] = Pillow.Exif()
+                    params["exif"][ORIENTATION] = header.orientation
+                return _saved(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, params)
         except Exception as error:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
 
 
 def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
-    """Return the file of an image.
+    """Encode an image as a file.
 
-    With ``optimize`` a JPEG has to fit into a buffer of Pillow's: one or two bytes for a pixel, at least `MAXBLOCK`.
-    Noise takes up to three, and failed.
+    With ``optimize``, Pillow encodes a JPEG into a buffer of one or two bytes per pixel, and at least `MAXBLOCK`. Noise
+    takes up to three bytes per pixel, so encoding failed without a larger `MAXBLOCK`.
     """
     from PIL import ImageFile
 
     file, before = io.BytesIO(), ImageFile.MAXBLOCK
     width, height = image.size
-    beside = len(options.get("icc_profile", b"")) + 4 * MOST_EXIF  # EXIF, a comment, tables
-    ImageFile.MAXBLOCK = max(before, BUFFER * len(image.getbands()) * width * height + beside)
+    metadata_bytes = len(options.get("icc_profile", b"")) + 4 * MAX_EXIF  # EXIF, a comment, tables
+    ImageFile.MAXBLOCK = max(before, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
     try:
         image.save(file, name, **options)
     finally:
@@ -178,8 +178,8 @@ def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
 
 
 def _resizable(header: Header) -> bool:
-    """Return whether the picture can be made smaller without losing what it is; what has more bits, a palette, a
-    colour that is transparent, or frames, stays."""
+    """Return whether the image can be resized without losing properties. Images with more than 8 bits, a palette, a
+    transparent colour, or several frames are not resized."""
     if header.mode not in RESIZED.get(header.format, ()):
         return False
     if header.format == "JPEG":

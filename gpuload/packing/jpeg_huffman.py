@@ -1,6 +1,6 @@
-"""The Huffman codes of a JPEG's scan: read from its header, added to, and followed through the scan bit by bit.
+"""The Huffman tables of a JPEG: reading them, adding codes, and following the codes of a scan bit by bit.
 
-For making an index (`jpeg_cuttable`): some 60 ms for a photograph.
+`jpeg_cuttable` uses this to build an index, which takes about 60 ms for a photo.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gpuload.decode.header import DHT, JpegHeader
 
 __all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "segments", "walk", "write_tables"]
 
-LONGEST: Final = 16  # bits of a code
-CHUNK: Final = 1 << 16  # bytes of a scan of which the codes at each bit are looked up at once
-MOST: Final = 2600  # more bytes than an MCU has: 10 blocks of 64 coefficients of 31 bits
-# What a symbol adds to the number of coefficients; these are more than a block has.
+MAX_CODE_BITS: Final = 16
+CHUNK: Final = 1 << 16  # bytes of a scan for which the codes at all bit offsets are looked up together
+MAX_MCU_BYTES: Final = 2600  # an upper limit: 10 blocks of 64 coefficients of 31 bits
+# Added to the number of coefficients by special symbols; both exceed the size of a block.
 END, WRONG = 100, 200
 
 
 class Table(NamedTuple):
-    """How many codes there are of 1 … 16 bits, and the symbols in their order."""
+    """A Huffman table: the number of codes with 1 … 16 bits, and the symbols in the order of their codes."""
 
     counts: bytes
     symbols: bytes
 
     def codes(self) -> dict[int, tuple[int, int]]:
-        """Return the code of each symbol and its bits."""
+        """Return the code of each symbol, and the code's length in bits."""
         codes: dict[int, tuple[int, int]] = {}
         code, at = 0, 0
         for bits, count in enumerate(self.counts, 1):
@@ -42,7 +42,7 @@ class Table(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of an MCU: its component, in the order of the scan, and the tables of its coefficients."""
+    """A block of an MCU: the number of its component in the scan, and the tables for its coefficients."""
 
     component: int
     dc: Table
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 def segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, begin and end of the segments that begin before `stop`; of each fill byte too."""
+    """Yield marker, begin and end of each segment (or fill byte) that begins before `stop`."""
     at = 2
     while at < stop:
         marker, length = struct.unpack_from(">HH", data, at)
@@ -60,37 +60,37 @@ def segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
 
 
 def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list[tuple[int, int]]]:
-    """Return the tables that hold at the first scan, by class and number as in the file, and their segments."""
+    """Return the tables of the first scan, keyed by their class and number in the file, and their segments."""
     tables: dict[int, Table] = {}
-    places = [(at, end) for marker, at, end in segments(data, header.first_scan) if marker == DHT]
-    for at, end in places:
+    table_segments = [(at, end) for marker, at, end in segments(data, header.first_scan) if marker == DHT]
+    for at, end in table_segments:
         inner = at + 4
         while inner < end:
             counts = data[inner + 1 : inner + 17]
             tables[data[inner]] = Table(counts, data[inner + 17 : inner + 17 + sum(counts)])
             inner += 17 + sum(counts)
-    return tables, places
+    return tables, table_segments
 
 
 def write_tables(tables: dict[int, Table]) -> bytes:
-    """Return a segment that defines them."""
+    """Return a segment that defines these tables."""
     body = b"".join(bytes((number,)) + table.counts + table.symbols for number, table in tables.items())
     return struct.pack(">HH", DHT, len(body) + 2) + body
 
 
 def complete(table: Table, symbols: Iterable[int]) -> Table | None:
-    """Return the table with codes for these symbols too, the codes that it has being kept; None if there is no room.
+    """Return the table with codes for these symbols added, and existing codes unchanged; None if there is no room.
 
-    A code is never all ones, so behind the last there is always room for longer ones.
+    No code consists of ones only, so there is always room for longer codes after the last.
     """
     missing = [symbol for symbol in symbols if symbol not in table.symbols]
     if not missing:
         return table
     bits = max((bits for bits, count in enumerate(table.counts, 1) if count), default=1)
     free = max((code + 1 for code, length in table.codes().values() if length == bits), default=0)
-    while bits <= LONGEST and free + len(missing) > (1 << bits) - 1:
+    while bits <= MAX_CODE_BITS and free + len(missing) > (1 << bits) - 1:
         bits, free = bits + 1, free << 1
-    if bits > LONGEST:
+    if bits > MAX_CODE_BITS:
         return None
     counts = bytearray(table.counts)
     counts[bits - 1] += len(missing)
@@ -98,66 +98,66 @@ def complete(table: Table, symbols: Iterable[int]) -> Table | None:
 
 
 def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> list[Block] | None:
-    """Return the blocks of an MCU in their order; None where the header of the scan does not fit that of the frame."""
+    """Return the blocks of an MCU in order; None if the headers of the scan and the frame do not match."""
     at = header.first_scan + 4
     if data[at] != header.components:
         return None
     blocks: list[Block] = []
     for component in range(header.components):
-        known, factors = data[header.frame_at + 10 + 3 * component : header.frame_at + 12 + 3 * component]
+        expected, factors = data[header.frame_at + 10 + 3 * component : header.frame_at + 12 + 3 * component]
         number, used = data[at + 1 + 2 * component : at + 3 + 2 * component]
         dc, ac = tables.get(used >> 4), tables.get(0x10 | used & 15)
-        if number != known or dc is None or ac is None:
+        if number != expected or dc is None or ac is None:
             return None
         blocks += [Block(component, dc, ac)] * ((factors >> 4) * (factors & 15) if header.components > 1 else 1)
     return blocks
 
 
 def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Follow the codes of a scan; None if they are wrong, or not as many as there should be.
+    """Follow the codes of a scan. Return None if a code is wrong, or the number of codes is.
 
     Args:
-        scan: its bytes, uint8, those behind 0xFF left out.
-        blocks: of an MCU.
-        count: of MCUs.
+        scan: the bytes of the scan, uint8, without the bytes stuffed after 0xFF.
+        blocks: the blocks of an MCU.
+        count: the number of MCUs.
 
     Returns:
-        The bit at which each block begins and at last the one behind all, int64; and the difference of each block's DC
-        coefficient from that of the component's block before, int64.
+        The first bit of each block, and the bit after the last block, int64; and the difference of each block's DC
+        coefficient from that of the component's previous block, int64.
     """
-    padded = np.concatenate((scan, np.full(2 * MOST, 0xFF, np.uint8)))
+    padded = np.concatenate((scan, np.full(2 * MAX_MCU_BYTES, 0xFF, np.uint8)))
     starts: list[np.ndarray] = []
-    base, left, bit = 0, count, 0
-    while left:
+    base, remaining, bit = 0, count, 0
+    while remaining:
         if base > len(scan):
             return None
-        block_starts, bit = _walk_chunk(padded[base : base + CHUNK + MOST + 2], blocks, left, bit)
+        block_starts, bit = _walk_chunk(padded[base : base + CHUNK + MAX_MCU_BYTES + 2], blocks, remaining, bit)
         if block_starts is None:
             return None
         starts.append(block_starts + 8 * base)
-        left -= len(block_starts) // len(blocks)
+        remaining -= len(block_starts) // len(blocks)
         base, bit = base + bit // 8, bit % 8
     end = 8 * base + bit
     if not 0 <= 8 * len(scan) - end < 8:
         return None
     begins = np.concatenate(starts)
     differences = np.empty(len(begins), np.int64)
-    for place, block in enumerate(blocks):
-        read = _read_dc(padded, begins[place :: len(blocks)], block.dc)
-        if read is None:
+    for number, block in enumerate(blocks):
+        block_differences = _read_dc(padded, begins[number :: len(blocks)], block.dc)
+        if block_differences is None:
             return None
-        differences[place :: len(blocks)] = read
+        differences[number :: len(blocks)] = block_differences
     return np.append(begins, end), differences
 
 
 def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
-    """Return the first bits of the blocks of this many MCUs, or of those that begin in the chunk, and the bit
-    behind."""
+    """Return the first bit of each block, for this many MCUs or those that begin in the chunk, and the bit after the
+    last block."""
     wide = scan.astype(np.uint32)
-    three = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
-    windows = np.empty((len(three), 8), np.uint16)  # the 16 bits that begin at each bit
+    next_24_bits = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
+    windows = np.empty((len(next_24_bits), 8), np.uint16)  # the 16 bits from each bit on
     for shift in range(8):
-        windows[:, shift] = three >> (8 - shift)
+        windows[:, shift] = next_24_bits >> (8 - shift)
     flat = windows.ravel()
     steps: dict[tuple[Table, bool], tuple[bytes, bytes]] = {}
     for block in blocks:
@@ -167,33 +167,33 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> 
                 steps[table, is_dc] = bits[flat].tobytes(), coefficients[flat].tobytes()
     plan = [(steps[block.dc, True][0], *steps[block.ac, False]) for block in blocks]
     starts: list[int] = []
-    note = starts.append
-    limit = 8 * min(CHUNK, len(three) - MOST)
+    add_start = starts.append
+    limit = 8 * min(CHUNK, len(next_24_bits) - MAX_MCU_BYTES)
     while count and bit < limit:
         for dc_bits, ac_bits, coefficients in plan:
-            note(bit)
+            add_start(bit)
             bit += dc_bits[bit]
-            left = 63
-            while left > 0:
-                left -= coefficients[bit]
+            remaining = 63
+            while remaining > 0:
+                remaining -= coefficients[bit]
                 bit += ac_bits[bit]
-            if left and not 0 <= left + END < 63 + 1:
+            if remaining and not 0 <= remaining + END < 63 + 1:
                 return None, bit
         count -= 1
     return np.array(starts, np.int64), bit
 
 
 def _entries(table: Table) -> Iterator[tuple[slice, int, int]]:
-    """Yield for each code the windows of 16 bits that begin with it, its bits, and its symbol."""
+    """Yield for each code the range of 16-bit windows that begin with it, its length in bits, and its symbol."""
     for symbol, (code, bits) in table.codes().items():
-        yield slice(code << (LONGEST - bits), (code + 1) << (LONGEST - bits)), bits, symbol
+        yield slice(code << (MAX_CODE_BITS - bits), (code + 1) << (MAX_CODE_BITS - bits)), bits, symbol
 
 
 def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each 16 bits how many belong to the code that they begin with and the number behind it, uint8; and
-    how many coefficients that is, uint8."""
-    bits = np.ones(1 << LONGEST, np.uint8)
-    coefficients = np.full(1 << LONGEST, WRONG, np.uint8)
+    """Return two uint8 arrays, indexed by 16-bit windows: the length of the first code and of the number after it, in
+    bits, and the number of coefficients that they encode."""
+    bits = np.ones(1 << MAX_CODE_BITS, np.uint8)
+    coefficients = np.full(1 << MAX_CODE_BITS, WRONG, np.uint8)
     for windows, length, symbol in _entries(table):
         run, size = (0, symbol) if is_dc else (symbol >> 4, symbol & 15)
         bits[windows] = min(length + size, 255)
@@ -205,17 +205,17 @@ def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_dc(scan: np.ndarray, begins: np.ndarray, table: Table) -> np.ndarray | None:
-    """Return the differences that are coded at these bits; None if one of them is no code of 8-bit JPEGs."""
+    """Return the differences that are encoded at these bits; None if a code is not valid in 8-bit JPEGs."""
     byte, bit = begins >> 3, begins & 7
     window = np.zeros(len(begins), np.int64)
-    for place in range(5):
-        window = window << 8 | scan[byte + place]
-    sizes = np.full(1 << LONGEST, 255, np.int64)
-    lengths = np.zeros(1 << LONGEST, np.int64)
+    for offset in range(5):
+        window = window << 8 | scan[byte + offset]
+    sizes = np.full(1 << MAX_CODE_BITS, 255, np.int64)
+    lengths = np.zeros(1 << MAX_CODE_BITS, np.int64)
     for windows, length, symbol in _entries(table):
         sizes[windows], lengths[windows] = symbol, length
-    first = window >> (24 - bit) & 0xFFFF
-    size, length = sizes[first], lengths[first]
+    code_window = window >> (24 - bit) & 0xFFFF
+    size, length = sizes[code_window], lengths[code_window]
     if (size > 11).any():
         return None
     value = window >> (40 - bit - length - size) & ((1 << size) - 1)

@@ -1,21 +1,21 @@
-"""What lies beside a packed set: ``manifest.json``, by which `verify` knows what has to be there, and how to read it.
+"""The manifest of a packed set, ``manifest.json``: the files of the set, for `verify`, and how to read it.
 
-It has the SHA-256 of each part (a shard; of an array, a span of samples) and of the other files (of ``images.npy`` what
-precedes the numbers), the samples that were left out with their causes, and how the set is read.
-``manifest-crc32.npy`` has a CRC-32 of each sample, which says where in a damaged part the damage is. All of these
-depend on the samples alone. ``manifest-sources.json`` says by which sizes and times the sources of each part are
-recognized.
+The manifest contains the SHA-256 of each part (a shard, or for an array, a range of samples) and of each other file
+(for ``images.npy``, of its header), the skipped samples with their causes, and how to read the set.
+``manifest-crc32.npy`` contains a CRC-32 of each sample, by which damage is located within a part. These files depend
+only on the samples. ``manifest-sources.json`` contains a checksum of the sizes and times of each part's source files.
 
-A set may come from anybody, and the hash of a manifest shows damage, not who wrote it. So a manifest is compared with
-what `pack` writes, entry by entry, before any of it is used: the dataset that reads a set and the names of its files
-are the constants below, and anything else is refused. What is expected is described by a value of the same form:
+A set may come from an untrusted source, and the hash in a manifest detects damage, but does not authenticate the
+author. So before use, each entry of a manifest is checked against the form that `pack` writes: the names of the dataset
+class and of the files must be among the constants below, and anything else is refused. The expected form is described
+by a value of the same structure:
 
-- a dict: exactly these names; a dict whose one name is a pattern: any names that match it;
-- a list with one entry: any number of entries like it;
-- a tuple: one of several;
-- a type: a value of exactly this type, and if it is a number, 0 or more; `list`: whatever is in it;
-- a pattern: a text that it matches from beginning to end;
-- anything else: that value.
+- a dict: exactly these keys; a dict whose only key is a pattern: any keys that match the pattern;
+- a list with one entry: any number of such entries;
+- a tuple: one of these alternatives;
+- a type: a value of exactly this type; an int must be 0 or more; a `list` may contain anything;
+- a pattern: a str that matches it completely;
+- any other value: exactly this value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpuload.packing.durable import WORK, read_json
 
 __all__ = [
     "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "how_to_read",
-    "open_packed", "plan_like", "read_manifest", "reading_line", "record_like", "sealed", "source_stamps",
+    "open_packed", "plan_form", "read_manifest", "reading_line", "record_form", "sealed", "source_stamps",
 ]  # fmt: skip
 
 FORMAT: Final = 2
@@ -43,7 +43,7 @@ CLASSES: Final = "classes.json"
 LABELS: Final = "labels.npy"
 DATABASE: Final = "data.mdb"
 ARRAY: Final = "images.npy"
-# Of each store the dataset that reads it, its path in the set's folder, and the names of its parts.
+# For each store: the dataset that reads it, its path in the set's folder, and the names of its parts.
 READERS: Final = {
     "tar": ("TarShards", "shard-*.tar", re.compile(r"shard-[0-9]{5,18}\.tar")),
     "parquet": ("Parquet", ".", re.compile(r"shard-[0-9]{5,18}\.parquet")),
@@ -51,8 +51,8 @@ READERS: Final = {
     "array": ("ArrayFile", ARRAY, ARRAY),
 }
 LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
-LARGEST: Final = 1 << 62
-SHOWN: Final = 100  # characters of a value
+NUMBER_LIMIT: Final = 1 << 62
+MAX_SHOWN: Final = 100  # the maximum number of characters of a value in messages
 
 DIGEST: Final = re.compile("[0-9a-f]{64}")
 TEXT: Final = re.compile(".*", re.DOTALL)
@@ -62,10 +62,10 @@ BAD: Final = [{"index": int, "source": (str, None), "cause": str}]
 
 
 def difference(value: Any, expected: Any, where: str = "") -> str | None:
-    """Return where a value first differs from what is expected, and what is there, in a few words; None if nowhere."""
-    place = where or "its content"
+    """Describe the first difference between a value and the expected form; return None if there is none."""
+    subject = where or "its content"
     if isinstance(expected, dict | list) and type(value) is not type(expected):
-        return f"{place} is {shortened(value)}, expected a {type(expected).__name__}"
+        return f"{subject} is {shortened(value)}, expected a {type(expected).__name__}"
     entries: list[tuple[Any, Any, str]]
     if isinstance(expected, list):
         entries = [(entry, expected[0], f"{where}[{number}]") for number, entry in enumerate(value)]
@@ -73,13 +73,13 @@ def difference(value: Any, expected: Any, where: str = "") -> str | None:
         pattern = next((name for name in expected if isinstance(name, re.Pattern)), None)
         for name in value:
             if name not in expected and (pattern is None or not pattern.fullmatch(name)):
-                return f"{place} has an entry {shortened(name)}, which gpuload does not write"
+                return f"{subject} has an entry {shortened(name)}, which gpuload does not write"
         for name in expected:
             if name is not pattern and name not in value:
-                return f"{place} has no entry {name!r}"
+                return f"{subject} lacks the entry {name!r}"
         entries = [(value[name], expected[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
     else:
-        return None if _fits(value, expected) else f"{place} is {shortened(value)}, expected {_described(expected)}"
+        return None if _fits(value, expected) else f"{subject} is {shortened(value)}, expected {_described(expected)}"
     return next(filter(None, (difference(*entry) for entry in entries)), None)
 
 
@@ -89,7 +89,7 @@ def _fits(value: Any, expected: Any) -> bool:
     if isinstance(expected, re.Pattern):
         return isinstance(value, str) and expected.fullmatch(value) is not None
     if isinstance(expected, type):
-        return type(value) is expected and (expected is not int or 0 <= value < LARGEST)
+        return type(value) is expected and (expected is not int or 0 <= value < NUMBER_LIMIT)
     return type(value) is type(expected) and value == expected
 
 
@@ -104,13 +104,13 @@ def _described(expected: Any) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as a message shows it."""
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN else shown[: SHOWN - 1] + "…"
+    """Return the repr of a value for messages, shortened if necessary."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with a hash of itself."""
+    """Return the manifest with a hash of its content added."""
     hashed = {name: value for name, value in manifest.items() if name != "sha256"}
     return {**hashed, "sha256": sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()}
 
@@ -120,27 +120,25 @@ def read_manifest(folder: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no set, or it is not finished.
-        GpuloadError: it is damaged, of another version, or has something in it that `pack` does not write.
+        GpuloadError: the manifest is damaged, has another version, or contains something that `pack` does not write.
     """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
         unfinished = os.path.isdir(os.path.join(folder, WORK))
-        what = "is not finished: run the same gpuload pack again" if unfinished else "is no packed set"
+        what = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
         raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is int and version != FORMAT:
         raise GpuloadError(
-            f"{path!r} is of version {version}, this gpuload reads {FORMAT}: pack again, or name the set's files to "
-            "gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
+            f"{path!r} has version {version}, but this gpuload reads version {FORMAT}: pack again, or pass the set's "
+            "files to gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
         )
     if type(version) is not int or manifest != sealed(manifest):
-        raise GpuloadError(
-            f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
-        )
+        raise GpuloadError(f"{path!r} is damaged, so the set cannot be checked: restore it from a copy, or pack again")
     if wrong := _first_difference(manifest):
         raise GpuloadError(
-            f"{path!r} is not a manifest of gpuload: {wrong}. None of it is used; take the set from where it was "
+            f"{path!r} is not a manifest of gpuload: {wrong}. It was not used; copy the set again from where it was "
             "packed, or pack again"
         )
     return manifest
@@ -150,25 +148,25 @@ def _first_difference(manifest: dict[str, Any]) -> str | None:
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
         return f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
-    like = {
+    expected = {
         "format": FORMAT,
         "to": to,
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
         "read": _read(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
-        "parts": [_part_like(to)],
+        "parts": [_part_form(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": BAD,
         "kept": {TEXT: int},
-        "plan": plan_like(to),
+        "plan": plan_form(to),
         "sha256": DIGEST,
     }
-    return difference(manifest, like)
+    return difference(manifest, expected)
 
 
-def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
-    """Describe what is noted of a job: its arguments, and how its dataset is recognized."""
+def plan_form(to: str | tuple[str, ...]) -> dict[str, Any]:
+    """Return the expected form of a plan: the arguments of a job, and the identity of its dataset."""
     return {
         "format": FORMAT,
         "to": to,
@@ -178,26 +176,26 @@ def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def record_like(to: str, number: int) -> dict[str, Any]:
-    """Describe what is noted of a part when it is written."""
-    of_store = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
+def record_form(to: str, number: int) -> dict[str, Any]:
+    """Return the expected form of a part's record."""
+    store_fields = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
         "part": number,
         "crc32": re.compile("([0-9a-f]{8})*"),
         "bad": BAD,
         "kept": {TEXT: int},
         "sources": (SOURCE_STAMP, None),
-        **_part_like(to),
-        **of_store,
+        **_part_form(to),
+        **store_fields,
     }
 
 
-def _part_like(to: str) -> dict[str, Any]:
+def _part_form(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """Return the dataset's name, the path in the set's folder, and the arguments that give the samples back."""
+    """Return the dataset class, the path in the set's folder, and the arguments by which the samples are read."""
     rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
     image, columns, layout = "", [], ""
@@ -211,7 +209,7 @@ def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) ->
 
 
 def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
-    """Return how a set is read; and where values are descriptions of what is expected, what is expected of that."""
+    """Return how to read a set; given expected forms instead of values, return the expected form of the result."""
     dataset, path, _ = READERS[to]
     options: dict[str, Any]
     match to:
@@ -230,20 +228,20 @@ def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any,
 
 
 def source_stamps(folder: str, parts: int) -> list[str | None]:
-    """Return the stamps of the sources that a set was made of, one for each part; None where nothing is known."""
+    """Return the stamps of the source files of a set, one per part; None if a stamp is unknown."""
     stamps = read_json(os.path.join(folder, SOURCES))
-    known = difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == parts
-    return stamps if known else [None] * parts
+    is_valid = difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == parts
+    return stamps if is_valid else [None] * parts
 
 
 def reading_line(folder: str, read: dict[str, Any]) -> str:
-    """Return the line of Python that reads the set."""
+    """Return a line of Python that opens the set."""
     path, arguments = _call(folder, read)
     return f"gpuload.{read['dataset']}({path!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
 
 
 def _call(folder: str, read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path and the options that the set's dataset is made with."""
+    """Return the path and the arguments of the set's dataset."""
     options: dict[str, Any] = dict(read["options"])
     options |= {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     if "labels" in options:
@@ -252,7 +250,7 @@ def _call(folder: str, read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def open_packed(folder: str) -> Any:
-    """Return the dataset that reads a packed set; its `classes` are the names of labels, or None.
+    """Return the dataset that reads a packed set. Its `classes` attribute holds the class names, or None.
 
     Raises:
         FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
@@ -270,17 +268,17 @@ def open_packed(folder: str) -> Any:
     path = os.path.join(folder, CLASSES)
     dataset.classes = classes = read_json(path)
     if difference(classes, [str]) and classes is not None:
-        raise GpuloadError(f"{path!r} holds {shortened(classes)}, expected a list of the classes' names")
+        raise GpuloadError(f"{path!r} holds {shortened(classes)}; expected a list of class names")
     return dataset
 
 
 def _refuse_links(folder: str) -> None:
-    """Refuse a set that has files elsewhere: what is read from there may not be the set's."""
+    """Refuse a set with links to files outside its folder, which may be any files."""
     root = os.path.join(os.path.realpath(folder), "")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink() and not (target := os.path.realpath(entry.path)).startswith(root):
                 raise GpuloadError(
-                    f"{entry.path!r} is a link that leaves {folder!r}: it leads to {target!r}. Copy the file to its "
-                    "place; or name the files themselves, as in 'packed/shard-*.tar', if you trust them"
+                    f"{entry.path!r} is a link to {target!r}, outside of {folder!r}. Replace the link with a copy of "
+                    "the file; or if you trust the files, open them directly, as in 'packed/shard-*.tar'"
                 )

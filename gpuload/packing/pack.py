@@ -1,4 +1,4 @@
-"""`pack`: write a dataset as a packed set. Runs in the main process: plans, reuses finished parts, makes missing ones.
+"""`pack`: write a dataset as a packed set. The main process plans the job, and makes the parts that are missing.
 
 Work in progress (the plan, the records of parts, drafts) is in ``.gpuload-pack`` inside the set's folder. The manifest
 is written last, and then ``.gpuload-pack`` is removed. So whenever a process is killed, the files on disk show which
@@ -31,7 +31,7 @@ from gpuload.packing import durable, manifest
 from gpuload.packing.durable import WORK, as_json, write_file
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, difference
-from gpuload.packing.plan import Job, Store, begun_plan, identity_of, planned, source_stamp
+from gpuload.packing.plan import Job, Store, identity_of, load_plan, plan_job, source_stamp
 from gpuload.packing.pool import make_parts
 from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, part_file, place_array, record_path
 
@@ -40,7 +40,7 @@ __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 PLAN: Final = "plan.json"
 MAX_WORKERS: Final = 16
 MAX_LISTED: Final = 20
-PROGRESS_S: Final = 0.2  # at least between two reports
+PROGRESS_S: Final = 0.2  # the minimum time between two reports
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 PART_FIELDS: Final = ("file", "first", "samples", "bytes", "sha256")  # the manifest's fields for each part
 
@@ -132,7 +132,7 @@ def pack(
         exif: with ``to="array"``, turn images upright, as ``Decode(exif=True)`` does.
         ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
             cluster of this machine. All machines must see the source and the folder under the same paths. `workers`
-            then counts the workers of the whole cluster; default: the number of its CPUs.
+            then counts the workers of the entire cluster; default: the number of its CPUs.
         progress: called a few times per second with samples done, total samples, and bytes written.
 
     Raises:
@@ -169,12 +169,12 @@ def pack(
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    with durable.telling_of_a_full_disk(full):
+    with durable.explain_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
             if os.path.exists(os.path.join(full, MANIFEST)):
                 return _reopen_finished(dataset, full, plan)
-            job = _resume_job(planned(dataset, full, to, options, shard_bytes), plan)
+            job = _resume_job(plan_job(dataset, full, to, options, shard_bytes), plan)
             records, taken_up = _make_records(job, workers, ray, skip_bad, progress)
             return _finish(job, plan, records, taken_up)
 
@@ -225,7 +225,7 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
             f"exif=True needs to='array', got {to!r}: packed files keep their orientation; read with Decode(exif=True)"
         )
     if options.cuttable and to == "array":
-        raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; leave one of them out")
+        raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; use only one of them")
 
 
 def _check_folder(folder: str, work: str) -> None:
@@ -240,7 +240,7 @@ def _check_folder(folder: str, work: str) -> None:
     if names and WORK not in names and MANIFEST not in names:
         raise FileExistsError(
             f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is new or "
-            "empty, or holds the beginning of the same pack"
+            "empty, or holds an unfinished set of the same job"
         )
 
 
@@ -272,7 +272,7 @@ def _locked(work: str, folder: str) -> Iterator[None]:
 def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
     """Resume an interrupted job with its saved bounds, or save the plan of a new one. Return the job."""
     path, like = os.path.join(job.work, PLAN), str(job.like)
-    saved_plan = begun_plan(path, job.folder)
+    saved_plan = load_plan(path, job.folder)
     for name in os.listdir(job.work):
         if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left by a killed run
             os.unlink(os.path.join(job.work, name))
@@ -280,10 +280,10 @@ def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
         write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work)
         durable.sync_names(job.work)
     else:
-        _refuse_different_plan(saved_plan, plan, job.folder, "holds the beginning of a set")
+        _refuse_different_plan(saved_plan, plan, job.folder, "holds an unfinished set")
         if saved_plan["like"] != like:
             raise FileExistsError(
-                f"{job.folder!r} was begun with samples of {saved_plan['like']}, but they are now {like}; remove it"
+                f"{job.folder!r} was started with samples of {saved_plan['like']}, but they are now {like}; remove it"
             )
         job = replace(job, bounds=saved_plan["bounds"])
     for name in (ARRAY, DATABASE):  # moved by a run that was killed in `_finish`
@@ -307,7 +307,7 @@ def _make_records(
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
         record = durable.read_json(record_path(job, number))
-        if not difference(record, manifest.record_like(job.to, number)) and _is_done(job, record, skip_bad, committed):
+        if not difference(record, manifest.record_form(job.to, number)) and _is_done(job, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
     samples_done, bytes_written = sum(len(job.span(number)) for number in records), 0

@@ -1,8 +1,8 @@
-"""A job before it begins: where its parts are cut, what all entries are like, and how a begun job is recognized.
+"""Planning a job: the bounds of its parts, the common form of all entries, and the identity by which it is resumed.
 
-Parts must not depend on the number of workers, so they are cut before anything is made: exactly, by the sizes of the
-files, where these are stored as they are; else by the mean size of a few samples that are prepared on trial, taken
-evenly from the whole. The plan is written down, and a job that is taken up again follows it.
+Parts must not depend on the number of workers, so their bounds are determined in advance: exactly, from the sizes of
+the files, if files are stored unchanged; otherwise from the mean size of a few trial samples, spread evenly over the
+dataset. The plan is saved, and an interrupted job is resumed with the same plan.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 from gpuload.errors import GpuloadError, import_optional, one_line
 from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.manifest import READERS, difference, plan_like
+from gpuload.packing.manifest import READERS, difference, plan_form
 from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fields_of, row_of, values_of
 
-__all__ = ["Job", "Store", "begun_plan", "identity_of", "planned", "source_stamp"]
+__all__ = ["Job", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
-MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
+MACHINE_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not the fault of a sample
 TRIALS: Final = 32
-PART_BYTES: Final = 16 << 20  # of a store that is one file: how much a worker does at a time
+PART_BYTES: Final = 16 << 20  # the size of a part in stores that are a single file
 TAR_BLOCK: Final = 512
-FIELD_BYTES: Final = 64  # about what a target takes
+FIELD_BYTES: Final = 64  # the approximate size of a target
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Job:
     """The data and options that every part of a job needs.
 
     Attributes:
-        bounds: part k has the samples bounds[k] … bounds[k + 1] − 1.
-        form: what samples are: an image alone, a pair of image and target, a dict.
-        like: for ``"array"``, dtype and shape of each entry, and whether they are arrays and not images; for
+        bounds: part k contains the samples bounds[k] … bounds[k + 1] − 1.
+        form: the form of a sample: an image alone, a pair of image and target, or a dict.
+        like: for ``"array"``, the dtype and shape of each entry, and whether entries are arrays rather than images; for
             ``"parquet"``, the schema.
-        digits: of a sample's number in its key.
+        digits: the number of digits of a sample's number in its key.
     """
 
     dataset: Any
@@ -59,22 +59,22 @@ class Job:
 
     @property
     def work(self) -> str:
-        """The folder of unfinished files."""
+        """The folder for unfinished files."""
         return os.path.join(self.folder, WORK)
 
     def span(self, number: int) -> range:
-        """Return the samples of a part."""
+        """Return the range of a part's samples."""
         return range(self.bounds[number], self.bounds[number + 1])
 
     def key(self, index: int) -> str:
-        """Return the key of a sample: its number in the dataset, so that keys are in order and never change."""
+        """Return the key of a sample: its number in the dataset, so keys are sorted and never change."""
         return f"{index:0{self.digits}d}"
 
     def prepared(
         self, span: range, images: Images, check: Callable[[Any], Any] = lambda prepared: prepared
     ) -> Iterator[tuple[int, Any, Any]]:
-        """Yield numbers of samples, the samples, and what they are in the store, after `check`; an exception in the
-        place of what is damaged."""
+        """Yield for each sample its number, the sample, and its stored form, passed through `check`. If the sample is
+        damaged, yield the exception in place of the stored form."""
         root = getattr(self.dataset, "root", None)
         prepare = {
             "tar": fields_of,
@@ -91,29 +91,29 @@ class Job:
                 prepared = error
             except Unfit as error:
                 raise GpuloadError(f"sample {index} of {self.dataset!r} cannot be packed: {error}") from error
-            if isinstance(prepared, OSError) and prepared.errno in MACHINES:
+            if isinstance(prepared, OSError) and prepared.errno in MACHINE_ERRORS:
                 raise prepared
             yield index, sample, prepared
 
 
-def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
-    """Return the job, with its parts cut.
+def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
+    """Return the job, with the bounds of its parts.
 
     Raises:
-        GpuloadError: none of the samples that are tried can be read, or the store has no form for them.
+        GpuloadError: none of the trial samples can be read, or the store cannot hold them.
     """
     count = len(dataset)
     job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
-    places = np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()
-    tried = [trial for at in places for trial in job.prepared(range(at, at + 1), Images(options))]
-    good = [(sample, prepared) for _, sample, prepared in tried if not isinstance(prepared, Exception)]
+    trial_numbers = np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()
+    trials = [trial for at in trial_numbers for trial in job.prepared(range(at, at + 1), Images(options))]
+    good = [(sample, prepared) for _, sample, prepared in trials if not isinstance(prepared, Exception)]
     if not good:
-        error = tried[0][2]
+        error = trials[0][2]
         raise GpuloadError(
-            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(error))}"
+            f"none of {len(trials)} samples from all over {dataset!r} can be read; first error: {one_line(str(error))}"
         ) from error
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
-    limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
+    limit -= tarfile.RECORDSIZE if to == "tar" else 0  # padding at the end of an archive
     paths = getattr(dataset, "paths", None)
     if paths is not None and options.short_side is None and not options.cuttable and to != "array":
         bounds = _cut(_file_sizes(paths, count), limit)
@@ -133,7 +133,7 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
 
 
 def _nbytes(to: Store, prepared: Any) -> int:
-    """Return how many bytes a sample takes in the store."""
+    """Return the size of a sample in the store, in bytes."""
     match to:
         case "tar":
             return sum(TAR_BLOCK + _padded(len(data)) for _, data in prepared)
@@ -156,14 +156,14 @@ def _padded(nbytes: Any) -> Any:
 
 
 def _file_sizes(paths: Any, count: int) -> np.ndarray:
-    """Return how many bytes each sample takes in a tar, a little less elsewhere; one that is not there a block."""
-    states = (_status(paths[index]) for index in range(count))
-    known = np.fromiter((-1 if status is None else status.st_size for status in states), np.int64, count)
-    return np.where(known < 0, 0, _padded(known) + 2 * TAR_BLOCK) + TAR_BLOCK
+    """Return the size of each sample in a tar (other stores take slightly less); one block for a missing file."""
+    statuses = (_status(paths[index]) for index in range(count))
+    sizes = np.fromiter((-1 if status is None else status.st_size for status in statuses), np.int64, count)
+    return np.where(sizes < 0, 0, _padded(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
 
 
 def _cut(sizes: np.ndarray, limit: int) -> list[int]:
-    """Return the bounds of parts with at most this many bytes, or one sample."""
+    """Return the bounds of parts with at most `limit` bytes, or with one sample that is larger."""
     ends, bounds = np.cumsum(sizes), [0]
     while bounds[-1] < len(sizes):
         before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
@@ -171,30 +171,30 @@ def _cut(sizes: np.ndarray, limit: int) -> list[int]:
     return bounds
 
 
-def begun_plan(path: str, folder: str) -> dict[str, Any] | None:
-    """Return the plan by which a job was begun; None if there is none.
+def load_plan(path: str, folder: str) -> dict[str, Any] | None:
+    """Return the saved plan of an interrupted job; None if there is none.
 
     Raises:
-        FileExistsError: it is not a plan that gpuload writes, for as many samples.
+        FileExistsError: the file is not a plan written by gpuload, or its parts do not cover all samples.
     """
     plan = read_json(path)
     if plan is None:
         return None
-    wrong = difference(plan, {**plan_like(tuple(READERS)), "bounds": [int], "like": str})
+    wrong = difference(plan, {**plan_form(tuple(READERS)), "bounds": [int], "like": str})
     if wrong is None:
         bounds, count = plan["bounds"], plan["dataset"]["samples"]
         if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != [0, count]:
-            wrong = f"its parts do not have each of {count:,} samples once"
+            wrong = f"its parts do not contain each of {count:,} samples once"
     if wrong is not None:
         raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {wrong}; remove {folder!r}")
     return plan
 
 
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """Return how a dataset is recognized when a job is taken up: names, not the contents of its files.
+    """Return the identity of a dataset, by which a job is resumed. It covers names, not the contents of files.
 
-    A store's files count with their sizes and times. The files of single samples do not: those of each part are
-    compared when that is looked at (`source_stamp`).
+    For the files of a store, sizes and times are included. For files of single samples they are not: these are compared
+    when each part is checked (`source_stamp`).
     """
     digest = sha256()
     for name in ("paths", "keys", "files", "shards", "path"):
@@ -213,7 +213,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
 
 
 def source_stamp(dataset: Any, span: range) -> str | None:
-    """Return what changes with the sizes and times of the files of these samples; None if the dataset has no paths."""
+    """Return a checksum of the sizes and times of these samples' files; None if the dataset has no paths."""
     paths = getattr(dataset, "paths", None)
     return None if paths is None else f"{zlib.crc32(b''.join(_stamp(paths[index]) for index in span)):08x}"
 

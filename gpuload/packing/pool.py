@@ -1,12 +1,13 @@
-"""Parts made by worker processes: those of the Loader, for which making a part is reading a sample. They are on this
-machine, or on the machines of a Ray cluster, which need gpuload, and see the source and the set's folder under the same
-paths, on a file system that they share: the samples go from there to the file, and only records come here.
+"""Making parts in worker processes. These are the workers of the Loader, which make a part as if it were a sample.
 
-How far workers of this machine are they note in a file; those of a cluster say so with each part.
+Workers run on this machine, or on the machines of a Ray cluster. The machines of a cluster need gpuload, and must see
+the source and the set's folder under the same paths on a shared file system: each worker copies samples from the source
+to a file, and only returns the record. Workers on this machine note their progress in a file; workers of a cluster
+report it with each part.
 
-(`concurrent.futures` was tried: a program without ``if __name__ == "__main__"`` ends in a BrokenProcessPool, an error
-does not name what the process that was killed was at, and when the program itself is killed its processes write on,
-while the job is taken up again.)
+(`concurrent.futures` was tried: without ``if __name__ == "__main__"``, a program fails with a BrokenProcessPool; errors
+do not name the part that a killed process was making; and when the program itself is killed, its processes continue to
+write while the job is resumed.)
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from gpuload.workers.ray import RayPool, RayWorkers, connected
 
 __all__ = ["make_parts"]
 
-SLOT_BYTES: Final = 64 << 10  # of an answer: a record, or an error with its traceback
-SPARE_BYTES: Final = 256 << 20  # of an answer that is larger: a record has 8 bytes and a label for each sample
-EACH: Final = 2  # parts that are asked for at once, for each worker: the next one begins without waiting
+SLOT_BYTES: Final = 64 << 10  # for a reply: a record, or an error with its traceback
+SPARE_BYTES: Final = 256 << 20  # for a larger reply: a record has 8 bytes and a label per sample
+PARTS_IN_FLIGHT: Final = 2  # per worker, so that it starts its next part without waiting
 REPORT_S: Final = 0.2
-PROGRESS: Final = "=qq"  # of each part: samples done, bytes written
-NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of, for that
+PROGRESS: Final = "=qq"  # for each part: samples done, bytes written
+NEVER_S: Final = 1e9  # no timeout or warning, since a part may take long
 
 
 class Parts:
-    """The parts of a job as samples of a dataset: to read one is to make it, and what comes is its record, as JSON.
+    """The parts of a job in the form of a dataset: reading sample k makes part k and returns its record as JSON.
 
-    Workers on this machine note in a file how far they are: samples done and bytes written of each part, int64.
+    Workers on this machine note their progress in a file: samples done and bytes written for each part, int64.
     """
 
     def __init__(self, job: Job, *, is_local: bool) -> None:
@@ -63,22 +64,21 @@ class Parts:
     def __getitem__(self, number: int) -> str:
         if not os.path.isdir(self.job.work):
             raise GpuloadError(
-                f"{self.job.folder!r} is not on the machine {os.uname().nodename!r} of the cluster; all of its "
-                "machines have to see the set's folder (and the source) under one path, on a file system that they "
-                "share"
+                f"{self.job.folder!r} does not exist on the machine {os.uname().nodename!r} of the cluster; put the "
+                "set's folder (and the source) on a shared file system that all machines see under the same path"
             )
-        done, written = 0, 0
+        done, nbytes_done = 0, 0
 
         def report(samples: int, nbytes: int) -> None:
-            nonlocal done, written
-            done, written = done + samples, written + nbytes
-            os.pwrite(progress.fileno(), struct.pack(PROGRESS, done, written), struct.calcsize(PROGRESS) * number)
+            nonlocal done, nbytes_done
+            done, nbytes_done = done + samples, nbytes_done + nbytes
+            os.pwrite(progress.fileno(), struct.pack(PROGRESS, done, nbytes_done), struct.calcsize(PROGRESS) * number)
 
         with open(self._progress_file if self._is_local else os.devnull, "r+b", buffering=0) as progress:
             return json.dumps(make_part(self.job, number, report))
 
-    def counted(self) -> tuple[int, int]:
-        """Return how many samples are done, and how many bytes are written."""
+    def progress(self) -> tuple[int, int]:
+        """Return the number of samples done and of bytes written."""
         samples, nbytes = np.fromfile(self._progress_file, np.int64).reshape(-1, 2).sum(0).tolist()
         return samples, nbytes
 
@@ -86,15 +86,15 @@ class Parts:
 def make_parts(
     job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Make the parts with these numbers. Yields their records as they are done.
+    """Make the parts with these numbers. Yield each record when its part is done.
 
     Args:
-        workers: how many processes; 0: this one. Of a cluster also None means one for each of its CPUs.
+        workers: the number of processes; 0 makes the parts in this process. For a cluster, None means one per CPU.
         ray: the address of a cluster, as for `RayWorkers`; None means this machine.
 
     Raises:
-        GpuloadError, OSError: as `make_part`; what failed in a worker is a GpuloadError with its traceback.
-        WorkerError: a process ended; the part that it was at is named. There is no such cluster.
+        GpuloadError, OSError: as `make_part`; the error of a worker becomes a GpuloadError with its traceback.
+        WorkerError: a process died (the message names its part), or the cluster cannot be reached.
     """
     if ray is None and not workers:
         for number in numbers:
@@ -107,7 +107,7 @@ def make_parts(
         workers = workers or max(1, int(cpus))
     parts, count = Parts(job, is_local=ray is None), min(workers or 1, len(numbers))
     loading = LoadingJob(parts, Chain(()), Decode(), 0)
-    with contextlib.closing(Ring(EACH * count * SLOT_BYTES)) as ring:
+    with contextlib.closing(Ring(PARTS_IN_FLIGHT * count * SLOT_BYTES)) as ring:
         if ray is None:
             engine: RestartingEngine = WorkerPool(loading, count, ring, timeout_s=NEVER_S)
         else:
@@ -117,23 +117,23 @@ def make_parts(
 
 
 def _results(
-    parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
+    parts: Parts, pending: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
 ) -> Generator[dict[str, Any], None, None]:
-    requested: dict[int, tuple[int, Slot]] = {}  # by the request's number
+    requested: dict[int, tuple[int, Slot]] = {}  # keyed by the request's number
     chunk, reported = 0, (0, 0)
-    while waiting or requested:
-        while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
-            chunk, row = chunk + 1, np.array([waiting[-1]])
+    while pending or requested:
+        while pending and (slot := ring.acquire(SLOT_BYTES)) is not None:
+            chunk, row = chunk + 1, np.array([pending[-1]])
             request = Request(chunk, 0, slot.offset, slot.capacity_bytes, row, row, spare_bytes=SPARE_BYTES)
             if not engine.submit(request):
                 break
-            requested[chunk] = waiting.pop(), slot
+            requested[chunk] = pending.pop(), slot
         if not requested:
-            engine.recover_slots()  # of parts that were lost
+            engine.recover_slots()  # the slots of lost parts
         events = engine.gather(REPORT_S)
         if is_local:
-            before, reported = reported, parts.counted()
-            report(reported[0] - before[0], reported[1] - before[1])
+            previous, reported = reported, parts.progress()
+            report(reported[0] - previous[0], reported[1] - previous[1])
         for event in events:
             number, slot = requested.pop(event.chunk)
             if isinstance(event, Lost):
@@ -141,10 +141,10 @@ def _results(
                     span = parts.job.span(number)
                     raise WorkerError(
                         f"a worker process was {event.cause} while it made part {number}, samples {span.start} to "
-                        f"{span.stop - 1}. What is done is kept: run the same again, with fewer workers if memory was "
-                        "short"
+                        f"{span.stop - 1}. Run the same command again, with fewer workers if memory was short "
+                        "(finished parts are kept)"
                     )
-                waiting.append(number)  # its worker had not begun it, or its machine died
+                pending.append(number)  # the worker had not started the part, or its machine died
                 continue
             record = _record(event, ring, slot)
             if not is_local:
@@ -153,8 +153,8 @@ def _results(
 
 
 def _record(reply: Reply, ring: Ring, slot: Slot) -> dict[str, Any]:
-    """Return the record of a part that is done. What failed in a worker is raised: an error of gpuload's by its words,
-    any other one with its traceback."""
+    """Return the record of a finished part. If the worker failed, raise the error: gpuload's own errors with their
+    message, other errors with their traceback."""
     memory = ring.bytes[slot.offset : slot.offset + slot.capacity_bytes] if reply.data is None else reply.data
     content = read_content(memory, reply.meta, reply.meta_at)
     ring.release(slot)

@@ -1,17 +1,16 @@
-"""One part of a job: read samples i … j, prepare them, write them to the store, and note what was written.
+"""Making one part of a job: read a range of samples, prepare them, write them to the store, and write a record.
 
-`make_part` depends on the job and the part's number alone, so it can run anywhere that the dataset and the folder can
-be reached from: in this process, in worker processes (`pool`) of this machine or a cluster. A part that is made
-twice at once does no harm: each process writes under a name of its own, and the bytes are equal.
+`make_part` depends only on the job and the part's number, so it can run anywhere that the dataset and the folder are
+accessible: in this process, or in worker processes (`pool`) of this machine or a cluster. Two processes may make the
+same part concurrently: each writes under a different name, and the bytes are equal.
 
-- ``tar``: a shard with its index. Members have no owner and no time, so that the bytes depend on the samples alone;
-  they are those that tarfile writes. A header costs 1 µs, by tarfile 60: more than to read, hash and write a small
-  photograph.
-- ``parquet``: a file, by pyarrow: small row groups, uncompressed, pages with checksums.
-- ``lmdb``: one database, which only one process can write: a part becomes a tar of keys and values, which
-  `append_to_lmdb` puts into it in order, each in a transaction and with the file opened again. (LMDB leaves what was
-  in its memory before in the unused part of pages: opened again, that is always zeros.)
-- ``array``: the part's span of one ``.npy``, whose size is known before.
+- ``tar``: a shard with its index. Members have no owner and no time, so the bytes depend only on the samples. Headers
+  are identical to tarfile's, but take 1 µs instead of 60 µs, in which a small photo can be read, hashed and written.
+- ``parquet``: a file written by pyarrow, with small, uncompressed row groups and page checksums.
+- ``lmdb``: one database, which only one process can write. So each part becomes a tar of keys and values, and
+  `append_to_lmdb` adds the parts in order, with one transaction per part, and reopens the file each time. (LMDB does
+  not clear the unused bytes of pages; in a newly opened file, they are always zero.)
+- ``array``: a range of one ``.npy`` file, whose size is known in advance.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ import numpy as np
 
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import keep
+from gpuload.datasets.stores.tar.shards import save_index
 from gpuload.errors import DecodeError, import_optional, one_line
-from gpuload.packing.durable import as_json, draft, record_of, telling_of_a_full_disk, write_file
+from gpuload.packing.durable import as_json, draft, explain_full_disk, record_of, write_file
 from gpuload.packing.images import Images
 from gpuload.packing.manifest import ARRAY, DATABASE
 from gpuload.packing.plan import Job, source_stamp
@@ -43,18 +42,23 @@ __all__ = [
 ]  # fmt: skip
 
 Report = Callable[[int, int], None]
-"""Called with how many more samples are done, and how many more bytes were written."""
+"""A callback that gets the number of samples done and of bytes written since the last call."""
 
 COPY_BYTES: Final = 1 << 20
-GROUP_ROWS: Final = 16  # in a shuffled order nearly each sample is of another group, which is read as a whole
+GROUP_ROWS: Final = 16  # small, since in a shuffled order nearly every sample needs another row group in full
 PAGE: Final = 4096
-NAME, SIZE, SUM = slice(0, 100), slice(124, 136), slice(148, 156)  # in the header of a tar
-MOST_BYTES: Final = 8**11 - 1  # that eleven octal digits tell
+NAME, SIZE, SUM = slice(0, 100), slice(124, 136), slice(148, 156)  # fields in the header of a tar member
+MOST_BYTES: Final = 8**11 - 1  # the largest number with eleven octal digits
 
 
 @dataclass
 class Part:
-    """A part of a store as it is written: its samples and its file."""
+    """A part that is being written.
+
+    Attributes:
+        bad: the damaged samples, which are skipped.
+        sums: the CRC-32 of each sample written so far.
+    """
 
     job: Job
     number: int
@@ -64,7 +68,7 @@ class Part:
     sums: list[int] = field(default_factory=list)
 
     def prepared(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
-        """Yield good samples as `Job.prepared`; damaged ones are noted and left out."""
+        """Yield intact samples as `Job.prepared` does; record damaged samples in `bad` and skip them."""
         for index, sample, prepared in self.job.prepared(self.job.span(self.number), self.images, check):
             if isinstance(prepared, Exception):
                 source = _source(self.job.dataset, sample, index)
@@ -75,7 +79,7 @@ class Part:
                 yield index, prepared
 
     def written(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Note that a sample is written that consists of these bytes."""
+        """Record that a sample with these bytes was written."""
         total, nbytes = 0, 0
         for piece in pieces:
             total, nbytes = zlib.crc32(piece, total), nbytes + len(piece)
@@ -84,15 +88,15 @@ class Part:
 
 
 def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
-    """Make one part, and write its record once it is on the disk. Returns the record: plain values.
+    """Make one part, and write its record when the part is on disk. Return the record, which has plain values.
 
     Raises:
-        GpuloadError: the dataset yields what the store has no form for, or the disk is full.
-        OSError: something cannot be written.
+        GpuloadError: the store cannot hold the dataset's samples, or the disk is full.
+        OSError: a file cannot be written.
     """
     part = Part(job, number, report, Images(job.options))
     write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_span}[job.to]
-    with telling_of_a_full_disk(job.folder):
+    with explain_full_disk(job.folder):
         record = {
             **write(part, part_file(job, number)),
             "part": number,
@@ -103,28 +107,28 @@ def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
             "kept": part.images.kept,
             "sources": source_stamp(job.dataset, job.span(number)),
         }
-        # It need not survive a loss of power: without it the part is made again.
+        # The record need not survive a power failure: without it, the part is made again.
         write_file(record_path(job, number), as_json(record), job.work, lasting=False)
     return record
 
 
 def record_path(job: Job, number: int) -> str:
-    """Return where the record of a part is."""
+    """Return the path of a part's record."""
     return os.path.join(job.work, f"{number:05d}.json")
 
 
 def part_file(job: Job, number: int) -> str:
-    """Return the file that a part is in while the set is not finished."""
+    """Return the path of the file that holds a part until the set is finished."""
     if job.to == "lmdb":
         return os.path.join(job.work, f"{number:05d}.pairs")
     if job.to == "array":
         return os.path.join(job.work, ARRAY)
-    digits = max(5, len(str(len(job.bounds) - 2)))  # so that names are in order
+    digits = max(5, len(str(len(job.bounds) - 2)))  # so that sorting names sorts parts
     return os.path.join(job.folder, f"shard-{number:0{digits}d}.{job.to}")
 
 
 def _source(dataset: Any, sample: Any, index: int) -> str | None:
-    """Return where a sample came from, for whoever has to repair it."""
+    """Return the path of a sample's file, for whoever repairs it."""
     for leaf in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
         if isinstance(source := getattr(leaf, "source", None) or getattr(leaf, "filename", None), str):
             return source
@@ -136,26 +140,26 @@ def _source(dataset: Any, sample: Any, index: int) -> str | None:
 
 
 def _write_tar(part: Part, path: str) -> dict[str, Any]:
-    """Write a shard, or the values for an LMDB, whose keys are the names of the members."""
+    """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
-    names: list[dict[str, None]] = []  # at each place of a sample, in the order of their appearance
+    exts: list[dict[str, None]] = []  # by position in a sample, in order of appearance
     with draft(path, part.job.work, lasting=is_shard) as file:
         for index, fields in part.prepared():
             key = part.job.key(index)
-            for place, (ending, data) in enumerate(fields):
-                name = f"{key}.{ending}" if is_shard else f"{key}.{'label' if place else 'image'}"
+            for position, (extension, data) in enumerate(fields):
+                name = f"{key}.{extension}" if is_shard else f"{key}.{'label' if position else 'image'}"
                 for piece in (tar_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
                     file.write(piece)
-                if place == len(names):
-                    names.append({})
-                names[place][ending] = None
+                if position == len(exts):
+                    exts.append({})
+                exts[position][extension] = None
             part.written(data for _, data in fields)
-        file.write(bytes(2 * BLOCK))  # the end, and more, until it is a number of whole records
+        file.write(bytes(2 * BLOCK))  # the end of the archive, padded to a multiple of the record size
         file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
     if is_shard and part.sums:
-        with contextlib.suppress(Damage, OSError):  # another process has made this part too, and replaces it just now
-            keep(build(path))
-    return {"file": os.path.basename(path) if is_shard else DATABASE, **record_of(file), "fields": [*map(list, names)]}
+        with contextlib.suppress(Damage, OSError):  # another process may be replacing the part
+            save_index(build(path))
+    return {"file": os.path.basename(path) if is_shard else DATABASE, **record_of(file), "fields": [*map(list, exts)]}
 
 
 def _tarfile_header(name: str, nbytes: int) -> bytes:
@@ -164,16 +168,16 @@ def _tarfile_header(name: str, nbytes: int) -> bytes:
     return member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
 
 
-LIKE: Final = bytearray(_tarfile_header("", 0))
-LIKE[SUM] = b" " * 8  # as which it is summed up
+HEADER_TEMPLATE: Final = bytearray(_tarfile_header("", 0))
+HEADER_TEMPLATE[SUM] = b" " * 8  # the checksum is computed with spaces in its field
 
 
 def tar_header(name: str, nbytes: int) -> bytes:
-    """Return the header of a member, as tarfile writes it; ValueError for what a header cannot hold."""
+    """Return the header of a member, identical to tarfile's; raise a ValueError if the name or size does not fit."""
     text = name.encode("utf-8", "surrogateescape")
     if len(text) > NAME.stop or nbytes > MOST_BYTES:
         return _tarfile_header(name, nbytes)
-    header = LIKE.copy()
+    header = HEADER_TEMPLATE.copy()
     header[NAME], header[SIZE] = text.ljust(NAME.stop, b"\0"), b"%011o\0" % nbytes
     header[SUM] = b"%06o\0 " % ((zlib.adler32(header) & 0xFFFF) - 1)  # the sum of the bytes, which is below 65,521
     return bytes(header)
@@ -190,9 +194,9 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 
     def check(row: dict[str, Any]) -> dict[str, Any]:
         if row.keys() != set(schema.names):
-            columns_here, first = (", ".join(map(repr, names)) for names in (row, schema.names))
-            raise ValueError(f"it has the columns {columns_here}, the first sample has {first}")
-        arrow.RecordBatch.from_pylist([row], schema)  # ArrowInvalid, a ValueError, where a value is of another type
+            columns, expected = (", ".join(map(repr, names)) for names in (row, schema.names))
+            raise ValueError(f"it has the columns {columns}, but the first sample has {expected}")
+        arrow.RecordBatch.from_pylist([row], schema)  # raises ArrowInvalid, a ValueError, if a value has another type
         return row
 
     def write_group() -> None:
@@ -215,7 +219,7 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 
 
 def committed_parts(job: Job) -> int:
-    """Return how many parts are in the database."""
+    """Return the number of parts that are in the database."""
     path = os.path.join(job.work, DATABASE)
     if job.to != "lmdb" or not os.path.exists(path):
         return 0
@@ -223,34 +227,34 @@ def committed_parts(job: Job) -> int:
     try:
         with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
             return env.info()["last_txnid"]
-    except lmdb.Error:  # it had not even its first pages yet
+    except lmdb.Error:  # not even its first pages were written
         os.unlink(path)
         return 0
 
 
 def append_to_lmdb(job: Job, number: int) -> None:
-    """Put a part into the database as its next transaction, unless it is there already, and remove its file."""
+    """Add a part to the database in a transaction of its own, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     path, pairs = os.path.join(job.work, DATABASE), part_file(job, number)
-    # The size of the map is written to the file, so it must not depend on how often this was tried.
-    room = before = 0
+    # The size of the map is stored in the file, so it must not depend on the number of attempts.
+    room_bytes = used_bytes = 0
     for key, value in _pairs(pairs):
-        room += 3 * PAGE + len(key) + len(value)
+        room_bytes += 3 * PAGE + len(key) + len(value)
     if number:
         with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
-            before = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    map_size = (before + 2 * room + 256 * PAGE) // PAGE * PAGE
+            used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    map_size = (used_bytes + 2 * room_bytes + 256 * PAGE) // PAGE * PAGE
     with lmdb.open(path, subdir=False, lock=False, map_size=map_size) as env, env.begin(write=True) as transaction:
         for key, value in _pairs(pairs):
             transaction.put(key, value, append=True)
-        if not room:
-            transaction.put(b"__empty__", b"")  # so that each part is a transaction
+        if not room_bytes:
+            transaction.put(b"__empty__", b"")  # an empty part also needs a transaction
             transaction.delete(b"__empty__")
     os.unlink(pairs)
 
 
 def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values, in the order of keys."""
+    """Yield the keys and values of a part, sorted by key."""
     with open(path, "rb", buffering=COPY_BYTES) as file:
 
         def read_at(offset: int, nbytes: int) -> bytes:
@@ -265,7 +269,7 @@ def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
-    """Return what precedes the numbers of a ``.npy`` of this many samples, and the bytes of each sample."""
+    """Return the header of a ``.npy`` file for this many samples, and the size of a sample in bytes."""
     dtype, shape, _ = job.like
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": (samples, *shape)}
@@ -274,10 +278,10 @@ def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
 
 
 def _write_span(part: Part, path: str) -> dict[str, Any]:
-    """Write good samples one behind the other, from where the part's first one would be."""
+    """Write intact samples contiguously, starting at the offset of the part's first sample."""
     job = part.job
     dtype, shape, _ = job.like
-    header, each = array_layout(job, job.bounds[-1])
+    header, sample_bytes = array_layout(job, job.bounds[-1])
     labels: list[int | float | None] = []
     digest = sha256()
 
@@ -285,14 +289,14 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
         array, label, _ = prepared
         if array.dtype != np.dtype(dtype) or array.shape != shape:
             raise DecodeError(
-                f"an array holds entries of one shape, but this is {array.dtype} of shape {array.shape}, the first "
-                f"{dtype} of shape {shape}; short_side makes squares of all"
+                f"all entries of an array must have the dtype and shape of the first, {dtype} of shape {shape}, got "
+                f"{array.dtype} of shape {array.shape}; short_side makes all images square"
             )
         contiguous: Any = np.ascontiguousarray(array)
         return memoryview(contiguous.reshape(-1).view(np.uint8)), label
 
     with open(path, "r+b", buffering=COPY_BYTES) as file:
-        file.seek(len(header) + job.bounds[part.number] * each)
+        file.seek(len(header) + job.bounds[part.number] * sample_bytes)
         for _, (data, label) in part.prepared(check):
             file.write(data)
             digest.update(data)
@@ -300,20 +304,20 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
             part.written([data])
         file.flush()
         os.fsync(file.fileno())
-    return {"file": ARRAY, "bytes": each * len(labels), "sha256": digest.hexdigest(), "labels": labels}
+    return {"file": ARRAY, "bytes": sample_bytes * len(labels), "sha256": digest.hexdigest(), "labels": labels}
 
 
 def place_array(job: Job, records: list[dict[str, Any]]) -> None:
-    """Move the array to its place; where samples were left out, write it again without their gaps."""
+    """Move the array to the set's folder; if samples were skipped, rewrite it without gaps."""
     path, source = os.path.join(job.folder, ARRAY), os.path.join(job.work, ARRAY)
     samples = sum(record["samples"] for record in records)
     if samples == job.bounds[-1]:
         os.replace(source, path)
         return
-    before, each = array_layout(job, job.bounds[-1])
+    header, sample_bytes = array_layout(job, job.bounds[-1])
     with draft(path, job.work) as file, open(source, "rb") as old:
         file.write(array_layout(job, samples)[0])
         for record in records:
-            old.seek(len(before) + record["first"] * each)
+            old.seek(len(header) + record["first"] * sample_bytes)
             for _ in range(record["samples"]):
-                file.write(old.read(each))
+                file.write(old.read(sample_bytes))

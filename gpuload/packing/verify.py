@@ -1,4 +1,4 @@
-"""`verify`: whether a packed set is what was packed. Reads all of it, with the hashes of its manifest."""
+"""`verify`: check a packed set for damage. Reads the entire set, and compares it with the hashes in its manifest."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, SUMS, read_manif
 __all__ = ["verify"]
 
 THREADS: Final = 8
-SHOWN: Final = 5  # samples that are named, of one part
-OURS: Final = (".tar", ".parquet", ".npy", ".mdb")
-Sums = Iterator[tuple[str, int | None]]  # of each sample its name and its CRC-32; None where it cannot be read
+MAX_LISTED: Final = 5  # samples per part in messages
+EXTENSIONS: Final = (".tar", ".parquet", ".npy", ".mdb")
+Sums = Iterator[tuple[str, int | None]]  # each sample's name and CRC-32 (None if unreadable)
 
 
 def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> list[str]:
     """Compare a packed set with its manifest.
 
     Args:
-        folder: where it is.
-        progress: called with how many parts are read, of how many.
+        folder: the folder of the set.
+        progress: called with the number of parts checked so far, and the number of all parts.
 
     Returns:
-        What is damaged, missing or too much, in words that name the file, and the samples in it where they can be told
-        apart. Empty if all is well.
+        A message for each file that is damaged, missing or unexpected, with the damaged samples where they can be
+        determined. Empty if the set is intact.
 
     Raises:
         FileNotFoundError: there is no finished set.
-        GpuloadError: its manifest is damaged.
+        GpuloadError: the manifest is damaged.
     """
     full = full_path(folder)
     manifest = read_manifest(full)
     hashes = manifest["files"]
-    # The parts of an LMDB are in no order in its file, which has one hash.
+    # The parts of an LMDB are not contiguous in its file, which has a single hash.
     parts = [] if manifest["to"] == "lmdb" else manifest["parts"]
     expected = dict.fromkeys([*hashes, *(part["file"] for part in manifest["parts"])])
     present = {name for name in expected if os.path.isfile(os.path.join(full, name))}
     header_bytes = _header_bytes(full) if ARRAY in present else 0
-    spans = {ARRAY: header_bytes}  # of a file that has parts, what precedes them
+    spans = {ARRAY: header_bytes}  # the header of a file that consists of parts has its own hash
     damaged = [n for n in hashes if n in present and hash_of(os.path.join(full, n), 0, spans.get(n)) != hashes[n]]
-    problems = [f"{name} is damaged: its hash is not that in {MANIFEST}" for name in damaged]
+    problems = [f"{name} is damaged: its hash differs from that in {MANIFEST}" for name in damaged]
     problems += [f"{name} is missing" for name in expected if name not in present]
     problems += [
-        f"{name} is too much: the manifest does not name it, but a pattern may read it"
+        f"{name} is unexpected: the manifest does not list it, but a pattern may match it; remove it"
         for name in sorted(os.listdir(full))
-        if name not in expected and name.endswith(OURS)
+        if name not in expected and name.endswith(EXTENSIONS)
     ]
     if manifest["to"] == "lmdb" and DATABASE not in hashes:
         problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
-    sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; of none where their file is no help
+    sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; empty if their file is unusable
     if SUMS in present and SUMS not in damaged:
         with contextlib.suppress(OSError, ValueError, SyntaxError, EOFError):
             loaded = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False)
@@ -77,7 +77,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         name, path = part["file"], os.path.join(full, part["file"])
         if name not in present:
             return ""
-        what = f"(samples {part['first']:,} to {ends[number] - 1:,} of what was packed)"
+        what = f"(samples {part['first']:,} to {ends[number] - 1:,} of the packed dataset)"
         if name != ARRAY and (size := os.path.getsize(path)) != part["bytes"]:
             return f"{name} has {size:,} bytes instead of {part['bytes']:,} {what}"
         if hash_of(path, starts[number] if name == ARRAY else 0, part["bytes"]) == part["sha256"]:
@@ -95,13 +95,13 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
 
 
 def _header_bytes(folder: str) -> int:
-    """Return how many bytes of the array's file precede its numbers."""
+    """Return the size of the header of the array's file, in bytes."""
     with open(os.path.join(folder, ARRAY), "rb") as file:
         return 10 + int.from_bytes(file.read(10)[8:], "little")
 
 
 def _damaged_samples(path: str, manifest: dict[str, Any], expected: np.ndarray, first: int) -> str:
-    """Say which samples of a damaged part differ, as far as the part can be read at all."""
+    """Describe which samples of a damaged part differ, as far as the part can be read."""
     if not len(expected):
         return ""
     try:
@@ -113,15 +113,15 @@ def _damaged_samples(path: str, manifest: dict[str, Any], expected: np.ndarray, 
             case _:
                 array, rows = np.load(path, mmap_mode="r", allow_pickle=False), range(first, first + len(expected))
                 sums = [(f"entry {row}", zlib.crc32(array[row].tobytes())) for row in rows]
-    except Exception as error:  # whatever a damaged file makes its library say
+    except Exception as error:  # libraries raise many types for a damaged file
         return f": {error}"
     if len(sums) != len(expected):
         return f": it has {len(sums):,} samples instead of {len(expected):,}"
     wrong = [name for (name, total), known in zip(sums, expected.tolist(), strict=True) if total != known]
     if not wrong:
-        return ", but in none of its images: in labels, names or what lies between"
-    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:SHOWN])}{more}"
+        return ", but not in its images: in labels, names or padding"
+    more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
+    return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:MAX_LISTED])}{more}"
 
 
 def _tar_sums(path: str) -> Sums:

@@ -1,1 +1,1 @@
-"""The slots in shared memory, and what is in them. Both sides; no torch."""
+"""The slots in shared memory and their layout, for the main process and the workers. Imports no torch."""

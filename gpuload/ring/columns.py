@@ -1,14 +1,15 @@
-"""The samples of a chunk, a batch or a whole data set as columns: plain values and where bytes lie. No torch here.
+"""The samples of a chunk, a batch or an entire dataset as columns: plain values, and the locations of bytes. Imports
+no torch.
 
-A *leaf* is known by its number, depth first in the tree of its sample, from `gpuload.datasets.tree.flatten` to the
-batch. A column is one leaf over those rows that have it. Samples may differ in structure: their first images (or masks)
-are one column even so, as they go through the stage together; it says which leaf each image is.
+A *leaf* is identified by its depth-first number in the tree of its sample, from `gpuload.datasets.tree.flatten` to the
+batch. A column holds one leaf for the rows that have it. Samples can differ in structure. Their first images (or masks)
+still form one column, because they go through the stage together; the column records which leaf each image is.
 
-A worker makes the columns of a chunk, `gpuload.ring.packing` sends them, and the main process joins those of a batch
-(`Columns.concat`) and picks rows (`Columns.take`): a sample that failed late is dropped, a substitute goes to its
-place, a device cache gives any samples. Pixels and blocks stay in the memory that a worker wrote them to. Columns only
-say where: their offsets count from the chunk's first byte and, once joined, from the first byte of a memory that holds
-all chunks.
+A worker builds the columns of a chunk and `gpuload.ring.packing` sends them. The main process joins the columns of a
+batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, to insert a substitute, or
+to read any samples from a device cache. Pixels and blocks stay in the memory that a worker wrote them to, and columns
+only refer to it. Offsets count from the chunk's first byte and, once columns are joined, from the first byte of a
+memory that holds all chunks.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ __all__ = [
     "one_for_all",
 ]
 
-SEPARATOR = "\0"  # of names in one string; no path has it
-# Types of values that can be read wherever they came from.
+SEPARATOR = "\0"  # separates names in one string; no path contains it
+# Types whose values can be read in any process.
 SMALL = frozenset({int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_})
 Key = TypeVar("Key")
-TVTensor = tuple[type, dict[str, Any]]  # torchvision's type of a tensor, and its attributes: the canvas of boxes, say
-Rows = np.ndarray | None  # int64, ascending: which rows have a column. None means all
+TVTensor = tuple[type, dict[str, Any]]  # a torchvision tensor type and the tensor's attributes, such as canvas_size
+Rows = np.ndarray | None  # int64, ascending: the rows that have an entry in a column. None means all rows
 
 
 class Column:
-    """Base of columns: an entry for each of the `rows` that have one."""
+    """Base class of columns, which have one entry for each row in `rows`."""
 
     __slots__ = ()
     rows: Rows
@@ -65,25 +66,25 @@ class Column:
         return np.arange(len(self)) if self.rows is None else self.rows
 
     def places_in(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
-        """Return the entries that some rows have, and which of these rows have one."""
+        """Return the entries of the given rows, and the positions in `rows` that have an entry (None means all)."""
         if self.rows is None:
             return rows, None
         entries = self.rows.searchsorted(rows)
-        having = np.flatnonzero(self.rows.take(entries, mode="clip") == rows) if len(self.rows) else entries[:0]
-        return entries[having], None if len(having) == len(rows) else having
+        positions = np.flatnonzero(self.rows.take(entries, mode="clip") == rows) if len(self.rows) else entries[:0]
+        return entries[positions], None if len(positions) == len(rows) else positions
 
 
 @dataclass(slots=True)
 class ImageColumn(Column):
-    """The first (second, …) images of samples; or masks. Masks, and images that are not uint8, are sent as images whose
-    channels are their bytes.
+    """The first (second, …) images or masks of samples. Masks and images of types other than uint8 are sent as images
+    whose channels are their bytes.
 
     Attributes:
-        table: `gpuload.transforms.program.draws.IMAGE`, one row for each image.
-        leaves: which leaf each image is, or one number for all.
-        rows: which rows have an image.
-        kinds: dtype and number of axes of each image, or once for all; None is an image of uint8, and so are all images
-            if there are no kinds.
+        table: one row of `gpuload.transforms.program.draws.IMAGE` for each image.
+        leaves: the leaf number of each image, or one number for all images.
+        rows: the rows that have an image.
+        kinds: the dtype and number of axes of each image, or one entry for all images. None means a uint8 image; an
+            empty list means that all images are uint8.
     """
 
     table: np.ndarray
@@ -96,7 +97,7 @@ class ImageColumn(Column):
 
     @property
     def leaf(self) -> int | None:
-        """The leaf that the images are, if all rows have one there, else None."""
+        """The leaf number shared by all images if every row has an image, else None."""
         return self.leaves[0] if self.rows is None and len(self.leaves) == 1 else None
 
     @property
@@ -105,18 +106,18 @@ class ImageColumn(Column):
         return _each(self.kinds, len(self))
 
     def places(self) -> Iterable[tuple[int, int]]:
-        """Give the row and the leaf of each image."""
+        """Iterate over the row and the leaf number of each image."""
         return zip(self.row_numbers.tolist(), _each(self.leaves, len(self)), strict=True)
 
     def take(self, rows: np.ndarray) -> ImageColumn:
         """Return the column of some rows, in this order."""
-        entries, having = self.places_in(rows)
+        entries, new_rows = self.places_in(rows)
         leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
-        return ImageColumn(self.table.take(entries), leaves, having, kinds if any(kinds) else [])
+        return ImageColumn(self.table.take(entries), leaves, new_rows, kinds if any(kinds) else [])
 
     @classmethod
     def concat(cls, columns: Sequence[ImageColumn], rows: Rows, offsets: Sequence[int]) -> ImageColumn:
-        """Join the columns of chunks to that of `rows`; `offsets` are as for `Columns.concat`."""
+        """Join the columns of chunks into one column of `rows`; `offsets` are as for `Columns.concat`."""
         counts = list(map(len, columns))
         table = concat_tables([column.table for column in columns])
         table["offset"] += np.repeat(offsets, counts)
@@ -126,15 +127,15 @@ class ImageColumn(Column):
 
 
 class EncodedImage(NamedTuple):
-    """An image that is in the slot as its file's bytes, for the device to decode. Its row of `ImageColumn.table` says
-    what is wanted of it; the offset there is only known once it is decoded.
+    """An encoded image in the slot, to be decoded by the device. Its row in `ImageColumn.table` holds the requested
+    region and shape; the offset there is known only after decoding.
 
     Attributes:
-        column, row: its `ImageColumn`, and its row in the table there.
-        offset, nbytes: where in the slot its bytes are.
-        orientation: as `gpuload.decode.Header` has it.
-        grey: whether it is decoded to one channel, not three.
-        source: where it came from, if the sample's first image came from elsewhere.
+        column, row: the number of its `ImageColumn`, and its row in that column's table.
+        offset, nbytes: the location of its bytes in the slot.
+        orientation: the EXIF orientation, as in `gpuload.decode.Header`.
+        grey: 1 if it is decoded to one channel instead of three, else 0.
+        source: its source, if that differs from the source of the sample's first image.
     """
 
     column: int
@@ -148,7 +149,7 @@ class EncodedImage(NamedTuple):
 
 @dataclass(slots=True)
 class ValueColumn(Column):
-    """A leaf that is not an image (boxes and keypoints too): its value in each of the `rows` that have it."""
+    """A leaf that is not an image, including boxes and keypoints: its value in each row in `rows`."""
 
     values: Sequence[Any]
     rows: Rows = None
@@ -157,32 +158,36 @@ class ValueColumn(Column):
         return len(self.values)
 
     def items(self) -> Iterable[tuple[int, Any]]:
-        """Give rows and their values."""
+        """Iterate over the rows and their values."""
         return zip(self.row_numbers.tolist(), self.values, strict=True)
 
     def get(self, row: int) -> Any:
-        """Return the value of a row, or None."""
+        """Return the value of a row, or None if the row has no value."""
         entries, _ = self.places_in(np.array([row]))
         return self.values[entries[0]] if len(entries) else None
 
     def take(self, rows: np.ndarray) -> ValueColumn:
         """Return the column of some rows, in this order."""
-        entries, having = self.places_in(rows)
-        return ValueColumn([self.values[entry] for entry in entries.tolist()], having)
+        entries, new_rows = self.places_in(rows)
+        return ValueColumn([self.values[entry] for entry in entries.tolist()], new_rows)
 
     @classmethod
     def concat(cls, columns: Sequence[ValueColumn], rows: Rows, offsets: Sequence[int]) -> ValueColumn:
-        """Join the columns of chunks to that of `rows`."""
+        """Join the columns of chunks into one column of `rows`."""
         return cls([value for column in columns for value in column.values], rows)
 
 
 @dataclass(slots=True)
 class Block:
-    """A leaf of all rows, stacked: what it is, and where.
+    """A leaf stacked over all rows: its type and its location.
 
-    `shape` is of one row; `dtype` is numpy's name for the bits, `torch_dtype` torch's for a type that numpy lacks. `tv`
-    is for tensors of torchvision's own types that come back as these. `pieces` are where stacked rows begin, and how
-    many there are: one piece for each chunk.
+    Attributes:
+        shape: the shape of one row.
+        dtype: numpy's name of the type that holds the bits.
+        pieces: for each chunk, the offset of its stacked rows and their number.
+        tensor: whether the values are returned as tensors.
+        torch_dtype: torch's name of the type, if numpy lacks it.
+        tv: torchvision's tensor type, if the values are returned in it.
     """
 
     shape: tuple[int, ...]
@@ -194,22 +199,22 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its rows have."""
+        """The size of all rows in bytes."""
         return sum(count for _, count in self.pieces) * prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that blocks must share to be joined."""
+        """The properties that must be equal for blocks to be joined."""
         return self.shape, self.dtype, self.tensor, self.torch_dtype, self.tv
 
     def value(self, array: np.ndarray) -> Any:
-        """Return one sample's value from its bits, in memory of their own."""
+        """Return one sample's value; `array` holds its bits in separate memory."""
         return TensorBits(array, self.torch_dtype, self.tv) if self.tensor else array
 
     def array(self, memory: np.ndarray, piece: int = 0, base: int = 0) -> np.ndarray:
-        """Return the bits of a piece, N×…, as a view of a memory that begins at byte `base`."""
-        at, count = self.pieces[piece]
-        return np.ndarray((count, *self.shape), self.dtype, memory, at - base)
+        """Return the bits of a piece, N×…, as a view of `memory`, whose first byte has the offset `base`."""
+        offset, count = self.pieces[piece]
+        return np.ndarray((count, *self.shape), self.dtype, memory, offset - base)
 
 
 @dataclass(slots=True)
@@ -217,25 +222,26 @@ class Columns:
     """Samples as columns.
 
     Attributes:
-        rows: the request's rows that loaded, or any numbers once chunks are joined; columns count rows among these.
-        structures: of each sample, or one for all.
-        images, masks: the first images of all samples, the second ones …
-        values: leaves that are not images, targets, or in a block; by leaf.
-        points: boxes and keypoints, by leaf.
-        blocks: leaves that are stacked, by leaf.
-        fields: for each sample, or once for all, the leaves that are left out together with boxes, if a transform does
-            that; those that go with keypoints as ~leaf. Empty if there are none.
-        sources: where each sample came from, or one string with a `SEPARATOR` between two.
-        errors: the request's rows that failed, and how.
-        collated: the whole batch, if the user's collate_fn ran in the worker.
-        iterable: the place in an iterable dataset.
-        remark: what to tell the user of leaves that look as if they belonged to an image, or of boxes that are for an
-            image of another size.
-        encoded: the images that were not decoded, each as the numbers of `EncodedImage`; empty again once they are.
-        encoded_bytes: how many of the slot's first bytes are their files.
-        plan: the launches of the whole batch, see `gpuload.workers.planned`.
-        windows: where images lie that are not in the slot, see `gpuload.workers.device_cache`; never sent.
-        positions, indices: of a batch, each sample's position in the epoch, int64 (N,), and its key in the dataset.
+        rows: the rows of the request that loaded, or arbitrary numbers once chunks are joined. The row numbers in
+            columns are indices into this sequence.
+        structures: the structure of each sample, or one structure for all samples.
+        images, masks: one column for the first image of all samples, one for the second image, and so on.
+        values: the columns of leaves that are not images, targets or blocks, keyed by leaf.
+        points: the columns of boxes and keypoints, keyed by leaf.
+        blocks: the stacked leaves, keyed by leaf.
+        fields: for each sample, or once for all, the leaves whose entries are dropped together with boxes, and as ~leaf
+            the leaves whose entries are dropped together with keypoints. Empty if there are none.
+        sources: the source of each sample, or one string that joins the sources with `SEPARATOR`.
+        errors: the rows of the request that failed, with their errors.
+        collated: the collated batch, if the user's collate_fn ran in the worker.
+        iterable: the position in an iterable dataset.
+        remark: a message to the user about leaves that appear to belong to an image, or about boxes made for an image
+            of another size.
+        encoded: the images that are not decoded yet, as tuples of the fields of `EncodedImage`; empty after decoding.
+        encoded_bytes: the number of bytes at the start of the slot that hold encoded files.
+        plan: the launches of the entire batch, see `gpuload.workers.planned`.
+        windows: the locations of images outside the slot, see `gpuload.workers.device_cache`; never sent.
+        positions, indices: for a batch, each sample's position in the epoch, int64 (N,), and its key in the dataset.
     """
 
     rows: Sequence[int] = field(default_factory=list)
@@ -263,7 +269,7 @@ class Columns:
 
     @property
     def names(self) -> Sequence[str | None]:
-        """Where each sample came from; taken apart when somebody asks."""
+        """The source of each sample; a joined string is split on first use."""
         if isinstance(self.sources, str):
             self.sources = self.sources.split(SEPARATOR)
         return self.sources
@@ -276,25 +282,24 @@ class Columns:
         return entry(self.structures, row)
 
     def name(self, row: int, leaf: int | None = None) -> str:
-        """Return the name of a batch's sample, or of a leaf of it, for error messages."""
+        """Return the name of a sample in a batch, or of one of its leaves, for error messages."""
         place = "sample" if leaf is None else places_of(self.structure(row))[leaf]
         where = "" if place == "sample" else f"{place} of "
         source = self.names[row]
         return f"{where}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def boxes(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Return the boxes that the draws of rows depend on: left, top, right, bottom."""
-        boxes: dict[int, Boxes] = {}  # a sample has one leaf of them: see `gpuload.workers.box_fields`
+        """Return the boxes (left, top, right, bottom) that the random draws of these rows depend on."""
+        boxes: dict[int, Boxes] = {}  # a sample has at most one leaf of boxes: see `gpuload.workers.box_fields`
         for column in self.points.values():
             boxes |= {row: value for row, value in column.items() if isinstance(value, Boxes)}
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
     def is_plain(self, rows: int) -> bool:
-        """Return whether each of `rows` samples is one image of uint8 and small values of builtin types, all in the
-        same places: as nearly always, and then nobody needs to know more of a chunk before its batch is put
-        together."""
-        odd = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
-        if odd or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
+        """Return whether there are `rows` samples of one structure, each one uint8 image and small values of builtin
+        types. Nearly all chunks are like this and need no further inspection until their batch is assembled."""
+        special = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
+        if special or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
         if len(self.images) != 1 or len(self.structures) != 1 or self.images[0].kinds:
             return False
@@ -305,7 +310,8 @@ class Columns:
         )
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Return some rows, in this order; a row may come several times. Images must be decoded, and blocks values.
+        """Return the samples in these rows, in this order; rows can repeat. Images must have been decoded, and blocks
+        turned into values.
 
         Example:
             >>> columns = Columns([0, 1, 2], [LEAF], values={0: ValueColumn(["a", "b", "c"])})
@@ -333,20 +339,20 @@ class Columns:
 
     @classmethod
     def concat(cls, chunks: Sequence[Columns], offsets: Sequence[int]) -> Columns:
-        """Join the samples of chunks, in order. `offsets` are where each chunk's first byte is in the joined memory;
-        blocks of a leaf must be alike in all chunks, see `spread`."""
+        """Join the samples of chunks, in order. `offsets` are the positions of each chunk's first byte in the joined
+        memory. A leaf's blocks must have the same `kind` in all chunks; see `spread`."""
         counts = [len(chunk) for chunk in chunks]
         bases = [*accumulate(counts, initial=0)]
         sources = [chunk.sources for chunk in chunks]
-        strings = bool(sources) and all(isinstance(names, str) for names in sources)
+        all_str = bool(sources) and all(isinstance(names, str) for names in sources)
         fields = [chunk.fields or [()] for chunk in chunks]
         join = partial(_join, bases=bases, offsets=offsets)
         blocks: dict[int, Block] = {}
         for leaf, first in chunks[0].blocks.items() if chunks else ():
             pieces = [
-                (start + at, n)
+                (start + offset, n)
                 for chunk, start in zip(chunks, offsets, strict=True)
-                for at, n in chunk.blocks[leaf].pieces
+                for offset, n in chunk.blocks[leaf].pieces
             ]
             blocks[leaf] = replace(first, pieces=pieces)
         return cls(
@@ -354,7 +360,7 @@ class Columns:
             _join_entries([chunk.structures for chunk in chunks], counts),
             [*join([dict(enumerate(chunk.images)) for chunk in chunks]).values()],
             join([chunk.values for chunk in chunks]),
-            SEPARATOR.join(sources) if strings else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
+            SEPARATOR.join(sources) if all_str else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
             blocks=blocks,
             masks=[*join([dict(enumerate(chunk.masks)) for chunk in chunks]).values()],
             points=join([chunk.points for chunk in chunks]),
@@ -364,7 +370,7 @@ class Columns:
         )
 
     def spread(self, leaves: Iterable[int], memory: np.ndarray | None) -> None:
-        """Turn a chunk's blocks of these leaves into values, in memory of their own."""
+        """Turn a chunk's blocks of these leaves into values, each copied to its own memory."""
         for leaf in leaves:
             block = self.blocks.pop(leaf)
             assert memory is not None
@@ -373,7 +379,7 @@ class Columns:
 
 
 def unlike_blocks(chunks: Sequence[Columns]) -> set[int]:
-    """Return the leaves whose blocks are not alike in all chunks, and so cannot be joined."""
+    """Return the leaves whose blocks cannot be joined because their `kind` differs between chunks."""
     unlike = set()
     for leaf in {leaf for chunk in chunks for leaf in chunk.blocks}:
         kinds = [chunk.blocks[leaf].kind if leaf in chunk.blocks else None for chunk in chunks]
@@ -383,13 +389,13 @@ def unlike_blocks(chunks: Sequence[Columns]) -> set[int]:
 
 
 def entry(entries: Sequence[Any], row: int) -> Any:
-    """Return the entry of a row, of a list with one for each row, or one for all."""
+    """Return a row's entry in a list that has one entry for each row, or one entry for all rows."""
     return entries[0 if len(entries) == 1 else row]
 
 
 def one_for_all(entries: list[Any]) -> list[Any]:
-    """Return one entry, if all are equal."""
-    return entries[:1] if all(other == entries[0] for other in entries) else entries
+    """Reduce a list of equal entries to one entry; return other lists unchanged."""
+    return entries[:1] if all(item == entries[0] for item in entries) else entries
 
 
 def _each(entries: list[Any], count: int) -> list[Any]:
@@ -402,31 +408,31 @@ def _pick(entries: list[Any], rows: np.ndarray) -> list[Any]:
 
 def _take(columns: Mapping[Key, Any], rows: np.ndarray) -> dict[Key, Any]:
     picked = {key: column.take(rows) for key, column in columns.items()}
-    return {key: column for key, column in picked.items() if len(column)}  # of images only the last ones may be empty
+    return {key: column for key, column in picked.items() if len(column)}  # only the last image columns can be empty
 
 
 def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Sequence[int]) -> dict[Key, Any]:
-    """Join the columns of chunks that have one key; `bases` are the first rows of the chunks."""
+    """Join the columns that have the same key in different chunks; `bases` are the first rows of the chunks."""
     joined = {}
     for key in dict.fromkeys(key for chunk in chunks for key in chunk):
-        having = [number for number, chunk in enumerate(chunks) if key in chunk]
-        columns = [chunks[number][key] for number in having]
+        chunk_numbers = [number for number, chunk in enumerate(chunks) if key in chunk]
+        columns = [chunks[number][key] for number in chunk_numbers]
         rows: Rows = None
         if len(columns) < len(chunks) or any(column.rows is not None for column in columns):
-            rows = np.concatenate([chunks[number][key].row_numbers + bases[number] for number in having])
-        joined[key] = type(columns[0]).concat(columns, rows, [offsets[number] for number in having])
+            rows = np.concatenate([chunks[number][key].row_numbers + bases[number] for number in chunk_numbers])
+        joined[key] = type(columns[0]).concat(columns, rows, [offsets[number] for number in chunk_numbers])
     return joined
 
 
 def _join_entries(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
-    """Join lists that have one entry for each row, or one for all, to such a list."""
+    """Join lists that have one entry for each row, or one entry for all rows, into a list of the same form."""
     if lists and all(len(entries) == 1 and entries == lists[0] for entries in lists):
         return lists[0]
-    return [one for entries, count in zip(lists, counts, strict=True) for one in _each(entries, count)]
+    return [item for entries, count in zip(lists, counts, strict=True) for item in _each(entries, count)]
 
 
 def _is_builtin(structure: Structure) -> bool:
-    """Return whether a structure is of Python's own containers alone."""
+    """Return whether a structure consists only of Python's builtin containers."""
     if structure == LEAF:
         return True
     _, cls, keys, children = structure
@@ -435,7 +441,7 @@ def _is_builtin(structure: Structure) -> bool:
 
 @dataclass(slots=True)
 class Collated:
-    """A user's `collate_fn`'s result for a whole batch, or the `error` that it raised, its `traceback` and `kinds`."""
+    """The result of the user's `collate_fn` for a batch, or the `error` it raised, with `traceback` and `kinds`."""
 
     value: Any = None
     error: str = ""
@@ -445,14 +451,14 @@ class Collated:
 
 @dataclass(slots=True)
 class TensorBits:
-    """A tensor as an array, of the bits if numpy lacks its type; `tv` as of a `Block`."""
+    """A tensor as an array, which holds the bits if numpy lacks the type; `tv` is as in `Block`."""
 
     array: np.ndarray
     dtype: str = ""
     tv: TVTensor | None = None
 
     def tensor(self) -> Any:
-        """Return the tensor, over the same memory."""
+        """Return the tensor, which shares the array's memory."""
         import torch
 
         tensor = torch.from_numpy(self.array)

@@ -1,12 +1,12 @@
-"""How the results of a chunk are laid out in its slot.
+"""The layout of a chunk's results in its slot.
 
-Images become pixels in the slot. All other leaves travel as values, with their arrays in the slot too: a leaf that is
-an array or tensor of one shape and type in all samples of a chunk is stacked to a *block* N×…, as the batch needs it;
-others go one by one.
+Images are stored in the slot as pixels. All other leaves are sent as values, whose arrays are also stored in the slot.
+A leaf that is an array or tensor of one shape and type in all samples of a chunk is stacked into a *block* N×…, ready
+for the batch; other arrays are stored one by one.
 
-Memory layout of a slot: the files of images that the device decodes, if it does, each aligned to 64 bytes; the decoded
-regions of the others, H×W×C, aligned likewise, in the order of the rows; then the blocks and the bytes of other arrays,
-aligned likewise; then the packed description, if it is too long for a message.
+Memory layout of a slot, in order, with each entry aligned to 64 bytes: the files of images that the device decodes; the
+decoded regions of the other images, H×W×C, in row order; the blocks; the bytes of other arrays; and, unaligned, the
+packed description if it is too long for a message.
 
 Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
 """
@@ -32,18 +32,24 @@ from gpuload.transforms.program.draws import IMAGE
 __all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "write_arrays", "write_content"]
 
 ALIGN = 64
-ALIGNMENT: Final = 16  # of small arrays one after the other, bytes: for a GPU's vector loads
-MIN_PAYLOAD_BYTES = 2048  # shorter arrays travel in the message
+ALIGNMENT: Final = 16  # bytes, of consecutive small arrays: for a GPU's vector loads
+MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
-Span = tuple[int, int, str]  # of an array: the first byte, the bytes, and numpy's name of the type
-# torch's names of types that numpy lacks, with the type of their bits.
+Span = tuple[int, int, str]  # location of an array: offset and length in bytes, and numpy's name of its type
+# Types that only torch has, each with the numpy type that holds its bits.
 ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
 @dataclass(slots=True)
 class Packed:
-    """A packed chunk: it takes `nbytes` in its slot; its description is `meta`, or `meta_at` (offset, bytes) in the
-    slot if it is too long for a message. `fits` is False if the slot is too small; then nothing was written."""
+    """A packed chunk.
+
+    Attributes:
+        nbytes: the number of bytes that the chunk needs in its slot.
+        fits: False if the slot is too small; then nothing was written.
+        meta: the packed description, if it is short enough for a message.
+        meta_at: else the offset and length in bytes of the description in the slot.
+    """
 
     nbytes: int
     fits: bool
@@ -63,16 +69,16 @@ def write_content(
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
     Args:
-        content: what to pack; its values that can be stacked become blocks.
-        slot: uint8, the chunk's slot.
-        used_bytes: taken by pixels already.
-        inline_bytes: a longer description goes to the slot.
-        keep_types: unpack tensors as tensors, not as arrays.
-        larger: gives memory of this many bytes to write to, with the pixels, if the slot is too small; None means
-            there is none.
+        content: the columns to pack; values that can be stacked become blocks.
+        slot: the chunk's slot, uint8.
+        used_bytes: the number of bytes that pixels already use.
+        inline_bytes: the maximum length of a description in a message; a longer description goes to the slot.
+        keep_types: unpack tensors as tensors instead of arrays.
+        larger: called if the slot is too small; returns memory of the given size that already holds the pixels, or
+            None if there is no such memory.
 
     Raises:
-        Exception: whatever pickling a leaf raises.
+        Exception: any error from pickling a leaf.
     """
     fillers, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
     pickled, buffers = _pickle(content)
@@ -99,8 +105,8 @@ def write_content(
 
 
 def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> Columns:
-    """Return what `write_content` wrote. Tables are views of the message and blocks stay where they are; other arrays
-    are copied out of the slot."""
+    """Read the columns that `write_content` wrote. Tables are views of the message and blocks stay in the slot; other
+    arrays are copied out of the slot."""
     if meta_at is not None:
         offset, length = meta_at
         meta = slot[offset : offset + length].tobytes()
@@ -108,15 +114,15 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     buffers: Sequence[bytearray] = ()
     if count:
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-        buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
+        buffers = [bytearray(slot[start : start + n]) for start, n in zip(spans[::2], spans[1::2], strict=True)]
     content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
-    # Plain tuples so far; most chunks have one column of images, and of values, and none of others.
+    # The columns are still plain tuples. Most chunks have one column of images, one of values, and no others.
     described: list[Any] = [*content.images, *content.masks]
-    at = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
+    position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
     for columns in (content.images, content.masks):
         for number, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
-            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, at), leaves, _array(rows), kinds)
-            at += IMAGE.itemsize * length
+            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _array(rows), kinds)
+            position += IMAGE.itemsize * length
     content.values, content.points = (
         {leaf: ValueColumn(values, _array(rows)) for leaf, values, rows in columns}  # pyright: ignore
         for columns in (content.values, content.points)
@@ -134,28 +140,28 @@ def _list(rows: Rows) -> list[int] | None:
 
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
-    """Return where entries lie one after the other, each of some arrays of one type, and where they end."""
-    spans, at = [], 0
+    """Lay out entries one after the other, each a group of arrays of one type; return their spans and the end."""
+    spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])
-        spans.append((at, nbytes, arrays[0].dtype.name))
-        at = align(at + nbytes, ALIGNMENT)
-    return spans, at
+        spans.append((position, nbytes, arrays[0].dtype.name))
+        position = align(position + nbytes, ALIGNMENT)
+    return spans, position
 
 
 def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span], memory: np.ndarray) -> None:
-    """Write the arrays of entries to a memory, uint8."""
-    for arrays, (at, _, _) in zip(entries, spans, strict=True):
+    """Write the arrays of entries to their spans in `memory`, uint8."""
+    for arrays, (position, _, _) in zip(entries, spans, strict=True):
         for array in arrays:
-            np.ndarray(array.shape, array.dtype, memory, at)[...] = array
-            at += array.nbytes
+            np.ndarray(array.shape, array.dtype, memory, position)[...] = array
+            position += array.nbytes
 
 
 def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Filler], int]:
-    """Make tensors among the values arrays, and take values that can be stacked out of `content`: return what fills
-    each block, and where the blocks end."""
+    """Convert tensors among the values to arrays, and replace values that can be stacked by blocks in `content`. Return
+    a filler for each block, and the end of the last block."""
     fillers: list[Filler] = []
-    least_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # beside images, short ones make less work in the message
+    least_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # next to images, short arrays cost less in the message
     for leaf, column in list(content.values.items()):
         is_whole = column.rows is None and len(content.structures) == 1
         block = _block(end, column.values, least_bytes, keep_types) if is_whole else None
@@ -171,12 +177,13 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
 
 
 def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
-    """Return the block for a leaf's values, if they are alike and each has this many bytes, and what fills it."""
+    """Return the block for a leaf's values and its filler; None unless the values have one type and shape and each
+    has at least `least_bytes` bytes."""
     first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, Picked):
         array, rows = values.array, values.rows
         block = Block(array.shape[1:], array.dtype.name, pieces)
-        return block, lambda out: array.take(rows, 0, out, "clip")  # they are all there; "raise" would copy twice
+        return block, lambda out: array.take(rows, 0, out, "clip")  # all rows exist; mode "raise" would copy twice
     if set(map(type, values)) != {kind}:
         return None
     if is_plain_tensor(kind):
@@ -203,15 +210,15 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
 def _block_of_tensors(
     tensors: Sequence[Any], pieces: list[tuple[int, int]], least_bytes: int, keep_types: bool
 ) -> tuple[Block, Filler] | None:
-    """Return the block of plain tensors of one shape and dtype, and what fills it: torch stacks them without an array
-    for each."""
+    """Return the block of plain tensors of one shape and dtype, and its filler. torch stacks them without creating an
+    array for each tensor."""
     first, torch = tensors[0], sys.modules["torch"]
     if not all(map(_is_plain, tensors)):
         return None
     shape, dtype, name = first.shape, first.dtype, dtype_of(first)
     if (keep_types and not shape) or first.nbytes < least_bytes or name not in NUMBERS or first.is_complex():
         return None
-    if not all(one.shape == shape and one.dtype == dtype for one in tensors):
+    if not all(tensor.shape == shape and tensor.dtype == dtype for tensor in tensors):
         return None
 
     def fill(out: np.ndarray) -> None:
@@ -222,12 +229,12 @@ def _block_of_tensors(
 
 
 def _is_tv(kind: type) -> bool:
-    """Return whether it is one of torchvision's own types of tensors; a subclass of the user's has another module."""
+    """Return whether `kind` is one of torchvision's tensor types; a user's subclass is in another module."""
     return kind.__module__.startswith("torchvision.tv_tensors")
 
 
-def _below(value: Any) -> Any:
-    """Return a tensor of torchvision's own types as a plain one, over the same memory; others as they are."""
+def _without_tv(value: Any) -> Any:
+    """Return a torchvision tensor as a plain tensor that shares its memory; return other tensors unchanged."""
     return value.as_subclass(sys.modules["torch"].Tensor) if _is_tv(type(value)) else value
 
 
@@ -236,12 +243,13 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
-    """Return the description as bytes, and the arrays that go to the slot.
+    """Return the description as bytes, and the buffers that go to the slot.
 
-    Both ends run the user's own program and pack its own objects: the same trust as between a DataLoader and its
-    workers. No byte of a data file is ever unpickled.
+    Both processes run the user's program and pack that program's objects, so they trust each other as a DataLoader and
+    its workers do. No byte of a data file is ever unpickled.
     """
-    # Plain tuples, and tables behind all of it: arrays cost pickle ten times as much, and objects three times.
+    # Columns are pickled as plain tuples, and tables follow the pickle as raw bytes: arrays take pickle ten times as
+    # long, and objects three times.
     images, masks = (
         [(len(column), column.leaves, _list(column.rows), column.kinds) for column in columns]
         for columns in (content.images, content.masks)
@@ -263,7 +271,7 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
     try:
         return _dump(pickler, described)
     except (pickle.PicklingError, AttributeError):
-        import cloudpickle  # in a worker, classes of the user's __main__ exist only for it
+        import cloudpickle  # in a worker, only cloudpickle can find classes of the user's __main__
 
         return _dump(_with_tensors(cloudpickle.Pickler), described)
 
@@ -271,36 +279,36 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
 def _dump(pickler: Any, described: list[Any]) -> tuple[bytes, list[memoryview]]:
     buffers: list[memoryview] = []
 
-    def stays(buffer: pickle.PickleBuffer) -> bool:
-        """Return whether a buffer is short, and stays in the message; else it goes to the slot."""
+    def is_inline(buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer is short enough to stay in the message; a longer buffer goes to the slot."""
         raw = buffer.raw()
         if raw.nbytes >= MIN_PAYLOAD_BYTES:
             buffers.append(raw)
         return raw.nbytes < MIN_PAYLOAD_BYTES
 
     file = io.BytesIO()
-    pickler(file, 5, buffer_callback=stays).dump(described)
+    pickler(file, 5, buffer_callback=is_inline).dump(described)
     return file.getvalue(), buffers
 
 
 def _joined(sources: Any) -> Any:
-    """Return the names as one string, if they can be taken apart again: hardly any is ever read, and a string for each
-    sample takes the main process longer than all else of a description."""
+    """Return the names as one string if it can be split again. Hardly any name is ever read, and unpickling a string
+    for each sample takes the main process longer than the rest of the description."""
     if set(map(type, sources)) != {str}:
         return sources
-    together = SEPARATOR.join(sources)
-    return together if together.count(SEPARATOR) == len(sources) - 1 else sources
+    joined = SEPARATOR.join(sources)
+    return joined if joined.count(SEPARATOR) == len(sources) - 1 else sources
 
 
 def _with_tensors(base: Any) -> Any:
-    """Return a pickler that sends tensors, at any depth, as it does arrays; and classes that do not know where they
-    are."""
+    """Return a pickler that sends tensors at any depth as arrays, and that can send named tuples defined in the body of
+    a class."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and (path := _place_in_a_class(obj)):
                 return _class_at, (obj.__module__, *path)
-            if is_tensor(obj) and type(plain := _below(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
+            if is_tensor(obj) and type(plain := _without_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
                 portable = _portable(obj, True)
                 return _tensor, (portable.array, portable.dtype, portable.tv)
             override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
@@ -310,8 +318,8 @@ def _with_tensors(base: Any) -> Any:
 
 
 def _place_in_a_class(cls: type) -> tuple[str, str] | None:
-    """Return where a named tuple made in the body of another class is; it only knows the module. Sent by value, each
-    worker's would be another class to the main process."""
+    """Return the outer and inner class names of a named tuple that was created in the body of another class and records
+    only its module. Sent by value, each worker's named tuple would be a different class in the main process."""
     if cls.__module__ == "__main__" or "." in cls.__qualname__ or not hasattr(cls, "_fields"):
         return None
     for name, outer in list(vars(sys.modules.get(cls.__module__, object)).items()):
@@ -329,12 +337,12 @@ def _tensor(array: np.ndarray, dtype: str, tv: TVTensor | None) -> Any:
 
 
 def _portable(value: Any, keep_types: bool) -> Any:
-    """Return a tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
-    `keep_types` tensors stay tensors, and torchvision's own types what they are."""
+    """Return a tensor as an array, so that its bytes go to the slot and not through torch's shared memory. With
+    `keep_types`, the receiver restores the tensor and its torchvision type."""
     if not is_tensor(value):
         return value
     tv = (type(value), vars(value)) if keep_types and _is_tv(type(value)) else None
-    value = _below(value)
+    value = _without_tv(value)
     if value.is_nested:
         return value
     name = str(value.dtype)
@@ -344,7 +352,7 @@ def _portable(value: Any, keep_types: bool) -> Any:
 
 
 def _bits(tensor: Any) -> np.ndarray:
-    """Return a tensor's memory as an array."""
+    """Return a tensor's bits as an array, which shares its memory where possible."""
     tensor = tensor.detach()
     bits = ONLY_TORCH.get(str(tensor.dtype))
     if bits is not None:

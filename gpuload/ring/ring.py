@@ -1,16 +1,17 @@
-"""The ring of slots that pixels travel in: one memfd, mapped by the main process and by every worker.
+"""The ring of slots that carries pixels: one memfd, mapped by the main process and by every worker.
 
-Memory layout: a sparse memfd of `ring_bytes` bytes, mapped whole. Only the pages that were written to cost memory. A
-*slot* is a page-aligned range of it that holds the results of one chunk. Released slots are handed out again, the most
-recently used first: its pages are in the cache. When larger ones are needed, free slots that are too small are retired:
-their pages go back to the system (a hole is punched), and a larger range is taken. `ring_bytes` is never exceeded.
+Memory layout: a sparse memfd of `ring_bytes` bytes, mapped in full. Only pages that have been written to use memory. A
+*slot* is a page-aligned range of the memfd that holds the results of one chunk. Released slots are reused, the most
+recently released first, because its pages are still in the cache. When a larger slot is needed, free slots that are too
+small are retired: their pages are returned to the system (by punching a hole), and a larger range is allocated. The
+slots never exceed `ring_bytes`.
 
 Ownership: only the main process hands out slots, and a slot has one user at a time: the worker that fills it, then the
-main process, until `release`; or, if it was lent (`lend`), the user's arrays. Back-pressure: `acquire` returns None if
-the ring is full, or the machine has no memory for another slot; the caller waits until one is released.
+main process until `release`, or the user's arrays if the slot was lent (`lend`). Back-pressure: `acquire` returns None
+if the ring is full or the machine has no memory for another slot; the caller waits until a slot is released.
 
-Lifetime: the kernel frees the memory with the last process that maps it. It has no name and is not in /dev/shm, so a
-killed process leaves nothing behind.
+Lifetime: the kernel frees the memory when the last process that maps it exits. The memfd has no name and is not in
+/dev/shm, so a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 GRANULE_BYTES = 64 * 1024
-SPARE_S = 1.0  # between two looks at what the machine has left besides the ring
-MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
+SPARE_S = 1.0  # minimum interval between two checks of the memory that the machine has left outside the ring
+MARGIN_BYTES = 16 << 20  # reserved for the rest of the process tree, which also allocates memory between two checks
 LENT_SHARE = 4  # lend at most 1/LENT_SHARE of the ring
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
@@ -54,30 +55,31 @@ def align(nbytes: int, granule: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A range of the ring: `capacity_bytes` bytes from `offset` on."""
+    """A range of the ring: `capacity_bytes` bytes starting at `offset`."""
 
     offset: int
     capacity_bytes: int
 
 
 def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
-    """Map the whole ring, shared and writable, into this process."""
+    """Map the entire ring into this process, shared and writable."""
     return mmap.mmap(fd, ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def map_file(fd: int, nbytes: int) -> np.ndarray:
-    """Return the first bytes of a file in memory, mapped: shared, writable, as long as the array lives. Until then the
-    mapping has a descriptor of its own; from Python 3.13 on it needs none."""
+    """Map the first `nbytes` bytes of a memory file, shared and writable. The mapping lives as long as the returned
+    array. Before Python 3.13 it also holds a duplicate of the descriptor."""
     options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     return np.frombuffer(mmap.mmap(fd, nbytes, **options), np.uint8)
 
 
 @contextlib.contextmanager
 def standard_streams_taken() -> Iterator[None]:
-    """A context in which no new descriptor is 0, 1 or 2; afterwards those that were closed are closed again.
+    """Occupy descriptors 0, 1 and 2 within a context, so that no new descriptor gets these numbers. On exit, the ones
+    that were closed before are closed again.
 
-    A program may start with descriptors 0, 1 or 2 closed (cron, daemons), and the system gives out the lowest free
-    number: the ring would become descriptor 1, and what a worker prints would be written into pixels.
+    A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
+    number. The ring would become descriptor 1, and a worker's output would be written into pixels.
     """
     opened: list[int] = []
     try:
@@ -90,7 +92,7 @@ def standard_streams_taken() -> Iterator[None]:
 
 
 def is_inherited(fd: int) -> bool:
-    """Return whether a program that this process starts gets this descriptor."""
+    """Return whether a program started by this process inherits this descriptor."""
     return _is_open(fd) and os.get_inheritable(fd)
 
 
@@ -104,48 +106,51 @@ def _is_open(fd: int) -> bool:
 
 @contextlib.contextmanager
 def running_on(cpus: frozenset[int]) -> Iterator[None]:
-    """A context in which the calling thread runs on these CPUs; afterwards it runs where it did before. With no CPUs,
-    or ones that the system refuses, it stays where it is. A process or thread that it starts in the context keeps
-    them.
+    """Run the calling thread on these CPUs within a context, and restore its affinity on exit. If `cpus` is empty or
+    the system refuses the CPUs, the affinity does not change. Processes and threads started in the context keep these
+    CPUs.
 
-    Memory lies on the NUMA node of the CPU that first touches it, and page-locking touches it. So new memory and new
-    processes lie near a device without a right of their own, which `mbind` needs: containers refuse that.
+    Memory is placed on the NUMA node of the CPU that first touches it, and page-locking touches it. New memory and new
+    processes therefore end up near a device. `mbind` would need a privilege that containers deny.
     """
-    before: set[int] = set()
+    old_cpus: set[int] = set()
     if cpus:
         with contextlib.suppress(OSError):
-            before = os.sched_getaffinity(0)
+            old_cpus = os.sched_getaffinity(0)
             os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
-        if before:
+        if old_cpus:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, before)
+                os.sched_setaffinity(0, old_cpus)
 
 
 def move(pids: Iterable[int], cpus: frozenset[int]) -> None:
-    """Let all threads of these processes run on these CPUs; none: on those of the calling thread."""
-    there = cpus or os.sched_getaffinity(0)
+    """Move all threads of these processes to these CPUs; if `cpus` is empty, to the CPUs of the calling thread."""
+    target_cpus = cpus or os.sched_getaffinity(0)
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             for thread in os.listdir(f"/proc/{pid}/task"):
-                os.sched_setaffinity(int(thread), there)
+                os.sched_setaffinity(int(thread), target_cpus)
 
 
 class Ring:
     """The main process's side of the ring.
 
     Args:
-        ring_bytes: the most shared memory for all slots together; rounded up to 64 KiB.
-        on_new: called with each new slot before its first use (page-locking).
-        on_retire: called before a slot's memory is given back.
-        memory_left: how many bytes the machine still allows, None for no limit; called only for a new slot.
-        near: CPUs near which a new slot is to lie; `on_new` is called there, and has to touch its memory.
+        ring_bytes: the maximum shared memory for all slots, rounded up to a multiple of 64 KiB.
+        on_new: called with each new slot before its first use (for page-locking).
+        on_retire: called before a slot's memory is returned to the system.
+        memory_left: returns how many bytes the machine can still provide, None for no limit. Called only for a new
+            slot.
+        near: CPUs near which new slots are placed; `on_new` runs on these CPUs and must touch the slot's memory.
 
     Attributes:
-        slots_made: how many slots were made so far; moved_out: how many were emptied by `move_out`.
-        refused: how often it was full, and full_s: how long, from a refusal to the next release.
+        slots_made: the number of slots created so far.
+        moved_out: the number of slots emptied by `move_out`.
+        refused: how often the ring was full.
+        full_s: how long the ring was full, in seconds, measured from a refusal to the next release.
 
     Raises:
         ValueError: `ring_bytes` is not positive.
@@ -172,54 +177,54 @@ class Ring:
             with standard_streams_taken():
                 self.fd = memory_file("ring", self.ring_bytes)
                 try:
-                    self._map = map_ring(self.fd, self.ring_bytes)  # has a descriptor of its own
+                    self._map = map_ring(self.fd, self.ring_bytes)  # duplicates the descriptor
                 except BaseException:
                     os.close(self.fd)
                     raise
             # A process that the user forks must not keep the ring's pages alive.
             self._map.madvise(mmap.MADV_DONTFORK)
             _rings.add(self)
-        else:  # there are no worker processes, so private memory is enough
+        else:  # no worker processes on this platform, so private memory is enough
             self.fd = -1
             self._map = mmap.mmap(-1, self.ring_bytes)
         self.bytes = np.frombuffer(self._map, np.uint8)
-        self._free: list[Slot] = []  # the most recently released last
-        self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
-        self._busy: dict[int, Slot] = {}  # by offset
+        self._free: list[Slot] = []  # the most recently released slot comes last
+        self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) of ranges without a slot, sorted
+        self._busy: dict[int, Slot] = {}  # keyed by offset
         self.slots_made = self.moved_out = self.refused = 0
         self.full_s, self._full_since = 0.0, 0.0
         self._lent: dict[int, Slot] = {}
-        self._forked: list[Slot] = []  # lent when the user forked, and never reused
+        self._forked: list[Slot] = []  # on loan when the user forked, so never reused
         self._returned: deque[int] = deque()
         self._loans = itertools.count()
         self._spare_bytes, self._spare_since = 0, float("-inf")
 
     @property
     def slots(self) -> int:
-        """How many slots exist now, free and in use."""
+        """The current number of slots, free and in use."""
         return len(self._free) + len(self._busy)
 
     @property
     def slot_bytes(self) -> int:
-        """How many bytes the existing slots span together; at most `ring_bytes`."""
+        """The total size of the existing slots in bytes; at most `ring_bytes`."""
         return self.ring_bytes - sum(size for _, size in self._gaps)
 
     @property
     def used_bytes(self) -> int:
-        """How many bytes the slots in use span."""
+        """The total size of the slots in use, in bytes."""
         return self.slot_bytes - sum(slot.capacity_bytes for slot in tuple(self._free))
 
     def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
-        """Return a slot of at least `nbytes` bytes, or None if one has to be released first.
+        """Return a slot of at least `nbytes` bytes, or None if another slot must be released first.
 
         Args:
-            nbytes: how large it has to be.
-            least_bytes: if `nbytes` is a guess: a size that is enough if the machine has no memory for the guess and no
-                slot is in use whose release could change that.
+            nbytes: the requested capacity.
+            least_bytes: a smaller sufficient size, if `nbytes` is a guess. It applies when the machine has no memory
+                for the guess and no slot is in use whose release could change that.
 
         Raises:
-            ValueError: `nbytes` is more than the whole ring.
-            LimitError: the machine does not even have the memory for `least_bytes`, and no slot is in use.
+            ValueError: `nbytes` exceeds the size of the ring.
+            LimitError: the machine does not have the memory even for `least_bytes`, and no slot is in use.
         """
         if nbytes > self.ring_bytes:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
@@ -229,7 +234,7 @@ class Ring:
                 self._busy[slot.offset] = slot
                 return slot
         minimum = nbytes if least_bytes is None else min(least_bytes, nbytes)
-        while self._free:  # all too small, as the next ones that are needed will find
+        while self._free:  # all are too small, and the next requests are likely to be as large
             self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
         if (offset := self._take_gap(size)) is None:
@@ -259,20 +264,20 @@ class Ring:
             self.refused, self._full_since = self.refused + 1, time.perf_counter()
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back: nobody reads or writes it any more."""
+        """Return a slot to the ring once nothing reads or writes it any more."""
         self._free.append(self._busy.pop(slot.offset))
         if self._full_since:
             self.full_s, self._full_since = self.full_s + time.perf_counter() - self._full_since, 0.0
 
     def release_at(self, offset: int) -> None:
-        """Give back the slot in use that begins here, as a request names it."""
+        """Release the slot in use at this offset, which is how requests identify slots."""
         self.release(self._busy[offset])
 
     def move_out(self, slot: Slot, nbytes: int) -> np.ndarray:
-        """Return the first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
+        """Copy the first `nbytes` bytes of a slot to ordinary memory and release the slot.
 
         Raises:
-            LimitError: the machine has no memory for the copy; the slot remains in use.
+            LimitError: the machine has no memory for the copy. The slot remains in use.
         """
         if (lacking := self._lacking(nbytes)) is not None:
             raise LimitError(lacking)
@@ -282,20 +287,20 @@ class Ring:
         return copy
 
     def spare_bytes(self) -> int:
-        """Return how many bytes chunks may take besides the ring, all together: as many as it has, or what the machine
-        has left when the ring is full. That is looked up once in a while: it takes 0.4 ms."""
+        """Return how many bytes chunks can use in total outside the ring: the size of the ring, or less if the machine
+        has less left once the ring is full. The check takes 0.4 ms, so its result is reused for `SPARE_S`."""
         now = time.monotonic()
         if now - self._spare_since > SPARE_S:
-            left = self._memory_left() if self._memory_left is not None else None
-            if left is not None:
-                left -= self.ring_bytes - self._allocated_bytes() + MARGIN_BYTES
-            self._spare_bytes = self.ring_bytes if left is None else max(0, min(left, self.ring_bytes))
+            left_bytes = self._memory_left() if self._memory_left is not None else None
+            if left_bytes is not None:
+                left_bytes -= self.ring_bytes - self._allocated_bytes() + MARGIN_BYTES
+            self._spare_bytes = self.ring_bytes if left_bytes is None else max(0, min(left_bytes, self.ring_bytes))
             self._spare_since = now
         return self._spare_bytes
 
     def move_in(self, data: np.ndarray) -> Slot | None:
-        """Return a slot with these bytes, uint8, if slots are page-locked: other memory is copied to the device while
-        the program waits. None means they stay where they are, or there is no room."""
+        """Copy uint8 data to a slot if slots are page-locked, because copying other memory to the device blocks the
+        program. Return None if slots are not page-locked or the ring has no room; the data then stays in place."""
         slot = None
         if self.on_new is not None and len(data) <= self.ring_bytes:
             with contextlib.suppress(LimitError):
@@ -309,36 +314,37 @@ class Ring:
         return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]
 
     def lend(self, slot: Slot, arrays: Sequence[np.ndarray]) -> bool:
-        """Leave a slot to arrays that are views of it, until the last of them is gone: then `collect` releases it.
+        """Lend a slot to arrays that are views of it. After the last array is collected, `collect` releases the slot.
 
-        False if more than 1/LENT_SHARE of the ring would be lent: the user decides when it comes back.
+        Return False if more than 1/LENT_SHARE of the ring would be on loan, because the user decides when a slot comes
+        back.
         """
-        lent = [slot, *self._lent.values(), *self._forked]
-        if self.fd < 0 or sum(other.capacity_bytes for other in lent) > self.ring_bytes // LENT_SHARE:
+        lent_slots = [slot, *self._lent.values(), *self._forked]
+        if self.fd < 0 or sum(lent_slot.capacity_bytes for lent_slot in lent_slots) > self.ring_bytes // LENT_SHARE:
             return False
-        # A process that the user forks keeps the arrays that it was forked with.
+        # A forked process keeps the arrays that existed at the fork.
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
         number = next(self._loans)
         self._lent[number] = slot
-        # One mark for each array but the last: finalizers may run in any thread, and a list's pop is atomic.
+        # One mark per array except the last. Finalizers can run in any thread, and a list's pop is atomic.
         marks = [number] * (len(arrays) - 1)
         for array in arrays:
-            on_collected(array, _come_back, marks, self._returned, number)
+            on_collected(array, _on_array_collected, marks, self._returned, number)
         return True
 
     def collect(self) -> bool:
-        """Release lent slots that have come back; True if there were any."""
-        collected = False
+        """Release the lent slots whose arrays have all been collected; return True if there were any."""
+        has_released = False
         while self._returned:
             slot = self._lent.pop(self._returned.popleft(), None)
             if slot is not None:
                 self._map.madvise(mmap.MADV_DONTFORK, slot.offset, slot.capacity_bytes)
                 self.release(slot)
-                collected = True
-        return collected
+                has_released = True
+        return has_released
 
     def close(self) -> None:
-        """Retire the free slots and close the descriptor; the mapping goes with its last reference. Idempotent."""
+        """Retire the free slots and close the descriptor; the mapping ends with its last reference. Idempotent."""
         while self._free:
             slot = self._free.pop()
             if os.getpid() == self._pid:  # a forked child must not touch its parent's pages
@@ -348,27 +354,28 @@ class Ring:
             self.fd = -1
         self.bytes = np.empty(0, np.uint8)
         if os.getpid() == self._pid:
-            # If a tensor of the caller still refers to the pages, they go when it does.
+            # Pages that one of the caller's tensors still refers to are freed together with the tensor.
             with contextlib.suppress(BufferError):
                 self._map.close()
 
-    def _lacking(self, besides_bytes: int = 0) -> str | None:
-        """Why the machine has no memory for all slots and `besides_bytes` more; None if it has."""
-        left = self._memory_left() if self._memory_left is not None else None
-        if left is None:
+    def _lacking(self, extra_bytes: int = 0) -> str | None:
+        """Return why the machine has no memory for all slots plus `extra_bytes`, or None if it has."""
+        left_bytes = self._memory_left() if self._memory_left is not None else None
+        if left_bytes is None:
             return None
-        # Pages count against the limit when they are first written to, so `left` still includes what is promised.
-        promised = max(0, self.slot_bytes - self._allocated_bytes()) + besides_bytes
-        if promised + MARGIN_BYTES <= left:
+        # Pages count against the limit only once they are written to, so `left_bytes` still includes promised bytes.
+        promised = max(0, self.slot_bytes - self._allocated_bytes()) + extra_bytes
+        if promised + MARGIN_BYTES <= left_bytes:
             return None
         return (
-            f"decoded images need {promised:,} more bytes of memory, besides {MARGIN_BYTES:,} for the rest of "
-            f"the program, but its control group has only {left:,} bytes left. Use a smaller batch_size or "
-            "chunk_size, fewer workers, let the first transform crop, or raise the memory limit of the container or job"
+            f"decoded images need {promised:,} more bytes of memory, in addition to {MARGIN_BYTES:,} for the rest of "
+            f"the program, but its control group has only {left_bytes:,} bytes left. Use a smaller batch_size or "
+            "chunk_size, use fewer workers, let the first transform crop, or raise the memory limit of the container "
+            "or job"
         )
 
     def _log_growth(self, slot: Slot) -> None:
-        import logging  # only the main process gets here; workers import this module too, and start sooner without
+        import logging  # used only in the main process; workers import this module too, and start faster without it
 
         logging.getLogger("gpuload.ring").debug(
             "the ring grows by a slot of %d bytes: %d slots, %d of %d bytes",
@@ -379,14 +386,13 @@ class Ring:
         )
 
     def _allocated_bytes(self) -> int:
-        """Return how much of the ring has pages; 0 if not known, so that too much counts as promised, not too
-        little."""
+        """Return how many bytes of the ring have pages; 0 if unknown, which errs towards promising too much."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
-        for i, (offset, room) in enumerate(self._gaps):
-            if room >= size:
-                self._gaps[i : i + 1] = [(offset + size, room - size)] if room > size else []
+        for i, (offset, gap_size) in enumerate(self._gaps):
+            if gap_size >= size:
+                self._gaps[i : i + 1] = [(offset + size, gap_size - size)] if gap_size > size else []
                 return offset
         return None
 
@@ -401,11 +407,11 @@ class Ring:
         self._gaps.append((slot.offset, slot.capacity_bytes))
         self._gaps.sort()
         merged: list[tuple[int, int]] = []
-        for offset, room in self._gaps:
+        for offset, size in self._gaps:
             if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
             else:
-                merged.append((offset, room))
+                merged.append((offset, size))
         self._gaps = merged
 
 
@@ -413,24 +419,26 @@ _watched: dict[int, weakref.ref] = {}
 atexit.register(_watched.clear)
 
 
-def on_collected(thing: object, function: Callable[..., object], *args: object) -> Callable[[], object]:
-    """Call ``function(*args)`` when `thing` is collected, in whatever thread lets go of it; return what calls this off.
+def on_collected(obj: object, function: Callable[..., object], *args: object) -> Callable[[], object]:
+    """Call ``function(*args)`` when `obj` is collected, in the thread that drops the last reference. Return a
+    function that cancels the call.
 
-    As `weakref.finalize`, but without a registry that the interpreter walks as it ends: there it complains if a daemon
-    thread, which may iterate a loader, adds to it meanwhile. Nothing is called once the interpreter ends.
+    Works like `weakref.finalize`, but without the registry that the interpreter iterates at shutdown. The interpreter
+    raises an error there if a daemon thread, which may be iterating a loader, adds to the registry meanwhile. Nothing
+    is called once the interpreter shuts down.
     """
 
     def call(ref: weakref.ref, watched: dict[int, weakref.ref] = _watched) -> None:
         if watched.pop(id(ref), None) is not None:
             function(*args)
 
-    ref = weakref.ref(thing, call)
-    _watched[id(ref)] = ref  # its own hash is that of what it refers to: arrays have none
+    ref = weakref.ref(obj, call)
+    _watched[id(ref)] = ref  # keyed by id, because a reference hashes as its referent and arrays are not hashable
     return lambda: _watched.pop(id(ref), None)
 
 
-def _come_back(marks: list[int], returned: deque[int], number: int) -> None:
-    """Note that an array that a slot was lent to is gone."""
+def _on_array_collected(marks: list[int], returned: deque[int], number: int) -> None:
+    """Record that one of the arrays that a slot was lent to has been collected."""
     try:
         marks.pop()
     except IndexError:  # the last array
@@ -441,15 +449,16 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 def _after_fork_in_parent() -> None:
-    """The child sees what is lent now, for as long as it likes: those slots are never written to again."""
+    """Set aside the slots on loan for good: the child can read them for as long as it lives."""
     for ring in list(_rings):
-        back = set(ring._returned)
-        ring._forked += [slot for number, slot in ring._lent.items() if number not in back]
-        ring._lent = {number: slot for number, slot in ring._lent.items() if number in back}
+        returned = set(ring._returned)
+        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned]
+        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned}
 
 
 def _after_fork_in_child() -> None:
-    """The ring is not mapped in the child, which may map something else at its addresses: never unmap that."""
+    """Keep the mapping from being closed: the ring is not mapped in the child, and its addresses may be in other
+    use there."""
     for ring in list(_rings):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
 
@@ -465,6 +474,6 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)) != 0:
         code = ctypes.get_errno()
-        if code in (errno.EOPNOTSUPP, errno.ENOSYS):  # a sandbox without holes: the pages stay until the ring goes
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):  # a sandbox without holes: pages stay until the ring ends
             return
-        raise OSError(code, f"cannot give back {nbytes} bytes of the ring: {os.strerror(code)}")
+        raise OSError(code, f"cannot return {nbytes} bytes of the ring to the system: {os.strerror(code)}")

@@ -1,1 +1,2 @@
-"""Counter-based random numbers, their distributions, and the global generators. Both sides; no torch."""
+"""Counter-based random numbers, distributions, and seeding of the global generators. Used by workers and by the main
+process; does not import torch."""

@@ -1,10 +1,11 @@
-"""Normal, gamma, beta and Dirichlet variates, made from uniform numbers in the open interval (0, 1).
+"""Normal, gamma, beta and Dirichlet variates, computed from uniform numbers in the open interval (0, 1).
 
-Each variate takes a fixed count of uniform numbers, so draws stay a pure function of their counters. Vectorised over
-all leading axes. Imported by workers; no torch and no scipy here.
+Each variate consumes a fixed number of uniforms, so draws stay a pure function of their counters. All functions are
+vectorised over the leading axes. Workers import this module, so it uses neither torch nor scipy.
 
-Gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000). They are kept as
-logarithms: those of small shapes are too small for a float64, and a beta variate of shapes 0.001 would be 0/0.
+Gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000). They are
+computed as logarithms, because variates with a small shape underflow float64: a beta variate with both shapes 0.001
+would be 0/0.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import numpy as np
 
 __all__ = ["beta", "beta_count", "dirichlet", "dirichlet_count", "gamma_count", "log_gamma", "normal"]
 
-TRIES: Final = 8  # each is accepted with a probability of 0.95 or more: all fail once in 10**10
+TRIES: Final = 8  # each is accepted with a probability of at least 0.95, so all of them fail once in 10**10 variates
 
 
 def normal(uniforms: np.ndarray) -> np.ndarray:
-    """As many standard normal numbers, by Box and Muller. The last axis is even: all cosines, then all sines."""
+    """Turn uniforms into as many standard normal numbers (Box-Muller). The length of the last axis must be even; the
+    first half of the result comes from cosines, the second half from sines."""
     half = uniforms.shape[-1] // 2
     radius = np.sqrt(-2 * np.log(uniforms[..., :half]))
     angle = (2 * math.pi) * uniforms[..., half:]
@@ -29,47 +31,48 @@ def normal(uniforms: np.ndarray) -> np.ndarray:
 
 
 def gamma_count(shape: float) -> int:
-    """How many uniform numbers a gamma variate takes: 1 for shape 1, else 17."""
+    """Return how many uniforms a gamma variate consumes: 1 for shape 1, else 17."""
     return 1 if shape == 1 else 2 * TRIES + 1
 
 
 def log_gamma(uniforms: np.ndarray, shape: float) -> np.ndarray:
-    """Logarithms of gamma variates of `shape` > 0 and scale 1; the last axis has `gamma_count(shape)` numbers."""
+    """Return the logarithms of gamma variates with `shape` > 0 and scale 1; the last axis of `uniforms` must have
+    `gamma_count(shape)` numbers."""
     if shape == 1:
         return np.log(-np.log(uniforms[..., 0]))
-    # A variate of a shape below 1 is one of that shape + 1, times u ** (1 / shape).
+    # For a shape below 1, draw a variate with shape + 1 and multiply it by u ** (1 / shape).
     third = (shape + 1 if shape < 1 else shape) - 1 / 3
     deviates = normal(uniforms[..., :TRIES])
     cubes = (1 + deviates / math.sqrt(9 * third)) ** 3
     logs = np.log(np.maximum(cubes, 1e-300))
     accepted = np.log(uniforms[..., TRIES:-1]) < 0.5 * deviates**2 + third * (1 - cubes + logs)
     accepted &= cubes > 0
-    first = accepted.argmax(axis=-1)[..., None]
-    logarithms = np.take_along_axis(logs, first, axis=-1)[..., 0]
+    first_accepted = accepted.argmax(axis=-1)[..., None]
+    logarithms = np.take_along_axis(logs, first_accepted, axis=-1)[..., 0]
     logarithms = math.log(third) + np.where(accepted.any(axis=-1), logarithms, 0.0)
     return logarithms + np.log(uniforms[..., -1]) / shape if shape < 1 else logarithms
 
 
 def beta_count(a: float, b: float) -> int:
-    """How many uniform numbers a beta variate takes."""
+    """Return how many uniforms a beta variate consumes."""
     return 1 if a == b == 1 else gamma_count(a) + gamma_count(b)
 
 
 def beta(uniforms: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Beta variates of shapes a, b > 0; the last axis has `beta_count(a, b)` numbers."""
+    """Return beta variates with shapes a, b > 0; the last axis of `uniforms` must have `beta_count(a, b)` numbers."""
     if a == b == 1:
         return uniforms[..., 0]
     return dirichlet(uniforms, (a, b))[..., 0]
 
 
 def dirichlet_count(shapes: Sequence[float]) -> int:
-    """How many uniform numbers a Dirichlet variate takes."""
+    """Return how many uniforms a Dirichlet variate consumes."""
     return sum(gamma_count(shape) for shape in shapes)
 
 
 def dirichlet(uniforms: np.ndarray, shapes: Sequence[float]) -> np.ndarray:
-    """Dirichlet variates: along the last axis, a share for each of `shapes` (all > 0), with a sum of 1. The last axis
-    of `uniforms` has `dirichlet_count(shapes)` numbers."""
+    """Return Dirichlet variates: the last axis holds one share for each of `shapes` (all > 0), and the shares sum to 1.
+    The last axis of `uniforms` must have `dirichlet_count(shapes)` numbers."""
     logs, start = [], 0
     for shape in shapes:
         end = start + gamma_count(shape)

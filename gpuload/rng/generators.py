@@ -1,4 +1,4 @@
-"""The global generators of random, numpy and torch, seeded for each sample.
+"""Per-sample seeding of the global generators of random, numpy and torch.
 
 A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so its
 draws are as reproducible as gpuload's. In the user's process, a context manager restores them afterwards. Used by
@@ -34,14 +34,15 @@ __all__ = [
 GeneratorStates = tuple[Any, Any, Any]
 
 LEARNING_SAMPLES = 32  # if this many samples draw nothing, assume that no sample draws
-MIN_UNSEEDED_CHUNK = 16  # samples; comparing the generators' states takes as long as seeding for ten samples
+MIN_UNSEEDED_CHUNK = 16  # samples; comparing the generators' states takes as long as seeding ten times
 DRAWS_SEEN = -1
 FRESHLY_SEEDED = 624  # the position in a Mersenne Twister's state after seeding, before the first draw
 _current: tuple[int, int, int] | None = None  # seed, epoch and position of the current sample
 
 
 def seeds_of(seed: int, epoch: int, positions: np.ndarray) -> list[int]:
-    """Return the seeds at these positions, for `seed_for`. A call takes 18 µs for one, and 1 µs each for 32."""
+    """Return the seeds for these positions, to be passed to `seed_for`. A call takes 18 µs for one position, and 1 µs
+    per position for 32."""
     fractions = uniforms(epoch_key(seed, epoch), positions, GENERATORS, 2)[:, 0]
     return (fractions * 2**32).astype(np.int64).tolist()
 
@@ -53,14 +54,14 @@ def seed_generators(seed: int, epoch: int, position: int) -> None:
 
 
 def seed_for(sample: tuple[int, int, int], value: int) -> None:
-    """Seed the global generators for one sample, by its seed, epoch and position, with `value` from `seeds_of`."""
+    """Seed the global generators for one sample, given as (seed, epoch, position), with `value` from `seeds_of`."""
     random.seed(value)
     np.random.seed(value)
     seed_torch_for(sample, value)
 
 
 def seed_torch_for(sample: tuple[int, int, int], value: int) -> None:
-    """Seed as in `seed_for`, but only torch."""
+    """Do the same as `seed_for`, but seed only torch."""
     global _current
     _current = sample
     torch = sys.modules.get("torch")
@@ -106,21 +107,21 @@ class Seeding:
     def __init__(self, seed: int, *, learns: bool = True) -> None:
         self._seed = seed
         self._idle = 0 if learns else DRAWS_SEEN  # number of samples without a draw; DRAWS_SEEN after one with a draw
-        self._before: GeneratorStates | None = None  # the states before the chunk
+        self._states_before: GeneratorStates | None = None  # the states before the chunk
         self._is_unseeded = False  # this chunk does not seed Python and numpy
         self._is_unchanged = False  # this chunk did not draw from Python or numpy
 
     def begin(self, epoch: int, positions: np.ndarray) -> Callable[[int], None]:
         """Begin a chunk with these positions, int64 (N,); return a function that seeds the generators for a row."""
-        seed, numbers, values = self._seed, positions.tolist(), seeds_of(self._seed, epoch, positions)
+        seed, position_list, values = self._seed, positions.tolist(), seeds_of(self._seed, epoch, positions)
         self._is_unseeded = self._idle >= LEARNING_SAMPLES and len(positions) >= MIN_UNSEEDED_CHUNK
-        self._before = (self._before or states()) if self._is_unseeded else None
+        self._states_before = (self._states_before or states()) if self._is_unseeded else None
         seed_sample = seed_torch_for if self._is_unseeded else seed_for
-        return lambda row: seed_sample((seed, epoch, numbers[row]), values[row])
+        return lambda row: seed_sample((seed, epoch, position_list[row]), values[row])
 
     @property
     def is_learning(self) -> bool:
-        """Whether it is still unknown if the dataset draws from Python or numpy."""
+        """Whether it is still unknown whether the dataset draws from Python or numpy."""
         return 0 <= self._idle < LEARNING_SAMPLES
 
     def learn(self) -> None:
@@ -128,14 +129,14 @@ class Seeding:
         if not self.is_learning:
             return
         state: Any = np.random.get_state()  # a dict if the user replaced the bit generator
-        is_drawn = type(state) is not tuple or state[2] != FRESHLY_SEEDED or random.getstate()[1][-1] != FRESHLY_SEEDED
-        self._idle = DRAWS_SEEN if is_drawn else self._idle + 1
+        has_drawn = type(state) is not tuple or state[2] != FRESHLY_SEEDED or random.getstate()[1][-1] != FRESHLY_SEEDED
+        self._idle = DRAWS_SEEN if has_drawn else self._idle + 1
 
     def drew_unseeded(self) -> bool:
         """Return whether a sample of the chunk drew from a generator that was not seeded."""
-        if self._before is None or not self._is_unseeded:
+        if self._states_before is None or not self._is_unseeded:
             return False
-        python, before, _ = self._before
+        python, before, _ = self._states_before
         now: Any = np.random.get_state()
         self._is_unchanged = random.getstate() == python and (
             (type(before), type(now)) == (tuple, tuple) and before[2:] == now[2:] and np.array_equal(before[1], now[1])
@@ -148,18 +149,18 @@ class Seeding:
     @contextlib.contextmanager
     def preserving(self) -> Iterator[None]:
         """Restore the user's generators after a chunk."""
-        saved = self._before = states()
+        saved = self._states_before = states()
         self._is_unchanged = False
         try:
             yield
         finally:
             put_back(saved, torch_only=self._is_unchanged)
-            self._before = None
+            self._states_before = None
 
 
 def sample_being_made() -> tuple[int, int, int] | None:
-    """Return seed, epoch and position of the sample that a `Loader` is reading in this process, or of a pass's first
-    sample; None if no `Loader` is reading."""
+    """Return the seed, epoch and position of the sample that a `Loader` is reading in this process, or those of the
+    first sample of a pass; None if no `Loader` is reading."""
     return _current
 
 

@@ -1,11 +1,12 @@
 """Counter-based random numbers: Philox4x32-10, vectorised in numpy.
 
 A draw is a pure function of (seed, epoch, position, lane): it is the same with any number of workers, ranks or samples
-in a batch, and can be made without any other draw. Runs in the main process and in workers; holds no state but small
-caches.
+per batch, and does not depend on any other draw. Runs in the main process and in workers; its only state is a few
+small caches.
 
-A 128-bit counter is made of four words: 0 and 1 are the low and high half of the sample's position, 2 is the *lane*
-(which transform draws; `gpuload.rng.streams` is the register), 3 the block of four numbers within it.
+A 128-bit counter has four words: words 0 and 1 are the low and the high half of the sample's position, word 2 is the
+*lane* (which transform draws; `gpuload.rng.streams` lists all lanes), and word 3 is the block of four numbers within
+the lane.
 
 Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -23,16 +24,16 @@ __all__ = ["Key", "epoch_key", "philox4x32", "uniforms", "words"]
 
 ROUNDS: Final = 10
 LOW32: Final = 0xFFFFFFFF
-MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
-WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 from round to round
-PIECE: Final = 1024  # counters worked on at once, so that a round stays in the processor's cache
+MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # for counter words 0 and 2
+WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 after each round
+PIECE: Final = 1024  # counters processed at a time, so that a round fits in the CPU cache
 
-# 0-d arrays: numpy takes half a microsecond longer over a scalar.
+# These are 0-d arrays, because numpy takes half a microsecond longer with a scalar.
 _MASK: Final = np.array(LOW32, np.uint64)
 _SHIFT: Final = np.array(32, np.uint64)
 _HALF: Final = np.array(0.5)
 _UNIT: Final = np.array(2.0**-32)
-# Where the low and the high half of a uint64 are when it is viewed as two uint32.
+# The positions of the low and the high half of a uint64 that is viewed as two uint32.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
 
@@ -43,18 +44,19 @@ class Key(NamedTuple):
     k1: int
 
 
-@lru_cache(maxsize=64)  # used for every chunk and batch; it costs as much as the draws of a few samples
+@lru_cache(maxsize=64)  # needed for every chunk and batch; computing a key costs as much as the draws of a few samples
 def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
-    """The key that everything random in one epoch depends on.
+    """Return the key that all random draws of one epoch depend on.
 
-    It is a Philox output, with the seed as key and the epoch as counter, so neighbours have unrelated keys.
+    The key is a Philox output, with the seed as key and the epoch as counter, so consecutive seeds and epochs have
+    unrelated keys.
 
     Args:
         seed: 0 ≤ seed < 2**64.
         epoch: 0 ≤ epoch < 2**64.
 
     Raises:
-        TypeError, ValueError: one of them is not an integer, negative or too large.
+        TypeError, ValueError: an argument is not an integer, is negative, or is too large.
 
     Example:
         >>> epoch_key(0, 0)
@@ -67,14 +69,14 @@ def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
 
 
 def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
-    """Philox4x32 with 10 rounds: four random words for each counter.
+    """Apply Philox4x32 with 10 rounds, which turns each counter into four random words.
 
     Args:
-        counters: uint32, of shape … × 4.
+        counters: uint32, shape … × 4.
         key: the two key words.
 
     Returns:
-        uint32, of the shape of `counters`.
+        uint32, same shape as `counters`.
 
     Raises:
         ValueError: the counters are not uint32 of shape … × 4.
@@ -100,13 +102,13 @@ def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
 
 
 def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
-    """`count` random 32-bit words for each position.
+    """Return `count` random 32-bit words for each position.
 
     Args:
-        key: of the epoch, from `epoch_key`.
+        key: the epoch's key, from `epoch_key`.
         positions: int64, shape B; not negative.
         lane: which transform (or other user) draws, 0 ≤ lane < 2**32. Lanes are independent of each other.
-        count: how many words per position. A larger count only appends: the first ones stay the same.
+        count: the number of words per position. A larger count appends words and leaves the earlier ones unchanged.
 
     Returns:
         uint32, B × count.
@@ -138,12 +140,12 @@ def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
 
 
 def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
-    """`count` random numbers for each position, uniform in the open interval (0, 1).
+    """Return `count` random numbers for each position, uniform in the open interval (0, 1).
 
-    They are (word + ½) / 2**32, exact in float64: never 0 or 1, so logarithms and quotients of them are finite.
-    (Rounded to float32 the largest ones would become 1.)
+    Each number is (word + ½) / 2**32, exact in float64. It is never 0 or 1, so its logarithm and its reciprocal are
+    finite. (Rounded to float32, the largest numbers would become 1.)
 
-    Args and errors: as for `words`.
+    The arguments and errors are the same as for `words`.
 
     Returns:
         float64, B × count.
@@ -160,30 +162,32 @@ def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarr
 
 
 def _draw(key: Key, positions: np.ndarray, lane: int, blocks: int, count: int) -> np.ndarray:
-    """`words` for at most PIECE counters. For few counters the numpy calls are the cost, so there are few calls."""
-    wide = positions.astype(np.uint64)
-    even, odd = (template.copy() for template in _templates(lane, blocks, len(wide)))
-    shape = (blocks, len(wide))
+    """Compute `words` for at most PIECE counters. With few counters, the overhead of numpy calls dominates, so there
+    are few calls."""
+    positions64 = positions.astype(np.uint64)
+    even, odd = (template.copy() for template in _templates(lane, blocks, len(positions64)))
+    shape = (blocks, len(positions64))
     half = len(odd) // 2
-    even[:half].reshape(shape)[:] = wide & _MASK
-    odd[:half].reshape(shape)[:] = wide >> _SHIFT
-    return _rounds(even, odd, key).take(_gather(blocks, len(wide), count))
+    even[:half].reshape(shape)[:] = positions64 & _MASK
+    odd[:half].reshape(shape)[:] = positions64 >> _SHIFT
+    return _rounds(even, odd, key).take(_gather(blocks, len(positions64), count))
 
 
 def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for n counters: their 2 n even and their 2 n odd words.
+    """Allocate the state of n counters: 2 n even words (0 and 2) and 2 n odd words (1 and 3).
 
-    A state is flat: word 0 of all counters, then word 2 of all in *reverse* order; words 1 and 3 likewise. So `[::-1]`
-    exchanges the two halves, as each round does, and keeps each counter's words together. The even words are uint64
-    whose high halves are zero, ready to be multiplied.
+    Both arrays are flat: word 0 of all counters, then word 2 of all counters in *reverse* order; likewise words 1 and
+    3. So `[::-1]` exchanges the two halves, as each round does, and the words of a counter still match. The even words
+    are uint64 with a zero high half, ready to be multiplied.
     """
     return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
 
 
 def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
-    """The ten rounds, which overwrite the state; returns its even and then its odd words, uint32, 4 n.
+    """Run the ten rounds, overwriting the state; return its even words followed by its odd words, uint32 (4 n,).
 
-    A round is three calls on views made once: with seven, on 2 × n arrays, 32 counters took twice as long.
+    A round is three numpy calls on views that are created once. With seven calls, on 2 × n arrays, 32 counters took
+    twice as long.
     """
     multipliers, round_keys = _constants(key, len(odd) // 2)
     product = np.empty_like(even)
@@ -202,7 +206,7 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Where `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
+    """Return where `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])
@@ -210,7 +214,7 @@ def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """A state for `batch` positions with all but the positions filled in. At most 25 KB."""
+    """Return a state for `batch` positions in which all words but the positions are filled in. At most 25 KB."""
     even, odd = _state(blocks * batch)
     even[blocks * batch :] = lane
     odd[blocks * batch :] = np.repeat(np.arange(blocks), batch)[::-1]
@@ -219,9 +223,9 @@ def _templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarr
 
 @lru_cache(maxsize=16)
 def _constants(key: Key, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The multipliers, and the key of each round, spread over the 2 n words of a state. At most 100 KB."""
+    """Return the multipliers and each round's key, repeated for the 2 n words of a state. At most 100 KB."""
     multipliers = np.repeat(np.array(MULTIPLIERS, np.uint64), n)
-    pairs = [[(word + turn * step) & LOW32 for word, step in zip(key, WEYL, strict=True)] for turn in range(ROUNDS)]
+    pairs = [[(word + number * step) & LOW32 for word, step in zip(key, WEYL, strict=True)] for number in range(ROUNDS)]
     return multipliers, [np.repeat(np.array(pair, np.uint32), n) for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""Applies transforms to batches, with torch. A backend is given what was drawn, and draws nothing itself."""
+"""Applies transforms to batches, with torch. Backends get the drawn random numbers, and draw nothing themselves."""
 
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.plan import Plan

@@ -1,8 +1,8 @@
-"""What a backend is: it applies programs to pixels, and says beforehand which records it can apply.
+"""The interface of a backend, which applies programs to pixels, and declares in advance which records it can apply.
 
-A backend is made once for a stage and asked for runners, one for each run of neighbouring transforms that it has; see
-`gpuload.stage.segments`. It draws nothing, and sees no transform: all that it may know is in
-`gpuload.transforms.program`. All backends give the levels of `gpuload.stage.reference`, within the tolerances of
+A backend is created once per stage. It creates a runner for each run of consecutive transforms that it executes; see
+`gpuload.stage.segments`. A backend draws nothing and sees no transforms, only programs
+(`gpuload.transforms.program`). All backends produce the levels of `gpuload.stage.reference`, within the tolerances in
 ``docs/parity.md``.
 """
 
@@ -31,13 +31,13 @@ Late = Callable[[Outputs, Program, np.ndarray | None], None]
 
 @dataclass(frozen=True)
 class Form:
-    """Facts about the results of a run that are known before there are any.
+    """Properties of the results of a run that are known before the first batch.
 
     Attributes:
-        channels: how many pixels have at most on the way, and in the end.
-        dtype: of the results.
-        column: how far apart their columns are in memory, in numbers.
-        erases: whether boxes are erased of them as they are written; both, if that depends on what is drawn.
+        channels: the maximum number of channels during the run, and the number of channels of the results.
+        dtype: the dtype of the results.
+        column: the stride between columns of the results, in elements.
+        erases: whether boxes are erased while the results are written; both values if that depends on draws.
     """
 
     channels: tuple[int, int]
@@ -47,7 +47,7 @@ class Form:
 
 
 class Levels(Protocol):
-    """Takes images through a run of transforms that work on levels."""
+    """A runner for a run of transforms that work on levels."""
 
     def __call__(
         self,
@@ -57,50 +57,50 @@ class Levels(Protocol):
         outputs: Outputs,
         on_finished: Program | None,
     ) -> Program | None:
-        """Apply what was drawn.
+        """Apply a program, and finish the images.
 
         Args:
-            images: they cover at least the first of the windows.
-            program: of this run.
+            images: the images, which cover at least the first of the windows.
+            program: the program of this run.
             windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            on_finished: the program of the transforms right after, which work on finished images, if this backend has
-                them too.
+            on_finished: the program of the next transforms, which work on finished images, if this backend runs them
+                too.
 
         Returns:
-            The part of `on_finished` that is still to be done.
+            The part of `on_finished` that remains to be applied.
         """
         ...
 
 
 @runtime_checkable
 class Compiled(Levels, Protocol):
-    """A runner that compiles kernels, and whose batches may be planned elsewhere."""
+    """A runner that compiles kernels, and whose batches can be planned by workers."""
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """Return the kernels that it may launch, from the outlines of each transform of its run, for this form."""
+        """Return the kernels that the runner may launch; `steps` are the outlines of each transform of its run."""
         ...
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """Return what plans batches, with dense results in this memory format."""
+        """Return the planner of batches with dense results in this memory format."""
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch of such a plan, whose arrays lie behind the pixels."""
+        """Make a planned batch, whose arrays are stored after the pixels."""
         ...
 
 
 class Backend(ABC):
-    """Applies programs.
+    """The base class of backends, which apply programs.
 
     Args:
-        device: where the images are.
+        device: the device of the images.
 
     Attributes:
-        name: the value of a Loader's `backend`.
+        name: the backend's name in the `backend` option of a Loader.
 
     Raises:
-        BackendError: it cannot be used here; the message says what is missing.
+        BackendError: the backend cannot be used here; the message says what is missing.
     """
 
     name: ClassVar[str]
@@ -110,29 +110,30 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """Return what it needs on a device and does not find, and what to do; None if nothing is missing. Imports
-        nothing large."""
+        """Return an error message with the remedy if the backend lacks a requirement on this device; None if it lacks
+        nothing. Imports nothing large."""
         return None
 
     @abstractmethod
     def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
-        """Return why the reference runs these records instead, in a few words; None if they run here.
+        """Return in a few words why the reference runs these records instead; None if this backend runs them.
 
         Args:
-            on_finished: they are applied to finished images.
+            outline: describes the records.
+            on_finished: whether the records are applied to finished images.
         """
 
     @abstractmethod
     def levels(self, finish: Finish) -> Levels:
-        """A runner of records that work on levels, which finishes the results."""
+        """Return a runner for records that work on levels, which also finishes the results."""
 
     @abstractmethod
     def on_finished(self) -> Late:
-        """A runner of records that work on finished images."""
+        """Return a runner for records that work on finished images."""
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """The kernels that a runner of these may launch on finished images."""
+        """Return the kernels that a runner for finished images may launch for these outlines."""
         return set()
 
-    def compile(self, kernels: set[Any]) -> None:  # noqa: B027  most have nothing to compile
+    def compile(self, kernels: set[Any]) -> None:  # noqa: B027  most backends have nothing to compile
         """Compile kernels, and wait until that is done."""

@@ -1,12 +1,13 @@
-"""The pixels of a `DeviceCached`: one flat memory on the device, and the windows of a batch copied out of it.
+"""Memory for the pixels of a `DeviceCached` on the device, from which the windows of each batch are copied.
 
-Memory layout: images and masks, each H×W×C and aligned to 64 bytes, in the order in which they were read, in *segments*
-of uint8. Most data sets have one segment: its size is projected from samples that are spread over the data set. What
-does not fit lies in further ones. An image never lies in two; `add` counts bytes over all segments, in order.
+Memory layout: images and masks, each H×W×C and aligned to 64 bytes, are stored in the order in which they were read, in
+*segments* of uint8. Most data sets have one segment, whose size is estimated from samples spread over the data set;
+images that do not fit go to additional segments. An image is never split between segments. Byte offsets count through
+all segments, in order.
 
-On the CPU, windows are copied to the slots of the ring, where workers would have put them. On a device they never leave
-it: `ResidentTransfer` gathers them, in place of the copy from the slots. Main process only; lives as long as the
-`DeviceCached`.
+On the CPU, windows are copied to the slots of the ring, where workers would have put them. On a device, pixels stay on
+the device: `ResidentTransfer` gathers the windows there instead of copying slots. Used only in the main process; lives
+as long as the `DeviceCached`.
 """
 
 from __future__ import annotations
@@ -28,54 +29,54 @@ from gpuload.workers.device_cache import WINDOW, CachedSamples, span_of
 __all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
 
 LEAST_SEGMENT_BYTES = 16 << 20
-# Windows of this size, on average, are gathered together: a copy for each costs the host some microseconds. Larger ones
-# are copied one by one: the indices of a gather take eight bytes for each byte.
+# Windows of at most this average size are copied with a single gather, because a copy per window costs the host some
+# microseconds. Larger windows are copied one by one, because the indices of a gather take eight bytes per byte.
 SMALL_BYTES = 16 << 10
-GATHER_BYTES = 8 << 20  # at a time
+GATHER_BYTES = 8 << 20  # bytes copied by one gather
 NO_WINDOWS = np.empty(0, WINDOW)
 
 
 class PixelMemory:
-    """The memory, on a device; it grows while it is filled.
+    """Growable memory for pixels on a device.
 
     Args:
-        device: where it is.
+        device: where to allocate the memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_host = device.type == "cpu"
         self._segments: list[torch.Tensor] = []
-        self._starts: list[int] = []  # of each segment, the number of its first byte
-        self._used = 0  # of the last segment
-        self.used_bytes = 0  # by images, of all segments
+        self._starts: list[int] = []  # offset of each segment's first byte
+        self._last_used_bytes = 0  # in the last segment
+        self.used_bytes = 0  # in all segments
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all segments."""
+        """The total size of all segments, in bytes."""
         return sum(map(len, self._segments))
 
     def reserve(self, nbytes: int) -> None:
-        """Make a segment for this many bytes: `add` goes on there."""
+        """Allocate a segment of this many bytes, which `add` fills next."""
         self._starts.append(self._starts[-1] + len(self._segments[-1]) if self._segments else 0)
         with torch.inference_mode(False):
             self._segments.append(torch.empty(nbytes, dtype=torch.uint8, device=self.device))
-        self._used = 0
+        self._last_used_bytes = 0
 
     def add(self, data: np.ndarray) -> int:
-        """Copy bytes, images that are aligned, to the end; returns the number of the first one."""
+        """Append bytes, which hold aligned images; return the offset of the first byte."""
         nbytes = align(len(data), ALIGN)
-        if not self._segments or self._used + nbytes > len(self._segments[-1]):
+        if not self._segments or self._last_used_bytes + nbytes > len(self._segments[-1]):
             self.reserve(max(nbytes, LEAST_SEGMENT_BYTES, self.nbytes // 16 // ALIGN * ALIGN))
-        start = self._used
+        start = self._last_used_bytes
         self._segments[-1][start : start + len(data)].copy_(torch.from_numpy(data))
-        self._used = start + nbytes
+        self._last_used_bytes = start + nbytes
         self.used_bytes += nbytes
         return self._starts[-1] + start
 
     def copy(self, windows: np.ndarray, out: Any) -> None:
-        """Copy windows (see `gpuload.workers.device_cache`) to an array of the host, or to a tensor on the same device,
-        on its current stream; what is between them there has no meaning."""
+        """Copy windows (see `gpuload.workers.device_cache`) to an array on the host, or to a tensor on the same device,
+        on its current stream. The bytes between windows in `out` are undefined."""
         on_host = isinstance(out, np.ndarray)
         is_single = len(self._segments) == 1
         if is_single and not on_host and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
@@ -85,43 +86,43 @@ class PixelMemory:
         numbers = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
         for number, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
             memory: Any = segment.numpy() if on_host else segment
-            here = windows if numbers is None else windows[numbers == number]
-            for start, rows, row_bytes, step, at in here.tolist():
-                if on_host:  # each view takes part of a microsecond; slices, reshaped, would take twice as long
+            segment_windows = windows if numbers is None else windows[numbers == number]
+            for start, rows, row_bytes, step, out_start in segment_windows.tolist():
+                if on_host:  # creating an array takes below a microsecond, half as long as slicing and reshaping
                     window = np.ndarray((rows, row_bytes), np.uint8, memory, start - begin, (step, 1))
-                    np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window
+                    np.ndarray((rows, row_bytes), np.uint8, out, out_start)[...] = window
                 else:
                     window = memory.as_strided((rows, row_bytes), (step, 1), start - begin)
-                    out[at : at + rows * row_bytes].view(rows, row_bytes).copy_(window)
+                    out[out_start : out_start + rows * row_bytes].view(rows, row_bytes).copy_(window)
 
 
 def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> None:
-    """Copy windows that follow each other in `out`, all by one gather with an index for each byte."""
-    start, rows, row_bytes, step, at = (windows[name] for name in WINDOW.names or ())
-    row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # its number in its window
+    """Copy windows that are consecutive in `out` with one gather, which has an index for each byte."""
+    start, rows, row_bytes, step, out_start = (windows[name] for name in WINDOW.names or ())
+    row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # row number within the window
     sources = np.repeat(start, rows) + row * np.repeat(step, rows)
     lengths = np.repeat(row_bytes, rows)
-    lengths[np.cumsum(rows) - 1] += -(rows * row_bytes) % ALIGN  # up to the next window
+    lengths[np.cumsum(rows) - 1] += -(rows * row_bytes) % ALIGN  # the padding before the next window
     ends = np.cumsum(lengths)
-    total, begin = int(ends[-1]), int(at[0])
-    # Where each byte of `out` comes from: one behind the byte before it, but for the first of a row.
+    total, begin = int(ends[-1]), int(out_start[0])
+    # Source indices increase by 1 from byte to byte, except at the first byte of a row.
     jumps = np.diff(sources + lengths - 1, prepend=0) - lengths + 1
-    firsts, jumps = upload_together([ends - lengths, jumps], memory.device)
-    index = torch.ones(total, dtype=torch.int64, device=memory.device).index_copy_(0, firsts, jumps).cumsum_(0)
+    row_starts, jumps = upload_together([ends - lengths, jumps], memory.device)
+    index = torch.ones(total, dtype=torch.int64, device=memory.device).index_copy_(0, row_starts, jumps).cumsum_(0)
     torch.index_select(memory, 0, index.clamp_(max=len(memory) - 1), out=out[begin : begin + total])
 
 
 class ResidentTransfer(CudaTransfer):
-    """Pixels are on the device already: a batch's windows are gathered there.
+    """A transfer for pixels that are already on the device, where it gathers the windows of each batch.
 
     Args:
         ring: the slots, which hold no pixels.
-        memory: where the pixels are.
+        memory: the memory with the pixels.
     """
 
     def __init__(self, ring: Ring, memory: PixelMemory) -> None:
         super().__init__(ring, memory.device)
-        ring.on_new = ring.on_retire = None  # nothing is copied out of slots: they need not be page-locked
+        ring.on_new = ring.on_retire = None  # nothing is copied from the slots, so they need not be page-locked
         self._memory = memory
 
     def close(self) -> None:
@@ -143,6 +144,6 @@ def _windows(batch: Batch) -> list[np.ndarray]:
 
 
 def transfer_of(samples: CachedSamples, ring: Ring) -> CpuTransfer:
-    """The transfer for batches of these samples."""
+    """Return the transfer for batches of these samples."""
     memory: PixelMemory = samples.memory
     return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)

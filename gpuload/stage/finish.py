@@ -1,13 +1,13 @@
-"""The end of a chain: from levels to the numbers, dtype and channels that a batch has, and what the reference does to
+"""The end of a chain: converts levels to the values and dtype of the batch, and applies the reference's operations to
 finished images.
 
-`ToDtype` and `Normalize` come to one affine map per channel, y = a · level + b, worked out in float64 and applied in
-float32. Made once for a chain and a dtype of images. Levels are whole numbers, 0 … 255 for images of uint8, 0 … 65535
-for uint16; those of float32 are any numbers, which nothing rounds, clamps or scales.
+`ToDtype` and `Normalize` are combined into one affine map per channel, y = a · level + b, computed in float64 and
+applied in float32. The map is computed once per chain and image dtype. Levels are whole numbers, 0 … 255 for uint8
+images and 0 … 65535 for uint16; float32 images have arbitrary numbers, which are never rounded, clamped or scaled.
 
-`apply_late` erases, flips and mixes finished images in place: it applies the late records of a program one after the
-other to the whole batch, in its memory, on its device; nothing is kept. Other backends leave to it what they lack. The
-arithmetic is in float32, rounded to the batch's dtype once.
+`apply_late` erases, flips, mixes and normalises finished images in place: it applies the late records of a program one
+after the other to the entire batch, on its device, and keeps nothing. Other backends use it for operations that they
+lack. It computes in float32, and rounds to the batch's dtype once.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype
-PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
+PIECE: Final = 16  # images whose random pixels a GPU makes at a time: each pixel takes about 100 numbers of 64 bits
 
 
 @dataclass(frozen=True)
 class Finish:
-    """How levels become results.
+    """The conversion of levels to results.
 
     Attributes:
-        dtype: of the results.
-        scale, bias: a and b, one for each channel of `Normalize`, or one for all.
-        channels: how many channels `Normalize` needs, or None.
+        dtype: the dtype of the results.
+        scale, bias: a and b, one value per channel of `Normalize`, or one for all channels.
+        channels: the number of channels that `Normalize` requires, or None.
         levels: the dtype of the images.
     """
 
@@ -52,20 +52,20 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None, levels: str = "uint8") -> Finish:
-        """Return what these transforms ask for; `dtype` is of float results, None means what `ToDtype` says, else
-        float32. What is late is not part of it, but has its channels.
+        """Return the conversion that these transforms describe. `dtype` is the dtype of float results; None means the
+        dtype of `ToDtype`, or float32. A late `Normalize` is not part of the conversion, except for its `channels`.
 
         Raises:
-            ValueError: they make uint8 of other images.
+            ValueError: the transforms convert images of another dtype to uint8.
         """
-        factor, named, normalize, later = None, None, None, None
+        factor, dtype_of_chain, normalize, late_channels = None, None, None, None
         unit = 1 / (TOPS[levels] or 1)
         outlines = ((transform.works_on_finished, outline) for transform in transforms for outline in transform.outline)
         for on_finished, record in (
             (on_finished, outline.numbers) for on_finished, outline in outlines if outline.numbers is not None
         ):
             if on_finished:
-                later = len(record.mean) or later
+                late_channels = len(record.mean) or late_channels
             elif record.mean:
                 normalize = record
                 factor = unit if factor is None else factor
@@ -75,23 +75,23 @@ class Finish:
                     "convert them in the dataset"
                 )
             elif record.dtype not in (None, "uint8"):
-                factor, named = unit if record.scale else 1.0, record.dtype
+                factor, dtype_of_chain = unit if record.scale else 1.0, record.dtype
         if factor is None:
             return cls(getattr(torch, levels), (1.0,), (0.0,), None, levels)
-        result = getattr(torch, dtype or named or "float32")
+        result_dtype = getattr(torch, dtype or dtype_of_chain or "float32")
         if normalize is None:
-            return cls(result, (factor,), (0.0,), later, levels)
+            return cls(result_dtype, (factor,), (0.0,), late_channels, levels)
         pairs = list(zip(normalize.mean, normalize.std, strict=True))
         scale, bias = tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs)
-        return cls(result, scale, bias, len(pairs), levels)
+        return cls(result_dtype, scale, bias, len(pairs), levels)
 
     @property
     def is_identity(self) -> bool:
-        """Whether numbers are the levels themselves."""
+        """Whether the values are the levels themselves."""
         return set(self.scale) == {1.0} and set(self.bias) == {0.0}
 
     def check(self, channels: int, label: str) -> None:
-        """Refuse images that `Normalize` does not fit."""
+        """Raise unless the number of channels fits `Normalize`."""
         if self.channels is not None and channels != self.channels:
             raise ValueError(
                 f"Normalize has {self.channels} means and stds, but {label} has {channels} "
@@ -100,18 +100,18 @@ class Finish:
             )
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """a and b as float32 tensors of shape (C or 1, 1, 1)."""
-        if self.is_identity:  # nothing reads them, and they are made once a batch: no copy that the host waits for
+        """Return a and b as float32 tensors of shape (C or 1, 1, 1)."""
+        if self.is_identity:  # created on the device, without a copy that the host would wait for; nothing reads them
             return torch.ones(1, 1, 1, device=device), torch.zeros(1, 1, 1, device=device)
         scale, bias = (torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (self.scale, self.bias))
         return scale[:, None, None], bias[:, None, None]
 
     def write(self, levels: Outputs, outputs: Outputs, constants: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Finish images C×H×W, one by one on the CPU, and write them to the batch; `constants` are those of the
-        device."""
+        """Finish images C×H×W and write them to the batch, one by one on the CPU; `constants` are the device's
+        `constants`."""
         scale, bias = constants
-        at_once = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
-        for image, output in [(levels, outputs)] if at_once else zip(levels, outputs, strict=True):
+        is_batched = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
+        for image, output in [(levels, outputs)] if is_batched else zip(levels, outputs, strict=True):
             assert isinstance(image, torch.Tensor)
             assert isinstance(output, torch.Tensor)
             if self.is_identity:
@@ -126,20 +126,21 @@ UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are leve
 
 
 def neighbours(count: int) -> np.ndarray:
-    """The partners if none are given: rows 2k and 2k + 1; int64 (count,), a row's own number if it has none."""
+    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner has
+    its own number."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1
     return np.where(partners < count, partners, rows)
 
 
 def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images.
+    """Apply a program of late records to finished images.
 
     Args:
-        outputs: N×C×H×W, or a list of C×H×W; they are changed.
+        outputs: N×C×H×W, or a list of C×H×W; changed in place.
         on_finished: the program of the transforms that work on finished images, see `Program.split`.
-        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own if it has none; partners are
-            mutual. None means `neighbours`.
+        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, or its own row if it has none;
+            partners are mutual. None means `neighbours`.
     """
     for record in on_finished.records:
         rows = np.arange(len(on_finished), dtype=np.int64) if record.rows is None else record.rows
@@ -155,11 +156,11 @@ def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | No
 
 
 def _normalize(outputs: Outputs, record: Numbers) -> None:
-    """Normalise what a call of the user's own came before; the images are floats already."""
+    """Normalise images after a call of the user's own transform; they already are floats."""
     device = outputs[0].device
     mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
-    at_once = isinstance(outputs, torch.Tensor) and device.type != "cpu"
-    for output in [outputs] if at_once else outputs:
+    is_batched = isinstance(outputs, torch.Tensor) and device.type != "cpu"
+    for output in [outputs] if is_batched else outputs:
         assert isinstance(output, torch.Tensor)
         if output.dtype == torch.float32:
             output.sub_(mean).div_(std)
@@ -168,7 +169,8 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
 
 
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
-    """Windows of images of a dtype, N×C×H×W, levels (float32 if they are not uint8), with boxes erased: a copy."""
+    """Return a copy of windows of images, N×C×H×W, with boxes erased. `dtype` is the images' dtype; if it is not uint8,
+    their levels are given as float32."""
     levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
     kind = np.uint8 if dtype == "uint8" else np.float32
     constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
@@ -187,45 +189,45 @@ def _flip(outputs: Outputs, rows: np.ndarray, axis: int) -> None:
 
 
 def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
-    there = np.flatnonzero(record.boxes_tlhw[:, :, 2].any(axis=1))
-    if not len(there):
+    erased = np.flatnonzero(record.boxes_tlhw[:, :, 2].any(axis=1))
+    if not len(erased):
         return
-    boxes, first = record.boxes_tlhw.tolist(), outputs[0]
+    boxes, first_image = record.boxes_tlhw.tolist(), outputs[0]
     if record.kind == "const":
-        constant = upload(np.array(record.numbers, np.float32)[:, None, None], first.device)
-        for index in there.tolist():
+        constant = upload(np.array(record.numbers, np.float32)[:, None, None], first_image.device)
+        for index in erased.tolist():
             for box in boxes[index]:
                 if box[2]:
                     _inside(outputs[int(rows[index])], box).copy_(constant)
         return
-    channels, per_pixel = first.shape[0], record.kind == "pixel"
-    step = 1 if first.device.type == "cpu" else PIECE
-    for start in range(0, len(there), step):
-        rows_there = there[start : start + step]
-        areas = record.boxes_tlhw[rows_there, :, 2:].prod(axis=2)
+    channels, per_pixel = first_image.shape[0], record.kind == "pixel"
+    step = 1 if first_image.device.type == "cpu" else PIECE
+    for start in range(0, len(erased), step):
+        piece = erased[start : start + step]
+        areas = record.boxes_tlhw[piece, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
-        most = int(counts.sum(axis=1).max())
+        max_count = int(counts.sum(axis=1).max())
         for index, numbers in zip(
-            rows_there.tolist(), random_numbers(record.keys[rows_there], most, first.device), strict=True
+            piece.tolist(), random_numbers(record.keys[piece], max_count, first_image.device), strict=True
         ):
-            at = 0
+            offset = 0
             for box in boxes[index]:
                 if box[2]:
                     shape = (channels, *(box[2:] if per_pixel else (1, 1)))
                     count = int(np.prod(shape))
-                    _inside(outputs[int(rows[index])], box).copy_(numbers[at : at + count].view(shape))
-                    at += count
+                    _inside(outputs[int(rows[index])], box).copy_(numbers[offset : offset + count].view(shape))
+                    offset += count
 
 
 def random_numbers(keys: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
-    """Standard normal numbers, float32 (N, count), for keys (N, 2); the same bits on every device."""
+    """Return standard normal numbers, float32 (N, count), for keys (N, 2); the same bits on every device."""
     if device.type == "cpu":
         return torch.from_numpy(np.stack([normals((int(k0), int(k1)), count) for k0, k1 in keys.tolist()]))
     return batch_normals(upload(keys.astype(np.int64), device), count)
 
 
 def _inside(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
-    """A view of a box of an image C×H×W."""
+    """Return a view of a box in an image C×H×W."""
     top, left, height, width = box_tlhw
     return image[:, top : top + height, left : left + width]
 
@@ -233,44 +235,44 @@ def _inside(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
 def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
     if outputs.device.type != "cpu":
-        _mix_at_once(outputs, mix, partners)
+        _mix_batched(outputs, mix, partners)
         return
     shares, boxes = mix.share.tolist(), mix.box_tlhw.tolist()
     for row, partner in enumerate(partners.tolist()):
-        if row < partner:  # both of a pair at once: each needs the other as it was
-            one, other = outputs[row], outputs[partner]
-            first = _mixed(one, other, shares[row], boxes[row])
-            second = _mixed(other, one, shares[partner], boxes[partner])
-            for target, change in (first, second):
-                target.copy_(change)
+        if row < partner:  # compute both images before writing either: each needs the other's original pixels
+            image, other = outputs[row], outputs[partner]
+            change = _mixed(image, other, shares[row], boxes[row])
+            other_change = _mixed(other, image, shares[partner], boxes[partner])
+            for target, pixels in (change, other_change):
+                target.copy_(pixels)
 
 
 def _mixed(
     image: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A view of the part of an image that changes, and its new numbers in memory of their own."""
+    """Return a view of the part of an image that changes, and a tensor with its new pixels."""
     if box_tlhw[2]:
         return _inside(image, box_tlhw), _inside(other, box_tlhw).clone()
     if share == 1:
         return image[:0], image[:0]
-    ours, other_share = float(np.float32(share)), float(np.float32(1 - share))
-    return image, (other.to(torch.float32) * other_share).add_(image.to(torch.float32) * ours)
+    image_share, other_share = float(np.float32(share)), float(np.float32(1 - share))
+    return image, (other.to(torch.float32) * other_share).add_(image.to(torch.float32) * image_share)
 
 
-def _mix_at_once(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
-    """Mix with batched operations, which round as single ones do."""
-    paired = partners != np.arange(len(partners))
-    blended = np.flatnonzero(paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
-    pasted = np.flatnonzero(paired & (mix.box_tlhw[:, 2] > 0))
+def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
+    """Mix with batched operations, which give the same bits as mixing pair by pair."""
+    is_paired = partners != np.arange(len(partners))
+    blended = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
+    pasted = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] > 0))
     changes = []
     if len(blended):
         image = batch[upload(blended, batch.device)].to(torch.float32)
         other = batch[upload(partners[blended], batch.device)].to(torch.float32)
-        ours, other_shares = (
+        image_shares, other_shares = (
             upload(numbers[blended].astype(np.float32), batch.device)[:, None, None, None]
             for numbers in (mix.share, 1 - mix.share)
         )
-        changes.append((blended, other.mul_(other_shares).add_(image.mul_(ours)).to(batch.dtype)))
+        changes.append((blended, other.mul_(other_shares).add_(image.mul_(image_shares)).to(batch.dtype)))
     if len(pasted):
         boxes = upload(mix.box_tlhw[pasted], batch.device)[:, :, None]
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])

@@ -1,8 +1,8 @@
-"""Puts images of a batch together: Mosaic and CopyPaste, on levels, between two runs of a line.
+"""Combines images of a batch: Mosaic and CopyPaste, which work on levels, between two runs of a line.
 
-All images of the batch have gone through what stands before; each result takes in parts of several. Pixels are copied,
-not computed, but for a partner of another size, which is resized by the reference. Runs on the stage's device; keeps
-nothing.
+All images of the batch have gone through the preceding transforms, and each result consists of parts of more than one
+image. Pixels are only copied, except those of a partner of another size, which the reference resizes. Runs on the
+stage's device; keeps nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["gather", "groups_of", "tile"]
 
 
 def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
-    """Return, for each number of a batch, the rows of its group, int64 (N, size): of the number itself, number XOR 1, …
-    A missing one is replaced by the number's own row. If a number appears twice, in a batch that is filled up, its
-    first row is meant.
+    """Return the rows of each number's group in a batch, int64 (N, size): the rows of the number itself, of number
+    XOR 1, and so on. Where a number is not in the batch, the group has the row itself. If a number appears twice, in a
+    batch that was filled up, its first row is used.
 
     Example:
         >>> groups_of(np.array([4, 5, 6, 0]), 4).tolist()
@@ -44,8 +44,8 @@ def gather(
     outputs: Outputs,
     on_finished: Program | None = None,
 ) -> Program | None:
-    """Apply the record of a program that puts images together, as a runner does (`gpuload.stage.backend.Levels`);
-    `images` are whole."""
+    """Apply the record of a program that combines images. Has the interface of `gpuload.stage.backend.Levels`; `images`
+    must be complete."""
     assert images.steps is None
     [record] = [record for record in program.records if isinstance(record, Gather)]
     levels = [
@@ -58,12 +58,12 @@ def gather(
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
         inside = slice(top, top + height), slice(left, left + width)
-        image, under = levels[row][:, *inside], covered[row]
-        if under is not None:
+        image, paste_mask = levels[row][:, *inside], covered[row]
+        if paste_mask is not None:
             partner = int(record.groups[row, 1])
-            same = levels[partner].shape == levels[row].shape
-            there = levels[partner] if same else _resized(images, partner, record.sizes_hw[row])
-            image = torch.where(under[inside], there[:, *inside], image)
+            has_same_size = levels[partner].shape == levels[row].shape
+            pasted = levels[partner] if has_same_size else _resized(images, partner, record.sizes_hw[row])
+            image = torch.where(paste_mask[inside], pasted[:, *inside], image)
         outputs[row].copy_(image)
     return on_finished
 
@@ -71,27 +71,27 @@ def gather(
 def tile(
     record: Gather, images: Sequence[torch.Tensor], windows_tlhw: np.ndarray, outputs: Outputs, fill: Sequence[float]
 ) -> None:
-    """Put images, or masks of them, together around the centres of a mosaic.
+    """Arrange images, or their masks, around the centres of mosaics.
 
     Args:
-        record: for all images.
+        record: the record for all images.
         images: …×H×W, of any dtype.
-        windows_tlhw: int64 (N, 4), the parts of the results that are wanted.
-        outputs: take them, …×H×W.
-        fill: where no image is: one number, or one for each channel.
+        windows_tlhw: int64 (N, 4), the parts of the results to compute.
+        outputs: the results are written here, …×H×W.
+        fill: the values of pixels that no image covers: one number, or one per channel.
     """
-    rows, corners, shown = record.quadrants(windows_tlhw)
-    full = (shown[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
-    level: torch.Tensor | None = None
-    if len(fill) > 1 and not all(full):
-        level = upload(np.array(fill, np.float32)[:, None, None], outputs[0].device)
+    rows, corners, visible = record.quadrants(windows_tlhw)
+    is_full = (visible[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
+    fill_levels: torch.Tensor | None = None
+    if len(fill) > 1 and not all(is_full):
+        fill_levels = upload(np.array(fill, np.float32)[:, None, None], outputs[0].device)
     for row, (output, (top, left, height, width)) in enumerate(zip(outputs, windows_tlhw.tolist(), strict=True)):
         if not record.gathered[row]:
             output.copy_(images[row][..., top : top + height, left : left + width])
             continue
-        if not full[row]:
-            output.fill_(fill[0]) if level is None else output.copy_(level)
-        quadrants = zip(rows[row].tolist(), corners[row].tolist(), shown[row].tolist(), strict=True)
+        if not is_full[row]:
+            output.fill_(fill[0]) if fill_levels is None else output.copy_(fill_levels)
+        quadrants = zip(rows[row].tolist(), corners[row].tolist(), visible[row].tolist(), strict=True)
         for other, (y, x), (down, across, h, w) in quadrants:
             if h and w:
                 part = images[other][..., down - y : down - y + h, across - x : across - x + w]
@@ -99,7 +99,7 @@ def tile(
 
 
 def _resized(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
-    """Return an image resized, C×H×W, in its dtype."""
+    """Return a resized image, C×H×W, in its dtype."""
     box = images.shapes[row : row + 1, :2]
     source = Source.of_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)

@@ -1,10 +1,10 @@
-"""Takes masks through the geometry of a chain: by the nearest pixel, their numbers unchanged.
+"""Applies the geometry of a chain to masks, with nearest-pixel sampling, which leaves the values unchanged.
 
-A mask comes as an image whose channels are the bytes of its numbers (N masks of 8 bytes each: 8 N channels). The runner
-for images takes it through those records of the program that move pixels, with the bytes of the fill for masks; then
-the bytes are read as numbers again. So all dtypes and any number of masks are one case.
+A mask is represented as an image whose channels are the bytes of its values (N masks of 8-byte values: 8 N channels).
+The runner for images applies the records of the program that move pixels, with the bytes of the mask fill; then the
+bytes are viewed as values again. So all dtypes and any number of masks share one code path.
 
-Runs in the process of the stage; keeps scratch memory as its runner does.
+Runs in the stage's process; its runner keeps scratch memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["MaskStage", "check_fill", "ragged_masks"]
 
 
 class MaskStage:
-    """Moves the masks of batches.
+    """The stage for the masks of a batch.
 
     Args:
-        device: where they are.
-        runner: which of the reference's runners moves them; None means the one for the device.
+        device: the device of the masks.
+        runner: which of the reference's runners to use; None chooses by device.
     """
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
@@ -44,22 +44,22 @@ class MaskStage:
     def __call__(
         self, masks: RaggedImages, program: Program, kinds: Sequence[tuple[str, int]]
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Move masks.
+        """Apply a program to masks.
 
         Args:
-            masks: their decoded regions, the bytes of their numbers as channels.
-            program: of their images.
+            masks: the decoded regions, with the bytes of their values as channels.
+            program: the program of the masks' images.
             kinds: each mask's numpy dtype and number of axes: 2 for H×W, 3 for N×H×W.
 
         Returns:
-            Each mask, in the dtype that a `ToDtype` gives masks, else in its own; and all of them as one tensor, if
-            they have one dtype and shape.
+            The masks, converted if a `ToDtype` sets a dtype for masks; and all masks as one tensor, or None if they
+            differ in dtype or shape.
 
         Raises:
-            ValueError: a fill does not fit a dtype.
+            ValueError: a mask's dtype cannot hold the fill.
         """
-        named = [record.mask_dtype for record in program.records if isinstance(record, Numbers)]
-        final = next((getattr(torch, name) for name in reversed(named) if name is not None), None)
+        dtype_names = [record.mask_dtype for record in program.records if isinstance(record, Numbers)]
+        final_dtype = next((getattr(torch, name) for name in reversed(dtype_names) if name is not None), None)
         groups = rows_by_key(zip(kinds, masks.shapes[:, 2].tolist(), strict=True))
         results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
         moved: Outputs = []
@@ -68,7 +68,7 @@ class MaskStage:
                 dtype = np.dtype(name)
                 moved = self._moved(masks, program, rows, dtype, channels)
                 moved = _each(moved, lambda levels, dtype=dtype, axes=axes: _numbers(levels, dtype, axes))
-                moved = moved if final is None else _each(moved, lambda numbers: numbers.to(final))
+                moved = moved if final_dtype is None else _each(moved, lambda numbers: numbers.to(final_dtype))
                 for row, result in zip(rows.tolist(), moved, strict=True):
                     results[row] = result
         return results, moved if isinstance(moved, torch.Tensor) and len(groups) == 1 else None
@@ -76,7 +76,8 @@ class MaskStage:
     def _moved(
         self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], channels: int
     ) -> Outputs:
-        """Return the bytes of masks of one dtype and one number of channels: one tensor, if they are of one size."""
+        """Apply a program to masks with equal dtype and number of channels; return their bytes, as one tensor if all
+        results have one size."""
         program = _of_masks(program if len(rows) == len(program) else program.take(rows), dtype, channels)
         sizes = program.results_hw.tolist()
         outputs: Outputs
@@ -106,10 +107,11 @@ class MaskStage:
 
 
 def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
-    """Return masks as images whose channels are their bytes, as they come from workers; and their kinds.
+    """Return masks in the form in which workers send them: as images whose channels are the masks' bytes, and their
+    kinds.
 
     Args:
-        masks: of each image H×W or K×H×W; one tensor, N×H×W or N×K×H×W, is copied at once.
+        masks: H×W or K×H×W per image; or one tensor, N×H×W or N×K×H×W, which is copied in one operation.
     """
     flat: list[torch.Tensor] = []
     shapes: list[list[int]] = []
@@ -132,25 +134,25 @@ def _each(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Out
 
 
 def _bytes(numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers N×H×W as bytes (N · bytes)×H×W."""
+    """View values N×H×W as bytes (N · itemsize)×H×W."""
     count, height, width = numbers.shape
     return numbers.contiguous().view(torch.uint8).view(count, height, width, -1).movedim(-1, 1).flatten(0, 1)
 
 
 def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
-    """Bytes …×(N · bytes)×H×W as numbers …×N×H×W, or …×H×W of masks with two axes."""
+    """View bytes …×(N · itemsize)×H×W as values …×N×H×W, or …×H×W for masks with two axes."""
     kind, size = getattr(torch, dtype.name), dtype.itemsize
     *before, channels, height, width = levels.shape
-    if not levels.numel():  # no masks; strides of an empty tensor allow no view as another type
+    if not levels.numel():  # no masks; an empty tensor's strides may not allow a view as another dtype
         return levels.new_empty((*before, 0, height, width), dtype=kind)
     numbers = levels.view(*before, channels // size, size, height, width).movedim(-3, -1)
-    # Flat, for a tensor whose last axes have length 1 may count as contiguous with strides that forbid another type.
+    # Viewed flat, because a tensor whose last axes have length 1 can be contiguous with strides that forbid the view.
     numbers = numbers.reshape(-1).view(kind).view(numbers.shape[:-1])
     return numbers.squeeze(-3) if axes == 2 else numbers
 
 
 def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
-    """The records of a program that move pixels: by the nearest pixel, filled with the bytes of the fill for masks."""
+    """Return the records of a program that move pixels, with nearest-pixel sampling and the bytes of the mask fill."""
     records: list[Record] = []
     for record in program.records:
         if isinstance(record, Box | Elastic | Warp):
@@ -164,7 +166,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
 
 
 def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
-    """Refuse what a transform of this name fills masks of a dtype with, if that cannot hold it."""
+    """Raise if a mask dtype cannot hold the fill of the transform with this name."""
     if fill and not _holds(dtype, fill):
         raise ValueError(
             f"{name}(fill=…) fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of another "
@@ -173,7 +175,7 @@ def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
 
 
 def _holds(dtype: np.dtype[Any], fill: float) -> bool:
-    """Whether a dtype holds a fill: floats after rounding, bool any whole number."""
+    """Return whether a dtype can hold a fill: floats after rounding, bool any integer."""
     if dtype.kind == "f":
         return abs(fill) <= float(np.finfo(dtype).max) or fill in (math.inf, -math.inf) or fill != fill
     if not isinstance(fill, int):

@@ -1,15 +1,15 @@
-"""Memory for batches on the CPU, used again and again.
+"""A pool of reusable memory for batches on the CPU.
 
-A fresh tensor's pages are faulted in one by one while the stage writes them: 430 µs an image for 224×224 float32 on
-one core, 87 µs in memory that was used before. So the memory of a batch is a mapping of our own, which torch sees
-through `numpy.frombuffer`; when the last tensor on it is gone, that array's finalizer returns the mapping to the pool.
-Nothing is given back by hand, and a user who keeps a batch keeps its memory.
+The pages of a fresh tensor are faulted in one by one while the stage writes them: writing a 224×224 float32 image takes
+430 µs on one core, and 87 µs in memory that was used before. So the memory of a batch is a mapping from this pool,
+which torch sees through `numpy.frombuffer`. When the last tensor on the mapping is collected, the array's finalizer
+returns the mapping to the pool. Nobody has to free memory explicitly, and a user who keeps a batch keeps its memory.
 
-The mappings are private, so a child that the user forks writes to its own copy, and in huge pages if the kernel has
-them: first written in 11 ms for 38 MB instead of 27 (31 if shared), and 12% faster from then on.
+The mappings are private, so a process forked by the user writes to its own copy. They use huge pages if the kernel has
+them: the first write of 38 MB takes 11 ms instead of 27 ms (31 ms for shared memory), and later writes are 12% faster.
 
-Owned by a stage, used by the process that runs it. Finalizers may run in any thread, so the list of free mappings is
-only touched by single operations that are atomic in CPython. The number of free mappings is bounded.
+Owned by a stage, used by the process that runs it. Finalizers can run in any thread, so the list of free mappings is
+only accessed with single operations that are atomic in CPython. The number of free mappings is bounded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpuload.ring.ring import on_collected
 
 __all__ = ["MAX_FREE", "OutputPool"]
 
-GRAIN_BYTES: Final = 2 << 20  # a huge page; sizes are rounded up to it
+GRAIN_BYTES: Final = 2 << 20  # size of a huge page, to which sizes are rounded up
 PRIVATE: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-MAX_FREE: Final = 4  # mappings that are kept for later use
-SMALL_BYTES: Final = 1 << 20  # below it torch's allocator is as fast
+MAX_FREE: Final = 4  # mappings kept for reuse
+SMALL_BYTES: Final = 1 << 20  # below this size, torch's allocator is as fast
 
 
 class OutputPool:
-    """Gives tensors whose memory is taken back when they are no longer referenced.
+    """A pool of tensors whose memory is reused when they are no longer referenced.
 
     Example:
         >>> OutputPool().empty((2, 3), torch.float32).shape
@@ -45,13 +45,13 @@ class OutputPool:
         self._free: list[mmap.mmap] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor with arbitrary contents."""
+        """Return a contiguous uninitialized tensor."""
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < SMALL_BYTES:
             return torch.empty(*shape, dtype=dtype, device="cpu")
         mapping = self._take(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
-        on_collected(owner, _give_back, self._free, mapping)
+        on_collected(owner, _return_mapping, self._free, mapping)
         return torch.from_numpy(owner).view(dtype).view(*shape)
 
     def _take(self, nbytes: int) -> mmap.mmap:
@@ -68,7 +68,7 @@ class OutputPool:
         return mapping
 
 
-def _give_back(free: list[mmap.mmap], mapping: mmap.mmap) -> None:
+def _return_mapping(free: list[mmap.mmap], mapping: mmap.mmap) -> None:
     free.append(mapping)
     while len(free) > MAX_FREE:
         with contextlib.suppress(IndexError):

@@ -1,8 +1,9 @@
-"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users.
+"""Decides which backend runs which transform, from the declarations and before any image is seen, and shows the plan to
+users.
 
-`StageOptions` are the options of a `Loader` that say how and where images are made. The tables for notebooks have no
-colours and no fonts of their own, so that they are readable in dark and light themes, load nothing, and everything in
-them is escaped. Runs in the main process.
+`StageOptions` holds the options of a `Loader` that determine how and where images are processed. The tables for
+notebooks set no colours and no fonts, so that they are readable in dark and light themes; they load nothing, and all
+text in them is escaped. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ __all__ = [
 
 
 REFERENCE = "torch"
-OWN = "own"  # calls of the user's own
-MODULE_GETS = "applied to the batch as it is; gets the images alone"
-LONGEST = 100  # characters of a cell of a table
+OWN = "own"  # shown as the backend of a user's own transform
+MODULE_GETS = "applied to the finished batch; gets only the images"
+LONGEST = 100  # characters in a cell of a table
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
-    """Options that say which transforms run where, and what they give; `check_stage` checks whether a backend can run
-    them.
+    """Options that determine which transforms run, where, and what they return; `check_stage` checks whether a backend
+    can run them.
 
     Args:
         transforms, device, dtype, memory_format, backend: as for `Loader`.
 
     Attributes:
         transforms: a `Chain`.
-        device: None means chosen at the first `iter()`.
+        device: the device; None if it is chosen at the first `iter()`.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
+        TypeError, ValueError: an argument is invalid.
     """
 
     transforms: Chain
@@ -75,18 +76,18 @@ class StageOptions:
 
 
 def check_device(device: Any) -> torch.device:
-    """A CPU, a CUDA or an XPU device, whether it exists or not. A number means a device of the kind that torch was
-    built for; a CPU's number is dropped, as torch ignores it.
+    """Return the CPU, CUDA or XPU device that an argument names, whether it exists or not. A number means a device of
+    the kind that torch was built for; the index of a CPU is dropped, because torch ignores it.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the argument does not name such a device.
     """
     text = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of these kinds, got {device!r}"
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(text)
     try:
         parsed = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
+    except (RuntimeError, ValueError):  # torch's message would list all of its device types
         raise ValueError(text) from None
     if parsed.type not in ("cpu", *devices.KINDS):
         raise ValueError(text)
@@ -95,12 +96,12 @@ def check_device(device: Any) -> torch.device:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """Where one transform runs.
+    """One transform and the backend that runs it.
 
     Attributes:
         transform: the declaration.
-        backend: the name of the backend that runs it; ``"own"``: a transform of the user's own.
-        reason: why the reference runs it and not the chosen backend; else None.
+        backend: the name of the backend; ``"own"`` for a transform of the user's own.
+        reason: why the reference runs the transform instead of the chosen backend; else None.
     """
 
     transform: Transform
@@ -110,20 +111,20 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """The backend that runs each transform; ``print(loader.plan())`` shows it.
+    """The plan of a loader: the backend that runs each transform. ``print(loader.plan())`` shows it.
 
     Attributes:
-        backend: the one that was chosen.
+        backend: the chosen backend.
         device: where batches are made.
-        views: the steps of each view; one, without a `MultiView`.
-        module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
-        note: why another backend than the fastest is used; else None.
-        decoder: who decodes images, and why, if the device was asked to (`Decode.where`); None means workers.
-        placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
-            batches on the CPU.
-        samples: where they are kept, if the dataset is a `DeviceCached`; else None.
-        decode: what comes of ``Decode(scale="fast")`` with these transforms; None without it.
-        images: how an `Augment` reads images; None in a Loader.
+        views: the steps of each view; without a `MultiView` there is one view.
+        module: the name of the module at the end of the transforms, which gets the batch's images; None without one.
+        note: why a slower backend than the fastest is used; else None.
+        decoder: what decodes images, and why, if the device was to decode (`Decode.where`); None means workers.
+        placement: on which NUMA node workers and the ring are, or why they are not bound to a node; None for batches on
+            the CPU.
+        samples: where the samples of a `DeviceCached` are stored; None for other datasets.
+        decode: the effect of ``Decode(scale="fast")`` with these transforms; None without it.
+        images: how an `Augment` reads images; None for a Loader.
     """
 
     backend: str
@@ -139,14 +140,14 @@ class Plan:
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
-        """The steps of all views, in order."""
+        """All steps of all views, in order."""
         return tuple(step for view in self.views for step in view)
 
     def backend_of(self, name: str) -> str:
-        """The backend that runs the first transform with this name, such as ``"ColorJitter"``.
+        """Return the backend that runs the first transform with this name, such as ``"ColorJitter"``.
 
         Raises:
-            KeyError: there is none.
+            KeyError: no transform has this name.
         """
         for step in self.steps:
             if type(step.transform).__name__ == name:
@@ -158,7 +159,7 @@ class Plan:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
         if self.decoder is not None:
             lines.append(f"decoder {self.decoder}")
-        width = min(60, max((len(shown) for shown, *_ in [*_rows(self.steps), *self._module_row]), default=0))
+        width = min(60, max((len(text) for text, *_ in [*_rows(self.steps), *self._module_row]), default=0))
         for number, view in enumerate(self.views):
             lines += [f"view {number + 1}"] * (len(self.views) > 1)
             lines += [_line(*row, width) for row in _rows(view)]
@@ -166,14 +167,14 @@ class Plan:
         return "\n".join(line.rstrip() for line in [*lines, *self._notes])
 
     def _repr_html_(self) -> str:
-        """The plan for notebooks: a table for each view."""
+        """Render the plan for notebooks, with one table per view."""
         note = f" ({self.note})" if self.note else ""
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for number, view in enumerate(self.views):
-            rows = [(shortened(shown), *row) for shown, *row in [*_rows(view), *self._module_row]]
-            of_view = f", view {number + 1}" if len(self.views) > 1 else ""
-            caption = f"backend {self.backend} on {self.device}{note}{of_view}"
+            rows = [(shortened(text), *row) for text, *row in [*_rows(view), *self._module_row]]
+            suffix = f", view {number + 1}" if len(self.views) > 1 else ""
+            caption = f"backend {self.backend} on {self.device}{note}{suffix}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
         return "\n".join([*tables, *map(paragraph, self._notes)])
 
@@ -185,18 +186,18 @@ class Plan:
 
     @property
     def _notes(self) -> list[str]:
-        """Return further remarks, a line each."""
-        named = {"placement": self.placement, "samples": self.samples, "images": self.images}
-        return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in named.items() if text)]
+        """Return further remarks, one per line."""
+        remarks = {"placement": self.placement, "samples": self.samples, "images": self.images}
+        return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in remarks.items() if text)]
 
 
 def _rows(steps: Sequence[PlanStep]) -> list[tuple[str, str, str]]:
     return [(repr(step.transform), step.backend, step.reason or "") for step in steps]
 
 
-def _line(shown: str, backend: str, reason: str, width: int) -> str:
-    cut = shown if len(shown) <= width else shown[: width - 1] + "…"
-    return f"  {cut:<{width}}  {backend:<6}  {reason}"
+def _line(text: str, backend: str, reason: str, width: int) -> str:
+    cell = text if len(text) <= width else text[: width - 1] + "…"
+    return f"  {cell:<{width}}  {backend:<6}  {reason}"
 
 
 def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Plan:
@@ -210,40 +211,40 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
-    """The steps for the transforms of a line."""
+    """Return the steps for the transforms of a line."""
     end = next((number for number, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
     reasons = [_lacking(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
-    calls = [bool(one.outline) and all(outline.kind is Call for outline in one.outline) for one in transforms]
+    is_call = [bool(item.outline) and all(outline.kind is Call for outline in item.outline) for item in transforms]
     steps = [
         PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
-        for transform, call, reason in zip(transforms, calls, reasons, strict=True)
+        for transform, call, reason in zip(transforms, is_call, reasons, strict=True)
     ]
-    last_call = max((number for number in range(end) if calls[number]), default=end)
-    following = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
-    if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in following):
+    last_call = max((number for number in range(end) if is_call[number]), default=end)
+    later_kinds = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
+    if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in later_kinds):
         name = transforms[last_call].called
         for number in range(last_call + 1, end):
             steps[number] = PlanStep(transforms[number], REFERENCE, f"done with {name} before it")
         return tuple(steps)
-    # Images are finished by the run that writes them: the last one on levels.
+    # Images are finished by the run that writes them, which is the last run on levels.
     for number, transform in enumerate(transforms[:end]):
         if transform.makes and reasons[number] is not None:
             for later in range(number + 1, end):
                 reason = reasons[later] or f"done with {type(transform).__name__} before it"
                 steps[later] = PlanStep(transforms[later], REFERENCE, reason)
-        last = steps[end - 1]
-        if transform.makes and last.backend != steps[number].backend:
-            reason = None if last.reason is None else f"done with {type(last.transform).__name__} after it"
-            steps[number] = PlanStep(transform, last.backend, reason)
+        last_step = steps[end - 1]
+        if transform.makes and last_step.backend != steps[number].backend:
+            reason = None if last_step.reason is None else f"done with {type(last_step.transform).__name__} after it"
+            steps[number] = PlanStep(transform, last_step.backend, reason)
     return tuple(steps)
 
 
 def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
-    """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
+    """Return why the reference runs a transform: the backend lacks the transform or one of its children."""
     if backend.name == REFERENCE:
         return None
     if transform.gathers > 1:
-        return "puts images of several samples together"
+        return "combines images of several samples"
     for outline in transform.outline:
         if outline.kind is Call:
             continue
@@ -255,8 +256,8 @@ def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> st
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. Without `heads` the first cell of each row is one; with them, what begins with a digit stands on the
-    right."""
+    """Render a table. With `heads`, cells that begin with a digit are right-aligned; without it, the first cell of each
+    row is its head."""
     lines = ["<table>"]
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
@@ -274,7 +275,7 @@ def paragraph(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text that fits a cell."""
+    """Shorten a text to fit a cell."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

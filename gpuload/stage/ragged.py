@@ -1,4 +1,4 @@
-"""The input of a stage: a batch of decoded regions of various sizes in one flat tensor, or of separate tensors.
+"""The input of a stage: a batch of decoded regions of various sizes, stored in one flat tensor or in separate tensors.
 `rows_by_key` groups a batch's rows.
 
 Layout: image i is H×W×C, contiguous, at ``offsets[i]`` in `pixels`, a tensor of the images' dtype. On the CPU `pixels`

@@ -1,10 +1,10 @@
-"""A line of transforms on several backends, cut into runs of neighbours on the same backend, and these where the user's
-own transforms are called.
+"""Runs a line of transforms on more than one backend. The line is split into runs of consecutive transforms on the same
+backend, and runs are split again at each call of a user's own transform.
 
-Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
-call gets them as planes, C×H×W. A user's planes become such levels before the first run, unless it is one of compiled
-kernels, which read them as they lie. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in
-the process of the stage.
+Between two runs, images are levels again: uint8 H×W×C in one flat tensor, which holds only the windows that the next
+run needs. Calls get them as planes, C×H×W. A user's planar images are converted to such levels before the first run,
+unless that run uses compiled kernels, which read them in place. On the CPU this memory is kept between calls; on CUDA
+it comes from torch's allocator. Runs in the stage's process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GATHERS: Final = "gathering"
 
 @dataclass(frozen=True)
 class _Run:
-    """The steps `start` … `end` - 1 of a line, on a backend; or one that puts images together."""
+    """Steps `start` … `end` - 1 of a line, which run on one backend; or a single step that combines images."""
 
     backend: str
     start: int
@@ -46,11 +46,11 @@ class _Run:
 
     @property
     def gathers(self) -> bool:
-        """Whether it is a step that puts images together, which is done here."""
+        """Whether this run is a step that combines images, which no backend does."""
         return self.backend.startswith(GATHERS)
 
     def bounds(self, program: Program) -> tuple[int, int]:
-        """Where its records begin and end in a program."""
+        """Return where this run's records begin and end in a program."""
         return program.place_of(self.start), program.place_of(self.end)
 
 
@@ -58,25 +58,25 @@ class SegmentRunner:
     """Applies a line of transforms to batches.
 
     Args:
-        steps: where each transform runs.
-        finish: the end of the line.
-        backends: by name, those of the steps and the reference.
+        steps: the backend of each transform.
+        finish: how the last levels become results.
+        backends: the backends by name: those of the steps, and the reference.
 
     Attributes:
-        finish: as given.
-        reads_planes: whether images of uint8 are read as they lie (`RaggedImages.steps`), and not copied first.
+        finish: the argument.
+        reads_planes: whether strided uint8 images (`RaggedImages.steps`) are read in place, without being copied first.
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
         backends = {**backends, OWN: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
-        at = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
-        self._runs = _runs(steps[:at], 0)
-        if not self._runs or self._runs[-1].gathers:  # something has to finish images
-            self._runs.append(_Run("torch", at, at))
+        end = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
+        self._runs = _runs(steps[:end], 0)
+        if not self._runs or self._runs[-1].gathers:  # a backend has to finish the images
+            self._runs.append(_Run("torch", end, end))
         self._call: Callable[..., None] = run_call
-        self._after = _runs(steps[at:], at)
+        self._late_runs = _runs(steps[end:], end)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
             gather
@@ -86,10 +86,10 @@ class SegmentRunner:
         ]
         self.reads_planes = isinstance(self._levels[0], Compiled)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
-        self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
-        # Before a call in the last run, images are not finished yet.
-        self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
-        self._finishing: list[Late] = [backends[run.backend].on_finished() for run in self._after]
+        self._has_calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
+        # Images that a call in the last run gets are not finished yet.
+        self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._has_calls else self._levels[-1]
+        self._late: list[Late] = [backends[run.backend].on_finished() for run in self._late_runs]
         self._dtype = unchanged.dtype
         self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(3)]
 
@@ -100,25 +100,25 @@ class SegmentRunner:
         outputs: Outputs,
         partners: np.ndarray | None = None,
     ) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
+        """Write the result for image i to ``outputs[i]``, C×H×W; `partners` is the argument of
         `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
             assert images.steps is None
-            planner: Any = self._levels[0]  # the only one, see `fusing`
-            return planner.launch_planned(program, images.pixels, outputs)
+            fused_runner: Any = self._levels[0]  # the only runner, see `fusing`
+            return fused_runner.launch_planned(program, images.pixels, outputs)
         program, on_finished = program.split()
-        later = (
+        late_parts = (
             []
             if on_finished is None
-            else [cut_at_calls(on_finished.part(*run.bounds(on_finished))) for run in self._after]
+            else [cut_at_calls(on_finished.part(*run.bounds(on_finished))) for run in self._late_runs]
         )
-        # The same backend may apply the first of the late records in the same pass.
-        joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
-        first = later[0][0] if joins else None
-        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
-        if isinstance(first, Program):
-            later[0][:1] = [] if left is None else [left]
-        for finish_images, parts in zip(self._finishing, later, strict=True):
+        # If the first late records have the same backend as the last run, it may apply them in the same pass.
+        can_join = bool(late_parts and late_parts[0]) and self._late_runs[0].backend == self._runs[-1].backend
+        joined = late_parts[0][0] if can_join else None
+        remaining = self._apply_levels(images, program, outputs, joined if isinstance(joined, Program) else None)
+        if isinstance(joined, Program):
+            late_parts[0][:1] = [] if remaining is None else [remaining]
+        for finish_images, parts in zip(self._late, late_parts, strict=True):
             for part in parts:
                 if isinstance(part, Call):
                     self._call(part, outputs)
@@ -126,132 +126,136 @@ class SegmentRunner:
                     finish_images(outputs, part, partners)
 
     def fusing(self, *, channels_last: bool) -> Fusing | None:
-        """Return what plans batches elsewhere, if one run does all of this line; else None."""
-        levels, [run, *others] = self._levels[0], self._runs
-        on_finished = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
-        alone = not (others or self._calls) and all(map(_erases, on_finished))
-        if not (alone and isinstance(levels, Compiled) and {after.backend for after in self._after} <= {run.backend}):
+        """Return the planner with which workers can plan batches, if a single run does this entire line; else None."""
+        levels, [run, *other_runs] = self._levels[0], self._runs
+        on_finished = [transform for late in self._late_runs for transform in self._transforms[late.start : late.end]]
+        is_single = not (other_runs or self._has_calls) and all(map(_erases, on_finished))
+        if not (
+            is_single and isinstance(levels, Compiled) and {late.backend for late in self._late_runs} <= {run.backend}
+        ):
             return None
         return levels.fusing(channels_last=channels_last)
 
     def kernels(self, channels: int, *, channels_last: bool) -> set[Any]:
-        """Return the kernels that may be launched for images of this many channels."""
+        """Return the kernels that may be launched for images with this many channels."""
         kernels: set[Any] = set()
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             transforms = self._transforms[run.start : run.end]
             counts = [channels]
             for transform in transforms:
                 counts.append(transform.output_channels(counts[-1]))
-            most, channels = max(counts), counts[-1]
+            max_channels, channels = max(counts), counts[-1]
             if not isinstance(levels, Compiled):
                 continue
             forms = set[Form]()
             steps = [transform.outline for transform in transforms]
-            last = number == len(self._runs) - 1
+            is_last = number == len(self._runs) - 1
             column = channels if channels_last else 1
-            if last:
-                forms.add(Form((most, channels), self.finish.dtype, column, self._erases(run)))
-            if not last or self._calls:
-                forms |= {Form((most, channels), self._dtype, step) for step in {channels, 1}}
+            if is_last:
+                forms.add(Form((max_channels, channels), self.finish.dtype, column, self._erases(run)))
+            if not is_last or self._has_calls:
+                forms |= {Form((max_channels, channels), self._dtype, step) for step in {channels, 1}}
             for form in forms:
                 kernels |= levels.kernels(steps, form)
-            if last and self._calls and isinstance(self._before_call, Compiled):
-                kernels |= self._before_call.kernels(steps, Form((most, channels), self._dtype, 1))
-        for run in self._after:
+            if is_last and self._has_calls and isinstance(self._before_call, Compiled):
+                kernels |= self._before_call.kernels(steps, Form((max_channels, channels), self._dtype, 1))
+        for run in self._late_runs:
             form = Form((channels, channels), self.finish.dtype, channels if channels_last else 1)
             on_finished = self._transforms[run.start : run.end]
             while (
                 on_finished
-                and run is self._after[0]
+                and run is self._late_runs[0]
                 and self._erases(self._runs[-1]) == (True,)
                 and _erases(on_finished[0])
             ):
-                del on_finished[0]  # as the images are written
-            kernels |= self._backends[run.backend].late_kernels([one.outline for one in on_finished], form)
+                del on_finished[0]  # applied while the images are written
+            kernels |= self._backends[run.backend].late_kernels([transform.outline for transform in on_finished], form)
         return kernels
 
     def _erases(self, run: _Run) -> tuple[bool, ...]:
-        """Whether a run on levels, the last one, also erases."""
-        if not self._after or self._after[0].backend != run.backend:
+        """Return whether the last run on levels also erases; both values if that depends on draws."""
+        if not self._late_runs or self._late_runs[0].backend != run.backend:
             return (False,)
-        first = self._transforms[self._after[0].start]
-        return (True,) if _erases(first) else (False, True) if first.children else (False,)
+        first_late = self._transforms[self._late_runs[0].start]
+        return (True,) if _erases(first_late) else (False, True) if first_late.children else (False,)
 
     def _apply_levels(
         self, images: RaggedImages, program: Program, outputs: Outputs, on_finished: Program | None
     ) -> Program | None:
-        """Apply the records that work on levels, and finish; returns what is left of `on_finished`."""
-        windows, parts = program.windows_tlhw, self._cut(program)
+        """Apply the records that work on levels, and finish the images; return the records of `on_finished` that remain
+        to be applied."""
+        windows, parts = program.windows_tlhw, self._split(program)
         if images.steps is not None and not isinstance(parts[0][0], Compiled):
-            memory = partial(self._memory, device=images.pixels.device, turn=2)
-            images = images.interleaved(windows[0], memory)
-        planes: Outputs | None = None  # what a call is given, and leaves
-        turns = cycle((0, 1))  # a run reads what the one before it wrote, so two pieces of memory take turns
-        for (levels, start, end), following in pairwise(parts):
-            part, seen = program.part(start, end), windows[start : end + 1]
+            allocate = partial(self._memory, device=images.pixels.device, buffer=2)
+            images = images.interleaved(windows[0], allocate)
+        planes: Outputs | None = None  # a call's input, which it changes in place
+        buffers = cycle((0, 1))  # a run reads the results of the previous run, so two buffers alternate
+        for (levels, start, end), next_part in pairwise(parts):
+            part, part_windows = program.part(start, end), windows[start : end + 1]
             if levels is None:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
-                if following is parts[-1] and record.rows is None and not _changes_pixels(program, following):
+                if next_part is parts[-1] and record.rows is None and not _changes_pixels(program, next_part):
                     self._call(record, planes, write=partial(self._write, outputs))
                     return on_finished
                 self._call(record, planes)
                 continue
             if planes is not None:
-                images, planes = self._interleaved(images, planes, next(turns)), None
+                images, planes = self._interleaved(images, planes, next(buffers)), None
             channels = _channels(images, part)
-            if following[0] is None:
-                planes = self._planes(channels, seen[-1], images.pixels.device, next(turns))
-                levels(images, part, seen, planes, None)
-                of = image_table(images.offsets, images.shapes, part.results_hw, seen[-1])  # what the planes are of
-                images = replace(images, table=of)
+            if next_part[0] is None:
+                planes = self._planes(channels, part_windows[-1], images.pixels.device, next(buffers))
+                levels(images, part, part_windows, planes, None)
+                # The table now describes the planes.
+                table = image_table(images.offsets, images.shapes, part.results_hw, part_windows[-1])
+                images = replace(images, table=table)
             else:
-                between, memory = self._between(images, channels, part.results_hw, seen[-1], next(turns))
-                levels(images, part, seen, memory, None)
-                images = between
+                results, views = self._allocate(images, channels, part.results_hw, part_windows[-1], next(buffers))
+                levels(images, part, part_windows, views, None)
+                images = results
         levels, start, end = parts[-1]
         assert levels is not None
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self.finish.write(planes, outputs, self._constants)
                 return on_finished
-            images = self._interleaved(images, planes, next(turns))
+            images = self._interleaved(images, planes, next(buffers))
         return levels(images, program.part(start, end), windows[start : end + 1], outputs, on_finished)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
         """Finish the images of some rows, and write them to the batch."""
         start, end = int(rows[0]), int(rows[-1]) + 1
-        together = end - start == len(rows)
-        place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
-        self.finish.write(levels, place, self._constants)
+        is_contiguous = end - start == len(rows)
+        destination = outputs[start:end] if is_contiguous else [outputs[row] for row in rows.tolist()]
+        self.finish.write(levels, destination, self._constants)
 
-    def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
-        """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
-        and the last have a runner."""
+    def _split(self, program: Program) -> list[tuple[Levels | None, int, int]]:
+        """Split a program into parts that are applied in order. Each has a runner, or None for a call, and the range of
+        its records. The first and the last part have a runner."""
         parts: list[tuple[Levels | None, int, int]] = []
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             start, end = run.bounds(program)
-            last = number == len(self._runs) - 1
-            for at in range(start, end) if self._calls else ():
-                if isinstance(program.records[at], Call):
-                    if at > start or not parts:
-                        parts.append((self._before_call if last else levels, start, at))
-                    parts.append((None, at, at + 1))
-                    start = at + 1
-            if start < end or last or run.backend != OWN:
+            is_last = number == len(self._runs) - 1
+            for place in range(start, end) if self._has_calls else ():
+                if isinstance(program.records[place], Call):
+                    if place > start or not parts:
+                        parts.append((self._before_call if is_last else levels, start, place))
+                    parts.append((None, place, place + 1))
+                    start = place + 1
+            if start < end or is_last or run.backend != OWN:
                 parts.append((levels, start, end))
         return parts
 
-    def _between(
-        self, images: RaggedImages, channels: int, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, turn: int
+    def _allocate(
+        self, images: RaggedImages, channels: int, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, buffer: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
-        """Memory for the results of a run that is not the last: as the next run's images, and, as views of these, this
-        run's outputs."""
+        """Allocate the results of a run before the last. Return them as the next run's images, and as this run's
+        outputs, C×H×W views of the same memory."""
         shapes = np.column_stack([windows_tlhw[:, 2:], np.full(len(windows_tlhw), channels)])
         sizes = shapes.prod(axis=1)
         ends = np.cumsum(sizes)
-        pixels = self._memory(int(ends[-1]), images.pixels.device, turn)
+        pixels = self._memory(int(ends[-1]), images.pixels.device, buffer)
         offsets = ends - sizes
         outputs = [
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
@@ -260,11 +264,11 @@ class SegmentRunner:
         table = image_table(offsets, shapes, sizes_hw, windows_tlhw)
         return replace(images, pixels=pixels, table=table, steps=None, planes=None), outputs
 
-    def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
-        """Memory for what a call is given."""
+    def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, buffer: int) -> Outputs:
+        """Allocate the planes that a call gets."""
         sizes = windows_tlhw[:, 2:]
         ends = np.cumsum(channels * sizes.prod(axis=1)).tolist()
-        levels = self._memory(ends[-1], device, turn)
+        levels = self._memory(ends[-1], device, buffer)
         if (sizes == sizes[0]).all():
             return levels.view(len(sizes), channels, *sizes[0].tolist())
         return [
@@ -272,34 +276,35 @@ class SegmentRunner:
             for start, end, size in zip([0, *ends], ends, sizes.tolist(), strict=False)
         ]
 
-    def _interleaved(self, images: RaggedImages, planes: Outputs, turn: int) -> RaggedImages:
-        """Return what a call left, as the next run's images."""
+    def _interleaved(self, images: RaggedImages, planes: Outputs, buffer: int) -> RaggedImages:
+        """Copy the planes that a call has changed to the next run's images."""
         channels = len(planes[0])
-        between, memory = self._between(images, channels, images.sizes_hw, images.regions_tlhw, turn)
-        for image, output in zip(planes, memory, strict=True):
+        results, views = self._allocate(images, channels, images.sizes_hw, images.regions_tlhw, buffer)
+        for image, output in zip(planes, views, strict=True):
             output.copy_(image)
-        return between
+        return results
 
-    def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
-        """Memory between two runs; `turn`: which of the two pieces. Or, with 2, before the first."""
+    def _memory(self, count: int, device: torch.device, buffer: int) -> torch.Tensor:
+        """Return memory for `count` levels. On the CPU it is part of a scratch buffer: 0 and 1 alternate between runs,
+        2 is for the input of the first run."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
-        if len(self._scratch[turn]) < count:
-            self._scratch[turn] = torch.empty(count, dtype=self._dtype, device="cpu")
-        return self._scratch[turn][:count]
+        if len(self._scratch[buffer]) < count:
+            self._scratch[buffer] = torch.empty(count, dtype=self._dtype, device="cpu")
+        return self._scratch[buffer][:count]
 
 
 class CallRunner(SegmentRunner):
-    """Applies programs of the reference's records and calls, whose results stay levels: those of masks. `call` makes a
-    call, with the arguments of `run_call`."""
+    """A runner for programs of reference records and calls whose results stay levels, as masks need it. `call` performs
+    a call, and gets the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend})
-        self._runs, self._calls, self._call = [_Run("torch", 0, sys.maxsize)], True, call
+        self._runs, self._has_calls, self._call = [_Run("torch", 0, sys.maxsize)], True, call
 
 
 def _erases(transform: Transform) -> bool:
-    """Whether it is one that erases boxes of all finished images."""
+    """Return whether a transform erases boxes of all finished images."""
     return not transform.children and any(outline.kind is Erase for outline in transform.outline)
 
 
@@ -308,7 +313,7 @@ def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> b
 
 
 def _channels(images: RaggedImages, program: Program) -> int:
-    """How many channels images have after a program."""
+    """Return the number of channels that images have after a program."""
     channels = int(images.shapes[0, 2])
     for record in program.records:
         if isinstance(record, Ops) and record.channels is not None:
@@ -316,14 +321,14 @@ def _channels(images: RaggedImages, program: Program) -> int:
     return channels
 
 
-def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:
-    """Neighbours on one backend. A step that changes no pixels of levels joins the run after it, so that no run only
-    copies; at the end of the line it keeps its own, which finishes images."""
+def _runs(steps: Sequence[PlanStep], start_number: int) -> list[_Run]:
+    """Group consecutive steps on one backend. A step that changes no pixels of levels joins the next run, so that no
+    run only copies; at the end of the line it stays a run of its own, which finishes the images."""
     names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
     for number in reversed(range(len(steps) - 1)):
         if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
-    runs, start = [], first
+    runs, start = [], start_number
     for name, group in groupby(names):
         runs.append(_Run(name, start, start + len(list(group))))
         start = runs[-1].end

@@ -1,8 +1,8 @@
-"""From a chain of transforms to the stage that applies it: options checked, a backend chosen, its runners made; and the
-compiled stage, which makes batches from decoded images and programs.
+"""Compiles a chain of transforms into a stage, which turns decoded images and programs into batches.
 
-A stage is made once for a loader, in its process, by `compile_stage`, and called once for each batch. It owns the pool
-that the batches' memory comes from on the CPU, and the scratch memory of its runners; it starts no thread.
+`compile_stage` checks the options, chooses a backend and creates its runners. A stage is created once per loader, in
+the loader's process, and called once per batch. It owns the scratch memory of its runners and, on the CPU, the memory
+pool of the batches; it starts no thread.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ __all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOATS: Final = ("float16", "bfloat16", "float32")
-# The backends. Imported when asked for: Kornia, DALI and Triton take seconds.
-HOMES: Final = {
+# Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds.
+BACKENDS: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
     "dali": ("gpuload.stage.dali", "DaliBackend"),
     "fused": ("gpuload.stage.fused", "FusedBackend"),
 }
 
-NOTHING = contextlib.nullcontext()
-USUAL_CHANNELS = 4  # images of uint8 with more of them are left to the reference
+NO_CONTEXT = contextlib.nullcontext()
+USUAL_CHANNELS = 4  # uint8 images with more channels are left to the reference
 
 _forked = False  # whether this process was forked after this module was imported
 
 
-def _in_child() -> None:
+def _mark_forked() -> None:
     global _forked
     _forked = True
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_mark_forked)
 
 Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
 
 
 class Stage:
-    """Applies a chain to batches; made by `compile_stage`.
+    """A compiled chain, which is applied to batches; created by `compile_stage`.
 
     Attributes:
-        device: where the results are.
+        device: the device of the results.
         plan: which backend runs which transform.
-        reads_planes: whether images are read as they lie, and not copied first.
+        reads_planes: whether planar or strided images are read in place, without being copied first.
     """
 
     def __init__(
@@ -95,27 +95,28 @@ class Stage:
         self._chain = chain
         self._backend, self._backends = backend, {reference.name: reference, backend.name: backend}
         self._float_dtype = dtype
-        self._runs = [
+        self._runners = [
             SegmentRunner(steps, Finish.of(line.transforms, dtype), self._backends)
             for line, steps in zip(chain.lines, self.plan.views, strict=True)
         ]
-        self.reads_planes = all(run.reads_planes for run in self._runs)
+        self.reads_planes = all(runner.reads_planes for runner in self._runners)
         self._channels_last = memory_format == "channels_last"
         self._ragged, self._pad_to = ragged, pad_to
         self._pool = OutputPool() if self.device.type == "cpu" else None
-        # For images that only the reference takes, made when there are some: by view and dtype.
-        self._others: dict[tuple[int, str], SegmentRunner] = {}
-        self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
+        # Runners for images that only the reference can process, by view and dtype; created on first use.
+        self._reference_runners: dict[tuple[int, str], SegmentRunner] = {}
+        # The number of output channels for each (view, input channels, dtype) that has passed the checks.
+        self._output_channels: dict[tuple[int, int, str], int] = {}
 
     def prepare(self) -> None:
-        """Compile what batches may need, so that none waits for it; for images of three channels, unless `Normalize`
-        says otherwise. Others are compiled for when they come."""
+        """Compile the kernels that batches may need, so that no batch waits for the compiler. They are compiled for
+        three channels, or one if `Normalize` requires it; for other images, kernels are compiled on first use."""
         kernels: set[Any] = set()
-        for line, run in zip(self._chain.lines, self._runs, strict=True):
+        for line, runner in zip(self._chain.lines, self._runners, strict=True):
             for channels in (3, 1):
-                after = reduce(lambda count, one: one.output_channels(count), line.transforms, channels)
-                if run.finish.channels in (None, after):
-                    kernels |= run.kernels(channels, channels_last=self._channels_last)
+                out_channels = reduce(lambda n, transform: transform.output_channels(n), line.transforms, channels)
+                if runner.finish.channels in (None, out_channels):
+                    kernels |= runner.kernels(channels, channels_last=self._channels_last)
                     break
         if kernels:
             self._backend.compile(kernels)
@@ -128,52 +129,52 @@ class Stage:
         view: int = 0,
         partners: np.ndarray | None = None,
     ) -> Result:
-        """Make a batch, without the module at the end of the chain.
+        """Make a batch, without applying the module at the end of the chain.
 
         Args:
             images: the decoded regions, on the stage's device.
-            program: from the chain's `draw`, for these images; or what `fusing()` made of it.
-            view: the number of the chain's view that they are for.
-            partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
-                None means rows 2k and 2k + 1.
+            program: the result of the chain's `draw` for these images, or the batch that `fusing()` planned from it.
+            view: which of the chain's views to make.
+            partners: int64 (N,), the row that each image is mixed with, or its own row if it is not mixed; partners are
+                mutual. None pairs rows 2k and 2k + 1.
 
         Returns:
-            N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
+            N×C×H×W; or, depending on `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
 
         Raises:
             ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
-                program, or the transforms (of which those of colour take uint8 alone).
+                program or the transforms (colour transforms accept only uint8).
         """
         channels = self.check(images, program, view)
-        run = self._runner(images, view)
-        dtype, sizes = run.finish.dtype, program.results_hw
+        runner = self._runner(images, view)
+        dtype, sizes = runner.finish.dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
-        # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
-        # results depend on the user's autocast, which would make convolutions bfloat16.
+        # Batches and scratch memory must also be usable outside the user's inference_mode. And results must not depend
+        # on the user's autocast, which would make convolutions bfloat16.
         kind = self.device.type
-        exact = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NOTHING
-        usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
-        with usable, torch.no_grad(), exact, threads:
+        without_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NO_CONTEXT
+        without_inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
+        with without_inference, torch.no_grad(), without_autocast, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
-                run(images, program, outputs)
+                runner(images, program, outputs)
                 return outputs
             size = padded_hw(sizes, self._pad_to) if self._ragged == "pad" else sizes[0].tolist()
             batch = self._empty((len(images), channels, *size), dtype)
             if self._ragged == "pad":
                 batch.zero_()
-                parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
-                run(images, program, parts)
+                unpadded = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
+                runner(images, program, unpadded)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, program, batch, partners)
+            runner(images, program, batch, partners)
             return list(batch.unbind()) if self._ragged == "views" and self._chain.module is None else batch
 
     def call_last(self, batch: torch.Tensor, seed: int | None) -> Result:
-        """Call the module, or the function, at the end of the chain with a batch, on the current stream. `seed` is that
-        of torch's generators meanwhile; None leaves them alone.
+        """Apply the module or function at the end of the chain to a batch, on the current stream. `seed` seeds torch's
+        generators for the call; None leaves them alone.
 
         Raises:
-            ValueError: it returned something else than a row for each image.
+            ValueError: the module did not return one row per image.
         """
         # The user's autocast applies to the user's module.
         with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
@@ -186,46 +187,47 @@ class Stage:
             return list(result.unbind()) if self._ragged == "views" else result
 
     def fusing(self) -> Fusing | None:
-        """Return what plans batches elsewhere, if fused kernels run this entire chain on a dense batch; else None."""
-        chain, [run, *views] = self._chain, self._runs
-        apart = views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
-        return None if apart or self._ragged != "error" else run.fusing(channels_last=self._channels_last)
+        """Return the planner with which workers can plan batches, if fused kernels run this entire chain on a dense
+        batch; else None."""
+        chain, [runner, *other_views] = self._chain, self._runners
+        needs_stage = other_views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
+        return None if needs_stage or self._ragged != "error" else runner.fusing(channels_last=self._channels_last)
 
     def _runner(self, images: RaggedImages, view: int) -> SegmentRunner:
         """Return the runner for images of this dtype and number of channels."""
         if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
-            return self._runs[view]
-        if (view, images.dtype) not in self._others:
+            return self._runners[view]
+        if (view, images.dtype) not in self._reference_runners:
             transforms = self._chain.lines[view].transforms
             finish = Finish.of(transforms, self._float_dtype, images.dtype)
             steps = [PlanStep(transform, "torch") for transform in transforms]
-            self._others[view, images.dtype] = SegmentRunner(steps, finish, self._backends)
-        return self._others[view, images.dtype]
+            self._reference_runners[view, images.dtype] = SegmentRunner(steps, finish, self._backends)
+        return self._reference_runners[view, images.dtype]
 
     @property
     def _threads(self) -> int | None:
         return self.cpu_threads if self.device.type == "cpu" else None
 
     def _check_last(self, result: Any, count: int) -> None:
-        """Refuse what a module at the end returned, unless it has an entry for each image; but it may be anything
-        else than a tensor, if it is not taken apart."""
-        tensor = isinstance(result, torch.Tensor)
-        if (tensor and result.dim() and len(result) == count) or not (
-            tensor or result is None or self._ragged == "views"
+        """Raise unless the module at the end returned one row per image. A result that is neither a tensor nor None is
+        also accepted, unless it has to be split into images."""
+        is_tensor = isinstance(result, torch.Tensor)
+        if (is_tensor and result.dim() and len(result) == count) or not (
+            is_tensor or result is None or self._ragged == "views"
         ):
             return
-        got = f"shape {tuple(result.shape)}" if tensor else "None" if result is None else type(result).__name__
+        got = f"shape {tuple(result.shape)}" if is_tensor else "None" if result is None else type(result).__name__
         raise ValueError(
             f"{self._chain.last} at the end of the transforms was given {count} images and returned {got}; it must "
             "return a tensor with a row for each image"
         )
 
     def check(self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0) -> int:
-        """Check that the images fit the chain and each other; returns how many channels the results have."""
+        """Check that the images fit the chain and each other; return the number of channels of the results."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")
-        counts, planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # of images that are alike
-        if not planned and (counts != counts[0]).any():
+        counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # planned images are all alike
+        if not is_planned and (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise ValueError(
                 f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
@@ -235,23 +237,23 @@ class Stage:
         channels = int(counts[0])
         transforms = self._chain.lines[view].transforms
         kind = view, channels, images.dtype
-        if kind not in self._fitting:
+        if kind not in self._output_channels:
             label = images.labels[0]
             after = _channels_after(transforms, channels, label, images.dtype)
-            self._runs[view].finish.check(after, label if after == channels else f"{label} after all transforms")
-            self._fitting[kind] = after
-        channels = self._fitting[kind]
-        needs_one = self._chain.module is not None or self._chain.mixing is not None
-        dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
-        if dense and not planned and ((sizes := program.results_hw) != sizes[0]).any():
+            self._runners[view].finish.check(after, label if after == channels else f"{label} after all transforms")
+            self._output_channels[kind] = after
+        channels = self._output_channels[kind]
+        needs_tensor = self._chain.module is not None or self._chain.mixing is not None
+        is_dense = self._ragged == "error" or (self._ragged == "views" and needs_tensor)
+        if is_dense and not is_planned and ((sizes := program.results_hw) != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
-            first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
-            turns = [known.name for one in transforms for known in one.outline if known.kind is Turn]
-            turned = turns and (sizes[0] == sizes[other, ::-1]).all()
-            swapped = f" ({turns[-1]} swaps height and width)" if turned else ""
+            first_size, other_size = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
+            turns = [outline.name for transform in transforms for outline in transform.outline if outline.kind is Turn]
+            is_turned = turns and (sizes[0] == sizes[other, ::-1]).all()
+            hint = f" ({turns[-1]} swaps height and width)" if is_turned else ""
             raise ValueError(
                 "the images of a batch have different sizes (height × width) after all transforms: "
-                f"{images.labels[0]} has {first}, {images.labels[other]} has {second}{swapped}; end with a "
+                f"{images.labels[0]} has {first_size}, {images.labels[other]} has {other_size}{hint}; end with a "
                 "crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
             )
         return channels
@@ -270,18 +272,18 @@ class Stage:
 
 
 def _channels_after(transforms: Sequence[Transform], channels: int, label: str, dtype: str) -> int:
-    """Check that the transforms fit images of this many channels; returns how many these have afterwards."""
+    """Check that the transforms fit images with this many channels; return the number of channels afterwards."""
     outlines = (outline for transform in transforms for outline in transform.outline)
-    coloring = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
-    if coloring is not None and dtype != "uint8":
+    colour_name = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
+    if colour_name is not None and dtype != "uint8":
         raise ValueError(
-            f"{coloring} takes images of uint8, but {label} is {dtype}; leave it out, write a transform of your own in "
-            "its place, or convert the images before, as (x * 255).round().to(torch.uint8) does with floats of 0 … 1"
+            f"{colour_name} takes uint8 images, but {label} is {dtype}; leave it out, replace it with a transform of "
+            "your own, or convert the images first (for floats in 0 … 1: (x * 255).round().to(torch.uint8))"
         )
-    if coloring is not None and channels not in (1, 3):
+    if colour_name is not None and channels not in (1, 3):
         raise ValueError(
-            f"{coloring} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in the "
-            "dataset, or decode to mode 'RGB' or 'L'"
+            f"{colour_name} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
+            "the dataset, or decode to mode 'RGB' or 'L'"
         )
     top = TOPS[dtype]
     for transform in transforms:
@@ -298,14 +300,14 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
                 )
             if top is not None and not all(0 <= number <= top and number == int(number) for number in fill):
                 raise ValueError(
-                    f"{type(inner).__name__}({inner.fill_argument}={fill[0] if len(fill) == 1 else fill}) is given in "
-                    f"levels, which are whole numbers in 0 … {top} for {dtype} images, such as {label}"
+                    f"{type(inner).__name__}({inner.fill_argument}={fill[0] if len(fill) == 1 else fill}) must be "
+                    f"given in levels, which are whole numbers in 0 … {top} for {dtype} images, such as {label}"
                 )
         for inner in flat(transform.children):
             if inner.output_channels(channels) != channels:
                 raise ValueError(
-                    f"{type(transform).__name__} holds {inner!r}, which would change the number of channels of some "
-                    f"images of a batch only: {label} has {channels} there; put it outside"
+                    f"{type(transform).__name__} contains {inner!r}, which would change the number of channels of only "
+                    f"some images of a batch: {label} has {channels} there; move it outside"
                 )
         channels = transform.output_channels(channels)
     return channels
@@ -319,17 +321,17 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
 
 @contextlib.contextmanager
 def _intra_op_threads(count: int | None) -> Iterator[None]:
-    """Let torch use this many threads for an operation; afterwards as many as before."""
-    before = torch.get_num_threads()
-    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
-    if count in (None, before):
+    """Let torch use this many threads for an operation, then restore the previous number."""
+    previous_count = torch.get_num_threads()
+    count = 1 if _forked else count  # a forked process lacks torch's other threads, and torch would wait for them
+    if count in (None, previous_count):
         yield
         return
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_count)
 
 
 def compile_stage(
@@ -344,24 +346,24 @@ def compile_stage(
     cpu_threads: int | None = None,
     runner: Runner | None = None,
 ) -> Stage:
-    """Make the stage that applies a chain of transforms to batches.
+    """Create the stage that applies a chain of transforms to batches.
 
     Args:
         chain: the transforms.
         device: where batches are made: a CPU, a CUDA or an XPU device.
         backend, dtype, memory_format: as for `Loader`.
-        ragged: as for `Loader`; or ``"views"``: a list, of views of one tensor if all sizes are equal.
+        ragged: as for `Loader`; or ``"views"`` for a list, of views of one tensor if all sizes are equal.
         pad_to: as for `Loader`.
-        cpu_threads: how many threads torch uses within a call; None means as many as it is set to.
-        runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
-            by the device.
+        cpu_threads: how many threads torch uses within a call; None means torch's current setting.
+        runner: the reference's runner: ``"single"`` processes one image after the other (CPU), ``"batched"`` many at
+            once; None chooses by device.
 
     Raises:
-        TypeError, ValueError: an option is not one of these, or does not go with the chain.
-        BackendError: the backend that was asked for cannot be used here.
+        TypeError, ValueError: an option is invalid, or does not go with the chain.
+        BackendError: the requested backend cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, pad_to)
-    if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
+    if device.type != "cpu" and device.index is None:  # constants stay on this device, even if another becomes current
         device = devices.current_device()
     reference = TorchBackend(device, runner)
     chosen, note = reference, None
@@ -389,24 +391,24 @@ def check_stage(
     ragged: str,
     pad_to: Any = None,
 ) -> tuple[torch.device, str | None, str]:
-    """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
+    """Check the arguments of `compile_stage`; return the device, and the names of the dtype and the memory format.
 
-    `device` None: CUDA or XPU if it is available, else the CPU. It is not initialized: making a loader must not cost a
-    context on a GPU.
+    If `device` is None, CUDA or XPU is chosen if available, else the CPU. The device is not initialized, because
+    creating a loader must not create a context on a GPU.
 
     Raises:
-        TypeError, ValueError, BackendError: as `compile_stage` does.
+        TypeError, ValueError, BackendError: as for `compile_stage`.
     """
-    _one_of("backend", backend, ("auto", *HOMES))
+    _one_of("backend", backend, ("auto", *BACKENDS))
     layout = str(memory_format).removeprefix("torch.")
     _one_of("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(
-                "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
+                "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 images"
             )
         dtype = dtype_name("dtype", dtype, FLOATS)
-    if ragged != "views":  # what a Loader asks for, see `compile_stage`
+    if ragged != "views":  # set by a Loader itself, see `compile_stage`
         check_ragged(ragged, pad_to)
     device = torch.device(device or devices.usual_type())
     if device.type != "cpu" and device.type != devices.usual_type():
@@ -428,7 +430,8 @@ def check_stage(
 
 
 def check_ragged(ragged: str, pad_to: Any) -> int | None:
-    """Check that `ragged` is known, and that `pad_to` is None, or a whole number and `ragged` pads; returns that."""
+    """Check that `ragged` is a known value, and that `pad_to` is None, or a positive integer with ``ragged="pad"``;
+    return `pad_to`."""
     _one_of("ragged", ragged, ("error", "list", "pad"))
     if pad_to is None:
         return None
@@ -442,7 +445,7 @@ def check_ragged(ragged: str, pad_to: Any) -> int | None:
 
 
 def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
-    """Return the height and width that images of these sizes, (N, 2), are padded to: the largest ones, rounded up to
+    """Return the height and width that images of these sizes, (N, 2), are padded to: the maxima, rounded up to
     multiples of `pad_to`."""
     multiple = int(pad_to or 1)
     height, width = (-(-side // multiple) * multiple for side in sizes_hw.max(axis=0).tolist())
@@ -450,7 +453,8 @@ def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
 
 
 def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
-    """The backend of this name; or, if it cannot be used and is not `forced`, the reference and why, with a warning."""
+    """Return the backend with this name and None. If it cannot be used and is not `forced`, warn, and return the
+    reference and the reason."""
     try:
         if missing := _class_of(name).missing(device):
             raise BackendError(missing)
@@ -459,16 +463,16 @@ def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool
         if forced and not isinstance(error, CompilerError):
             raise
         note = f"{name} cannot be used: {error}"
-        # With this line as its origin, it is shown once, however many loaders there are.
-        warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=1)
+        # With this line as its origin, Python shows the warning only once, however many loaders there are.
+        warnings.warn(f"the backend 'torch' is used on {device}, because {note}", RuntimeWarning, stacklevel=1)
         return reference, note
 
 
 def _class_of(name: str) -> type[Backend]:
-    module, kind = HOMES[name]
+    module, kind = BACKENDS[name]
     return getattr(importlib.import_module(module), kind)
 
 
-def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

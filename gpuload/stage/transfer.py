@@ -1,19 +1,20 @@
-"""Slots → device: where the pixels of a batch go, and when its slots are free again.
+"""Moves the pixels of a batch from the ring's slots to the device, and frees the slots.
 
-On the CPU nothing moves: the stage reads the ring, and the slots are free when it is done. A batch of plain arrays in
-one slot may be lent from that slot, until the user lets go of it.
+On the CPU nothing is copied: the stage reads the ring, and the slots are free when the stage is done. A batch of plain
+arrays in one slot can be lent directly from that slot, until the user releases it.
 
-Where the device decodes images, their files stay in the slots, and only what lies behind them is copied; the decoded
-images come behind each chunk's own bytes, in a batch's one flat memory.
+If the device decodes images, their files stay in the slots, and only the bytes after the files are copied. The decoded
+images follow each chunk's own bytes, in one flat tensor per batch.
 
-On a GPU the ring's slots are page-locked when they are made, and one side stream of high priority does everything: it
-copies the used bytes of each slot into one buffer on the device, runs the stage, and records two events: after the
-copies (then the slots are free again) and after the stage (the consumer's stream waits for it, the host does not). The
-finished tensors are recorded on the consumer's stream, so that their memory is not handed out again while it still
-reads them.
+On a GPU the ring's slots are page-locked when they are created, and one high-priority side stream does all the work: it
+copies the used bytes of each slot into one buffer on the device, runs the stage, and records two events: one after the
+copies (from then on the slots are free) and one after the stage (the consumer's stream waits for it, the host does
+not). The finished tensors are recorded on the consumer's stream, so that the allocator does not reuse their memory
+while that stream still reads them.
 
-That memory comes back when the consumer is done with it, so a host that ran ahead without an end would take more with
-each batch. It waits, in `hold_back`, for what the consumer's stream had been given two batches ago.
+This memory is only reusable when the consumer is done with it, so a host that ran ahead without limit would allocate
+more with each batch. In `hold_back`, the host therefore waits for the work that the consumer's stream had two batches
+ago.
 
 Runs in the main process, without a thread of its own.
 """
@@ -40,121 +41,122 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
 
-# How many batches the consumer may have been handed whose work is not done when the next one is asked for. With one,
-# a training step of a few milliseconds would wait for the host whenever this is interrupted.
+# How many batches may be unfinished on the consumer's stream when the next batch is requested. With one, a training
+# step of a few milliseconds would wait for the host whenever the host is interrupted.
 STEPS_BEHIND: Final = 2
-LEAST_GRAIN_BYTES: Final = 512  # of torch's allocator
+LEAST_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
 
 
 class CpuTransfer:
-    """The batch stays where it is."""
+    """A transfer that leaves batches in place; also the interface of all transfers."""
 
-    asynchronous = False  # whether a batch may be issued while the previous one is in use
+    asynchronous = False  # whether a batch may be issued while the previous batch is in use
     held_s = 0.0  # how long the host has waited for the device
-    pinned_bytes = 0  # of the ring
+    pinned_bytes = 0  # page-locked bytes of the ring
     pinning_refused = False
     times: DeviceTimes | None = None
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._release: Callable[[], None] | None = None
-        self.loading: Batch | None = None  # the batch in hand, once its slots are given back here
+        self.loading: Batch | None = None  # the current batch, once this transfer is responsible for freeing its slots
 
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
-        """Issue a batch within this; `after_consumer`: it waits for what the consumer has issued so far."""
+        """Issue a batch within the ``with`` block; with `after_consumer`, it waits for the consumer's work so far."""
         yield
 
     def follow(self) -> None:
-        """All batches that are issued from now on wait for what the consumer has issued so far."""
+        """Make all batches issued from now on wait for the work that the consumer has issued so far."""
 
     def side(self) -> contextlib.AbstractContextManager[None]:
-        """The current stream is that of batches within this."""
+        """Make the stream of the batches current within the ``with`` block."""
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """An event after all that was issued on that stream; it has ``synchronize()``. None means nothing is waited
-        for."""
+        """Record an event, with ``synchronize()``, after all work issued on the stream of the batches. None means that
+        there is nothing to wait for."""
 
     def starts(self, batch: Batch) -> list[int]:
-        """Where each part will be in the tensor that `load` gives."""
+        """Return the offset that each part will have in the tensor returned by `load`."""
         return _offsets(batch) if not self.asynchronous and _in_slots(batch) else self._starts(batch)[:-1]
 
     def _starts(self, batch: Batch) -> list[int]:
-        """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own
-        type. A part whose first bytes are files begins before the memory that it takes."""
-        starts, at = [], 0
+        """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
+        and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so such a part's
+        offset is smaller than that of its first copied byte, and can be negative."""
+        starts, offset = [], 0
         for part in batch.copied_parts:
-            starts.append(begin := at - part.encoded_bytes)
-            at = begin + align(part.used_bytes, ALIGN)
+            starts.append(begin := offset - part.encoded_bytes)
+            offset = begin + align(part.used_bytes, ALIGN)
             if part.decoded is not None:
-                at += align(len(part.decoded), ALIGN)
-        return [*starts, at]
+                offset += align(len(part.decoded), ALIGN)
+        return [*starts, offset]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
-        """Copy the parts of a batch, and what the device decoded of them, to their places."""
+        """Copy the parts of a batch, and the images that the device decoded for them, to their offsets."""
         for part, start in zip(batch.copied_parts, starts, strict=True):
             if part.data is not None and part.used_bytes > part.encoded_bytes:
                 source = part.data[part.encoded_bytes : part.used_bytes]
                 target = memory[start + part.encoded_bytes : start + part.used_bytes]
                 if self.asynchronous:
-                    locked = not self.pinning_refused and part.slot is not None
-                    target.copy_(torch.from_numpy(source), non_blocking=locked)
-                else:  # by numpy, since in a fork torch would wait for threads that it lacks
+                    is_locked = not self.pinning_refused and part.slot is not None
+                    target.copy_(torch.from_numpy(source), non_blocking=is_locked)
+                else:  # with numpy, because torch in a forked process would wait for threads that do not exist there
                     target.numpy()[:] = source
             if (decoded := part.decoded) is not None:
                 begin = start + align(part.used_bytes, ALIGN)
                 memory[begin : begin + len(decoded)].copy_(decoded)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
-        calls `release`, when the slots are free."""
+        """Return the pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on it is
+        the transfer that calls `release`, when the slots are free."""
         self._release, self.loading = release, batch
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
         *starts, end = self._starts(batch)
-        whole = torch.empty(end, dtype=torch.uint8)
-        self._fill(whole, batch, starts)
-        return whole, starts
+        flat = torch.empty(end, dtype=torch.uint8)
+        self._fill(flat, batch, starts)
+        return flat, starts
 
     def finish(self) -> Any:
-        """End a batch, issued or given up. Returns a ticket for `hand_over`."""
+        """End a batch, whether it was issued or abandoned. Return a ticket for `hand_over`."""
         release, self._release = self._release, None
         if release is not None:
             release()
 
     def hold_back(self) -> None:
-        """Wait until the consumer has not more than `STEPS_BEHIND` batches that it is not done with."""
+        """Wait until at most `STEPS_BEHIND` batches are unfinished on the consumer's stream."""
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
 
     def consumer(self) -> contextlib.AbstractContextManager[None]:
-        """The caller's current stream is that of the batch within this."""
+        """Make the batch's device, and the caller's current stream on it, current within the ``with`` block."""
         return contextlib.nullcontext()
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Bring a small tensor of the batch (labels) to the device."""
+        """Copy a small tensor of the batch (labels) to the device."""
         return tensor
 
     def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
-        """Lend a part's slot to arrays in it for as long as they live; whether that was possible."""
+        """Lend a part's slot to the arrays in it until they are collected; return whether that was possible."""
         if part.slot is None or not self._ring.lend(part.slot, arrays):
             return False
         part.slot = None
         return True
 
     def reclaim(self, wait: bool) -> bool:
-        """Free slots that were copied, or whose users have let go; whether there were any. `wait`: for the oldest
-        copy."""
+        """Free the slots that have been copied, or whose users have released them; return whether there were any. With
+        `wait`, wait for the oldest copy first."""
         return self._ring.collect()
 
     def close(self) -> None:
-        """Let go of the ring, which no worker writes to any more."""
+        """Release the ring, after all workers have stopped writing to it."""
 
 
 class CudaTransfer(CpuTransfer):
-    """Asynchronous copies on a side stream, from page-locked slots."""
+    """A transfer by asynchronous copies on a side stream, from page-locked slots."""
 
     asynchronous = True
 
@@ -162,9 +164,9 @@ class CudaTransfer(CpuTransfer):
         super().__init__(ring)
         self._device = devices.Accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
-        self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
-        self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
-        self._locked: set[int] = set()
+        self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and the functions that free the slots
+        self._steps: deque[Any] = deque()  # for each of the last batches, an event recorded before its hand-over
+        self._locked: set[int] = set()  # offsets of page-locked slots
         self.times = self._times = DeviceTimes(self._device)
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
@@ -197,14 +199,14 @@ class CudaTransfer(CpuTransfer):
         try:
             self._fill(flat, batch, starts)
         finally:
-            # Whatever happens next, the slots are free after this event, and not before.
+            # Whatever happens next, the slots are free after this event and not earlier.
             self._copied.append((self._device.record(self._stream), release))
             self.loading = batch
             self._times.mark(self._stream)
         return flat, starts
 
     def finish(self) -> Any:
-        """An event after everything that the batch needs, its labels included."""
+        """Record an event after all work of the batch, including the copies of its labels."""
         self._times.end(self._stream)
         return self._device.record(self._stream)
 
@@ -233,11 +235,11 @@ class CudaTransfer(CpuTransfer):
         except RuntimeError:
             if tensor.layout is torch.strided and not tensor.is_nested:
                 raise
-            # torch cannot page-lock this layout: the copy waits for what was issued before it.
+            # torch cannot page-lock this layout, so the host waits for the copy, and for all work issued before it.
         return tensor.to(self.device, non_blocking=True)
 
     def reclaim(self, wait: bool) -> bool:
-        freed = False
+        has_freed = False
         try:
             if wait and self._copied:
                 start = time.perf_counter()
@@ -245,22 +247,22 @@ class CudaTransfer(CpuTransfer):
                 self.held_s += time.perf_counter() - start
             while self._copied and self._copied[0][0].query():
                 self._copied.popleft()[1]()
-                freed = True
+                has_freed = True
         except RuntimeError:
-            self._give_up()
+            self._free_all()
             raise
-        return freed
+        return has_freed
 
-    def _give_up(self) -> None:
-        """Give all slots back: the device is broken, or has done all that it was given, so nothing reads them."""
+    def _free_all(self) -> None:
+        """Free all slots: no copy reads them any more, because the device is broken or has finished its work."""
         while self._copied:
             self._copied.popleft()[1]()
 
     def close(self) -> None:
-        """Wait for the copies, and unlock every slot: memory must not be unmapped while it is registered."""
+        """Wait for the copies, and unlock every slot, because memory must not be unmapped while it is registered."""
         with contextlib.suppress(RuntimeError):  # an earlier error may have broken the device's context
             self._device.synchronize(self._stream)
-        self._give_up()
+        self._free_all()
         self._steps.clear()
         self._ring.on_new = self._ring.on_retire = None
         for offset in self._locked:
@@ -294,18 +296,18 @@ class CudaTransfer(CpuTransfer):
 
 
 def _in_slots(batch: Batch) -> bool:
-    """Whether no part was moved out of a full ring, and none has images that the device decoded."""
+    """Return whether all parts are in slots: none was moved out of a full ring, or has images decoded by the device."""
     return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.copied_parts)
 
 
 def _offsets(batch: Batch) -> list[int]:
-    """Where each part begins in the ring."""
+    """Return each part's offset in the ring."""
     return [part.slot.offset if part.slot else 0 for part in batch.copied_parts]
 
 
 def rounded(nbytes: int) -> int:
-    """A size for a buffer that differs little from batch to batch: at most an eighth more than `nbytes`, and the same
-    for most batches, so that torch's allocator gives the same memory again instead of asking the driver for more."""
+    """Round up the size of a buffer, by at most an eighth. Sizes that vary a little from batch to batch then become
+    equal for most batches, so that torch's allocator reuses the same memory instead of asking the driver for more."""
     return align(nbytes, max(LEAST_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))
 
 

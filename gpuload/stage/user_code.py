@@ -1,11 +1,11 @@
-"""Calls the user's own code: transforms in mid-chain with the images or masks of a batch, whose results are checked,
-and a module or function at the end of the transforms.
+"""Calls the user's own code: custom transforms within a chain, which get the images or masks of a batch and whose
+results are checked, and a module or function at the end of the transforms.
 
-On the CPU a class is called with a few images at a time, so that what it makes on the way stays in the cache.
+On the CPU, a transform class is called with a few images at a time, so that its intermediate results stay in the cache.
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
-and restored after it, so what it draws depends on the loader's seed, the epoch and the batch alone. Runs in the process
-of the stage, on its stream.
+and restored afterwards, so its draws depend only on the loader's seed, the epoch and the batch. Runs in the stage's
+process, on its stream.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = ["apply_module", "cut_at_calls", "note_input", "run_call"]
 
 Write = Callable[[np.ndarray, torch.Tensor], None]
 LEVELS: Final = (
-    ": it gets levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say "
-    "float_levels = True in a class of T.Custom, or put it after ToDtype"
+    ": images are levels there, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
+    "float_levels = True in a subclass of T.Custom, or put it after ToDtype"
 )
-PIECE_BYTES: Final = 1 << 20  # of images as float32, on the CPU at once
+PIECE_BYTES: Final = 1 << 20  # size of the images, as float32, that a call on the CPU gets at a time
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
-    """Apply an ``nn.Module``, or a function, to a batch N×C×H×W.
+    """Apply an ``nn.Module`` or a function to a batch N×C×H×W.
 
-    The result carries gradients if a parameter of the module requires them. `seed`: of torch's generators during the
-    call; None leaves them as they are.
+    The result carries gradients if a parameter of the module requires them. `seed` seeds torch's generators for the
+    call; None leaves them alone.
     """
     parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
-    wanted = any(parameter.requires_grad for parameter in parameters)
-    with torch.set_grad_enabled(wanted):
+    requires_grad = any(parameter.requires_grad for parameter in parameters)
+    with torch.set_grad_enabled(requires_grad):
         if seed is None:
             return module(batch)
         with _generators(batch.device) as seed_all:
@@ -52,7 +52,7 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
 
 @contextlib.contextmanager
 def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Give a function that seeds torch's generators of the CPU and of a device; afterwards these are as they were."""
+    """Yield a function that seeds torch's generators of the CPU and of a device; restore their states afterwards."""
     generators = {torch.default_generator, generator_of(device)}
 
     def seed_all(seed: int) -> None:
@@ -68,14 +68,15 @@ def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
-    """Add to an exception of the user's own code what it was called with, and for levels how to get floats."""
+    """Add a note to an exception of the user's code: the dtype and shape of its input and, for levels, how to get
+    floats."""
     got = f"{called} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
-    levels = images.dtype == torch.uint8
-    error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if levels else got)
+    has_levels = images.dtype == torch.uint8
+    error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if has_levels else got)
 
 
 def cut_at_calls(program: Program) -> list[Program | Call]:
-    """A program as the calls in it, and programs without any before, between and after them."""
+    """Split a program into its calls, and the programs without calls before, between and after them."""
     parts: list[Program | Call] = []
     start = 0
     for number, record in enumerate(program.records):
@@ -86,39 +87,41 @@ def cut_at_calls(program: Program) -> list[Program | Call]:
 
 
 def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Write | None = None) -> None:
-    """Call a method of the user's transform with images or masks, and write what it returns in their place.
+    """Call a method of the user's transform with images or masks, and replace these with the results.
 
     Args:
-        record: what was drawn.
-        images: N×C×H×W, or a list of C×H×W, of all rows of the batch.
+        record: the call's rows, seeds and drawn parameters.
+        images: N×C×H×W, or a list of C×H×W, all rows of the batch.
         method: ``"apply"`` or ``"apply_masks"``.
-        write: takes the results of some rows instead, while they are in the cache: uint8, or levels as float32.
+        write: called with rows and their results, which are then not written to `images`, while they are in the cache.
+            The results are uint8, or levels as float32.
 
     Raises:
-        TypeError, ValueError: it returned something else, or is to be called with a batch of different sizes.
+        TypeError, ValueError: the method returned another type, shape or dtype, or it takes a batch but the images
+            differ in size.
     """
     rows = np.arange(len(images)) if record.rows is None else record.rows
     if not len(rows):
         return
     transform, device = record.transform, images[0].device
-    widens = transform.float_levels and method == "apply" and images[0].dtype == torch.uint8
+    needs_floats = transform.float_levels and method == "apply" and images[0].dtype == torch.uint8
     call = getattr(transform, method)
     params = in_params(
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
-    wide = torch.empty(0, dtype=torch.float32, device=device)
+    floats = torch.empty(0, dtype=torch.float32, device=device)
     with _generators(device) as seed_all:
         for piece in _pieces(images, rows, transform):
             batch = _gathered(images, rows[piece])
-            if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
-                wide = wide.resize_(batch.shape).copy_(batch)
-                batch = wide
-            at = _index(piece, device)
+            if needs_floats:  # in the same memory for all pieces, because fresh memory costs as much as a call
+                floats = floats.resize_(batch.shape).copy_(batch)
+                batch = floats
+            index = _index(piece, device)
             seed_all(int(record.seeds[piece][0]))
-            arguments = in_params(params, lambda tensor, at=at: tensor[at])
+            piece_params = in_params(params, lambda tensor, index=index: tensor[index])
             argument = batch[0] if transform.per == "image" else batch
             try:
-                result = call(argument, arguments)
+                result = call(argument, piece_params)
             except Exception as error:
                 if method == "apply":
                     note_input(error, _place(record, method), argument)
@@ -126,7 +129,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
             if transform.per == "image" and isinstance(result, torch.Tensor):
                 result = result[None]
             _check(record, method, batch, result)
-            if widens:
+            if needs_floats:
                 result = torch.round(result, out=batch).clamp_(0, 255)
             if write is None:
                 _write(images, rows[piece], batch, result)
@@ -135,37 +138,37 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
 
 
 def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.ndarray]:
-    """Yield the numbers, among the rows, of those that go together."""
+    """Yield the indices into `rows` of the images for each call."""
     if transform.per == "image":
         yield from np.arange(len(rows))[:, None]
         return
-    if dense := isinstance(images, torch.Tensor):
+    if is_dense := isinstance(images, torch.Tensor):
         groups = {tuple(images.shape[1:]): np.arange(len(rows))}
     else:
         groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
     if transform.per == "batch" and len(groups) > 1:
-        one, other = list(groups)[:2]
+        shape1, shape2 = list(groups)[:2]
         raise ValueError(
             f"{transform.called} is called with a batch, whose images must be of one size, but there are "
-            f"{one[1]}×{one[2]} and {other[1]}×{other[2]} (height × width); put a crop or a Resize((height, width)) "
-            "before it, or use T.Lambda(…, per='image')"
+            f"{shape1[1]}×{shape1[2]} and {shape2[1]}×{shape2[2]} (height × width); put a crop or a "
+            "Resize((height, width)) before it, or use T.Lambda(…, per='image')"
         )
-    for shape, numbers in groups.items():
-        step = len(numbers)
+    for shape, indices in groups.items():
+        step = len(indices)
         if transform.per == "images" and images[0].device.type == "cpu":
-            step = max(1, PIECE_BYTES // max(1, 4 * prod(shape))) if dense else 1
-        yield from (numbers[start : start + step] for start in range(0, len(numbers), step))
+            step = max(1, PIECE_BYTES // max(1, 4 * prod(shape))) if is_dense else 1
+        yield from (indices[start : start + step] for start in range(0, len(indices), step))
 
 
 def _gathered(images: Outputs, rows: np.ndarray) -> torch.Tensor:
-    """The images of some rows as one tensor: a view, if there is one."""
+    """Return the images of some rows as one tensor, a view where possible."""
     if isinstance(images, torch.Tensor):
         return images[_index(rows, images.device)]
     return images[int(rows[0])][None] if len(rows) == 1 else torch.stack([images[row] for row in rows.tolist()])
 
 
 def _index(rows: np.ndarray, device: torch.device) -> slice | torch.Tensor:
-    """Return what selects rows of a tensor: a slice, which gives a view, if they are neighbours."""
+    """Return an index for rows of a tensor: a slice, which selects a view, if the rows are consecutive."""
     first, end = int(rows[0]), int(rows[-1]) + 1
     return slice(first, end) if end - first == len(rows) else upload(rows, device)
 
@@ -173,7 +176,7 @@ def _index(rows: np.ndarray, device: torch.device) -> slice | torch.Tensor:
 def _write(images: Outputs, rows: np.ndarray, batch: torch.Tensor, result: torch.Tensor) -> None:
     if isinstance(images, torch.Tensor):
         if result is batch and result.dtype == images.dtype and batch.data_ptr() == images[int(rows[0])].data_ptr():
-            return  # changed in place
+            return  # the images were changed in place
         index = _index(rows, images.device)
         images[index] = result if isinstance(index, slice) else result.to(images.dtype)
         return
@@ -186,17 +189,21 @@ def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
     if fits and (result.dtype == batch.dtype or (result.is_floating_point() and batch.is_floating_point())):
         if result.device == batch.device:
             return
-        raise ValueError(f"{_place(record, method)} returned a tensor on {result.device}, for one on {batch.device}")
+        raise ValueError(
+            f"{_place(record, method)} returned a tensor on {result.device}, but its input is on {batch.device}"
+        )
     shape, got = tuple(batch.shape), "None" if result is None else type(result).__name__
     if record.transform.per == "image":
         shape = shape[1:]
     if isinstance(result, torch.Tensor):
         single = result[0] if record.transform.per == "image" else result
         got = f"{_dtype(single)} of shape {tuple(single.shape)}"
-    levels = isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
+    is_float_of_levels = (
+        isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
+    )
     raise (ValueError if isinstance(result, torch.Tensor) else TypeError)(
         f"{_place(record, method)} was given {_dtype(batch)} of shape {shape} and returned {got}; it must return a "
-        "tensor of the same shape and dtype" + (LEVELS if levels else "")
+        "tensor of the same shape and dtype" + (LEVELS if is_float_of_levels else "")
     )
 
 

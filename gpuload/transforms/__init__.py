@@ -1,8 +1,8 @@
-"""The transforms: torchvision's names, arguments, defaults and meaning, but each sample has draws of its own.
+"""Transforms with torchvision's names, arguments, defaults and semantics, but with separate draws for each sample.
 
-This package declares and draws; `gpuload.stage` applies. Workers import it, so it imports no torch. A transform is
-imported when it is first used: a worker needs only those of its chain, and all of them would take it longer than
-everything else that it imports.
+This package declares transforms and draws their random parameters; `gpuload.stage` applies them. Workers import it, so
+it does not import torch. Each transform is imported on first use: a worker needs only the transforms of its chain, and
+importing all of them would take longer than everything else that a worker imports.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
-    # Far above this room, which only names it for users.
+    # Defined in a higher layer; this package only re-exports it.
     def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any: ...
 
 

@@ -1,8 +1,9 @@
-"""Checks of the arguments of transforms, made once, when a transform is declared.
+"""Checks of the arguments of transforms, run once, when a transform is declared.
 
-Every function takes the argument's name for error messages, such as ``"Resize(size=…)"``, and what the user wrote, and
-returns it in one plain form: Python numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
-are recognised by their attributes and become strings, so none of these is imported and a declaration pickles small.
+Each check takes the argument's name for error messages, such as ``"Resize(size=…)"``, and the user's value, and returns
+the value in one plain form: Python numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
+are recognised by their attributes and become strings, so none of these libraries is imported and pickled declarations
+are small.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ __all__ = [
     "fill_values",
     "finite",
     "flag",
+    "format_argument",
+    "integer",
     "interpolation_name",
     "interval",
     "is_module",
@@ -38,24 +41,22 @@ __all__ = [
     "label_getter",
     "name_of",
     "probability",
-    "shown",
     "size_pair",
-    "whole",
 ]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
-RESAMPLING: Final = (*INTERPOLATIONS, "lanczos", "random")  # random: timm's word for bilinear or bicubic, drawn
+RESAMPLING: Final = (*INTERPOLATIONS, "lanczos", "random")  # random: timm's name for drawing bilinear or bicubic
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
 PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether it is a list, a tuple, an array or the like, but not a text."""
-    if getattr(value, "ndim", 1) == 0:  # an array or a tensor of one number
+    """Return whether a value is a list, tuple, array or another sequence, but not a string."""
+    if getattr(value, "ndim", 1) == 0:  # a scalar array or tensor
         return False
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
@@ -63,14 +64,14 @@ def is_sequence(value: Any) -> bool:
 
 
 def is_module(entry: Any) -> bool:
-    """Whether it is a torch module; nothing is before torch is imported."""
+    """Return whether an object is a torch module, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(entry, torch.nn.Module)
 
 
 def is_torchvisions(entry: Any) -> bool:
-    """Whether it is a transform of torchvision, or a torch ``Sequential`` of nothing else. Those of v2 are modules too,
-    but given a batch they draw once for all of it."""
+    """Return whether an object is a transform of torchvision, or a torch ``Sequential`` of only such transforms.
+    Transforms of v2 are modules too, but must not be called like other modules: they draw only once per batch."""
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
         return len(entry) > 0 and all(map(is_torchvisions, entry))
@@ -78,7 +79,7 @@ def is_torchvisions(entry: Any) -> bool:
 
 
 def name_of(entry: Any) -> str:
-    """The name of a function; or of an object's class, and of its package, if that says something."""
+    """Return the name of a function, or of an object's package and class (without the package for ``__main__``)."""
     if not isinstance(getattr(entry, "__name__", 0), str):
         entry = type(entry)
         package = entry.__module__.partition(".")[0]
@@ -86,7 +87,7 @@ def name_of(entry: Any) -> str:
     return entry.__name__
 
 
-def whole(name: str, value: Any, *, minimum: int | None) -> int:
+def integer(name: str, value: Any, *, minimum: int | None) -> int:
     """Return an integer, at least `minimum` unless that is None."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -106,7 +107,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def finite(name: str, value: Any, *, negative: bool = True) -> float:
-    """A finite number; at least 0 unless `negative`."""
+    """Return a finite number, at least 0 unless `negative`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -118,7 +119,7 @@ def finite(name: str, value: Any, *, negative: bool = True) -> float:
 
 
 def probability(name: str, value: Any) -> float:
-    """A number in 0 … 1."""
+    """Return a number in 0 … 1."""
     number = finite(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} is a probability and must lie in 0 … 1, got {number}")
@@ -126,7 +127,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, float]:
-    """A pair (low, high) with low ≤ high; both greater than 0 if `positive`."""
+    """Return a pair (low, high) with low ≤ high, and low > 0 if `positive`."""
     if not is_sequence(value) or len(value) != 2:
         raise TypeError(f"{name} must be a pair (low, high), got {value!r}")
     low, high = finite(name, value[0]), finite(name, value[1])
@@ -138,37 +139,37 @@ def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, f
 
 
 def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """A size (height, width); a single number is both. Of a size for each epoch, `by_epoch`, each is one."""
+    """Return (height, width), which are equal for a single number. A `by_epoch` gets a pair for each epoch."""
     if depends_on_epoch(value):
         return value.checked(lambda size: size_pair(name, size))
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
-        return whole(name, value[0], minimum=1), whole(name, value[-1], minimum=1)
-    side = whole(name, value, minimum=1)
+        return integer(name, value[0], minimum=1), integer(name, value[-1], minimum=1)
+    side = integer(name, value, minimum=1)
     return side, side
 
 
-def label_getter(name: str, value: Any, *, of: str, none: bool = False) -> Any:
-    """Where labels of boxes or keypoints are: ``"default"``, or a function; None too if `none`."""
-    if value != "default" and not callable(value) and not (none and value is None):
+def label_getter(name: str, value: Any, *, of: str, allows_none: bool = False) -> Any:
+    """Return the location of labels of boxes or keypoints: ``"default"`` or a function, or None if `allows_none`."""
+    if value != "default" and not callable(value) and not (allows_none and value is None):
         raise ValueError(
-            f"{name} must be 'default', {'None, ' if none else ''}or a function that takes a sample and gives what "
-            f"belongs to its {of}, such as lambda s: s[1]['labels']; got {value!r}"
+            f"{name} must be 'default', {'None, ' if allows_none else ''}or a function that takes a sample and returns "
+            f"the fields of its {of}, such as lambda s: s[1]['labels']; got {value!r}"
         )
     return value
 
 
 def depends_on_epoch(value: Any) -> bool:
-    """Whether it is what `by_epoch` gives."""
+    """Return whether a value is the result of `by_epoch`."""
     return hasattr(type(value), "at_epoch")
 
 
-def shown(value: Any) -> str:
-    """How an argument is printed: its `repr`, with numbers cut to six digits (1 - 0.8 is 0.19999999999999996)."""
+def format_argument(value: Any) -> str:
+    """Format an argument like `repr`, but with numbers rounded to six digits (1 - 0.8 is 0.19999999999999996)."""
     if type(value) is tuple:
-        inside = ", ".join(map(shown, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
+        items = ", ".join(map(format_argument, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, float):
         short = f"{value:.6g}"
         if len(short) < len(repr(value)) and float(short) != value:
@@ -177,17 +178,18 @@ def shown(value: Any) -> str:
 
 
 class Fill(NamedTuple):
-    """The values that fill padding, by type: `image`, a level or one for each channel; `mask`, any number that the
-    masks' dtype can hold (an int if it is whole)."""
+    """The values that fill padding: `image`, a level or one for each channel; `mask`, any number that the masks' dtype
+    can hold, as an int if it is an integer."""
 
     image: tuple[float, ...]
     mask: float
 
 
 def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
-    """Return the values that fill padding: one level, or one for each channel (`uint8`: for images of uint8 alone;
-    else the stage checks that images can hold them); or a dict of both kinds, by `Image` and `Mask` (torchvision's
-    classes of these names too). A type that is not in the dict gets a defaultdict's default, else 0; None is 0."""
+    """Return the values that fill padding: one level, or one for each channel, or a dict of them with the keys `Image`
+    and `Mask` (or torchvision's classes of the same names). A type that is missing in the dict gets a defaultdict's
+    default, or 0; None means 0. If `uint8`, levels must be valid for uint8 images; otherwise the stage checks later
+    that images can hold them."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
@@ -196,7 +198,7 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
         missing = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
         missing = value.get("others", missing)
         image = value[by_name["Image"]] if "Image" in by_name else missing
-        # A colour for all other types says nothing about masks.
+        # A colour as the default of all types does not apply to masks.
         mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(missing) else missing
         mask = 0 if mask is None else mask
         if is_sequence(mask):
@@ -206,7 +208,7 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
 
 
 def _mask_value(name: str, value: Any) -> float:
-    """Any number, NaN and infinity too; whole ones as an int, which is exact at any size."""
+    """Return any number, including NaN and infinity; integers become an int, which is exact at any size."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if isinstance(value, numbers.Integral):
@@ -217,7 +219,7 @@ def _mask_value(name: str, value: Any) -> float:
 
 def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
     values = tuple(value) if is_sequence(value) else (0 if value is None else value,)
-    levels = tuple(int(number) if number.is_integer() else number for number in (finite(name, one) for one in values))
+    levels = tuple(int(number) if number.is_integer() else number for number in (finite(name, x) for x in values))
     if not levels:
         raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
     if uint8 and not all(0 <= number <= 255 and number == int(number) for number in levels):
@@ -226,13 +228,13 @@ def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
 
 
 def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOLATIONS) -> Any:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
+    """Return the name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
     filter_name: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         filter_name = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
         filter_name = PILLOW_FILTERS.get(value)
-    if filter_name == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
+    if filter_name == "nearest-exact":  # the same as nearest for Pillow images, which are the reference
         filter_name = "nearest"
     if not isinstance(filter_name, str) or filter_name not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
@@ -240,14 +242,14 @@ def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOL
 
 
 def antialias_flag(name: str, value: Any) -> bool:
-    """Whether to antialias; None is True, as for Pillow images in torchvision."""
+    """Return whether to antialias; None means True, as for Pillow images in torchvision."""
     if value not in (True, False, None):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value is not False
 
 
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:
-    """The name of a dtype, from a string, a torch dtype or a numpy dtype."""
+    """Return the name of a dtype, from a string, a torch dtype or a numpy dtype."""
     if type(value).__module__ == "torch" or isinstance(value, str):
         name_of_dtype = str(value).removeprefix("torch.")
     else:

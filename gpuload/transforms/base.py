@@ -1,12 +1,13 @@
-"""What every transform is: a frozen declaration that turns uniform numbers into draws.
+"""Base classes of all transforms. A transform is a frozen declaration that turns uniform numbers into draws.
 
-A transform knows three things: how to make a record from uniform numbers and image sizes, for all samples of a batch at
-once (`draw`); which records these may be (`outline`); and where in a chain it may be used (`works_on`, `makes`). It
-never touches pixels: backends do, and see the records (`gpuload.transforms.program`) but not the transform.
+A transform defines three things: how to make a record from uniform numbers and image sizes, for all samples of a batch
+at once (`draw`); which kinds of records it can draw (`outline`); and where in a chain it can be used (`works_on`,
+`makes`). It never touches pixels: backends do, and they see the records (`gpuload.transforms.program`) but not the
+transform.
 
-Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
-their image; they may reach beyond it where a transform pads. A size may depend on the epoch (`by_epoch`): a chain is
-made into that of an epoch before anything is drawn (`Chain.at`), in workers as in the main process.
+Sizes are int64 (B, 2): height, width. Boxes and windows are int64 (B, 4): top, left, height, width, in the coordinates
+of their image; they can extend beyond the image where a transform pads. A size can depend on the epoch (`by_epoch`):
+workers and the main process resolve the chain for the epoch (`Chain.at`) before they draw anything.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, shown, whole
+from gpuload.transforms.arguments import Fill, format_argument, integer
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -53,7 +54,7 @@ class DrawError(ValueError):
     """A transform cannot be drawn for one image of a batch.
 
     Attributes:
-        row: the number of the image in the given arrays.
+        row: the index of the image in the given arrays.
     """
 
     def __init__(self, message: str, row: int) -> None:
@@ -67,10 +68,10 @@ class DrawError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Uniforms:
-    """The random numbers of a transform: called with a count, gives float64 (B, count) in the open interval (0, 1).
+    """The random numbers of a transform; a call with a count returns float64 (B, count) in the open interval (0, 1).
 
-    `lane` is the transform's first counter lane; those of its children follow. `boxes` are each sample's boxes as they
-    reach the transform, float64 (n, 4): left, top, right, bottom; None if no transform of the chain reads them.
+    `lane` is the transform's first counter lane; its children use the lanes after it. `boxes` are each sample's boxes
+    as they reach the transform, float64 (n, 4): left, top, right, bottom; None if no transform of the chain reads them.
     """
 
     key: Key
@@ -82,16 +83,21 @@ class Uniforms:
         return philox.uniforms(self.key, self.positions, self.lane, count)
 
     def take(self, rows: np.ndarray) -> Uniforms:
-        """Return the uniforms of some of the samples."""
+        """Return the uniforms of the samples in these rows."""
         boxes = None if self.boxes is None else [self.boxes[row] for row in rows.tolist()]
         return Uniforms(self.key, self.positions[rows], self.lane, boxes)
 
 
 class Standing(NamedTuple):
-    """Where in a chain a transform is: the `state` of the images that reach it (see `Transform.works_on`); whether they
-    are `finished`, so that no later transform needs levels; how many levels make 1 in the finished numbers (`unit`);
-    whether nothing but calls of the user's own comes from here on (`ends`), or one has been `called` with images that
-    are finished."""
+    """The position of a transform in a chain.
+
+    Attributes:
+        state: the state of the images that reach it (see `Transform.works_on`).
+        finished: whether the images are finished, which means that no later transform needs levels.
+        unit: the number of levels that correspond to 1 in finished images.
+        ends: whether only the user's own code follows from here on.
+        called: whether the user's own code has already been called with finished images.
+    """
 
     state: str
     finished: bool
@@ -102,28 +108,28 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Transform:
-    """Base of all declarations."""
+    """Base class of all declarations."""
 
-    # The states of the images that it takes: "uint8" levels, "float" (levels that ToDtype converts), "normalized".
+    # The image states that it accepts: "uint8" levels, "float" (levels that ToDtype converted), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
-    record: ClassVar[type[Record] | None] = None  # the kind of its records; None means none, or its children's
-    filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records may use
-    operations: ClassVar[tuple[str, ...]] = ()  # of `program.ops.OPS`, those that its records may hold, sorted
-    crops: ClassVar[bool] = False  # some of the input may not matter to the output
+    record: ClassVar[type[Record] | None] = None  # the type of its records; None: no records of its own
+    filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
+    operations: ClassVar[tuple[str, ...]] = ()  # the `program.ops.OPS` in its records, sorted
+    crops: ClassVar[bool] = False  # parts of the input may not affect the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
-    works_on_finished: ClassVar[bool] = False  # it works on finished images, and so does every later transform
-    makes: ClassVar[str | None] = None  # the state that it brings an image to; None means unchanged
-    fill_argument: ClassVar[str] = "fill"  # the name of the argument that says what lies outside
-    image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
+    works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images
+    makes: ClassVar[str | None] = None  # the state of its output images; None means unchanged
+    fill_argument: ClassVar[str] = "fill"  # the name of the argument for the fill
+    image_only: ClassVar[bool] = False  # it moves pixels but cannot move boxes, masks and keypoints
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
-    drops_boxes: ClassVar[bool] = False  # it may leave out boxes of a sample, and their belongings
-    drops_points: ClassVar[bool] = False  # it may leave out keypoints, and what belongs to them
-    mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
-    gathers: ClassVar[int] = 1  # of how many samples a result may show levels
+    drops_boxes: ClassVar[bool] = False  # it can remove boxes of a sample, along with their fields
+    drops_points: ClassVar[bool] = False  # it can remove keypoints, along with their fields
+    mixes: ClassVar[bool] = False  # it mixes the image with the image of another sample
+    gathers: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
 
     def __post_init__(self) -> None:
-        """Check each `argument`, in the order in which they are declared."""
+        """Check the arguments in the order of their declaration."""
         for argument in fields(self):
             value, check = getattr(self, argument.name), argument.metadata.get("check")
             if check is not None and (value is not None or argument.default is not None):
@@ -131,77 +137,77 @@ class Transform:
                 object.__setattr__(self, argument.name, checked)
 
     def standing(self, where: Standing) -> Transform:
-        """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""
+        """Bind the transform to its position in a chain; raise ValueError if it cannot be used there."""
         return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """The record for images of these sizes; None if there is nothing to do. A transform that holds others gives
-        theirs, drawn by `gpuload.transforms.line`."""
+        """Draw the record for images of these sizes; None if there is nothing to do. A transform with children returns
+        their records, drawn by `gpuload.transforms.line`."""
         return None
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """Draw the records that a line takes."""
+        """Draw the record or records for a `Line`."""
         return self.draw(uniforms, sizes_hw)
 
     def __call__(self, image: Any, *, seed: int = 0) -> Any:
-        """Apply it to one image, to look at what it does; see `gpuload.transforms.apply`."""
+        """Apply the transform to one image, to inspect its effect; see `gpuload.transforms.apply`."""
         from gpuload import transforms
 
         return transforms.apply(self, image, seed=seed)
 
     def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
-        """Make the record again, where a worker has drawn it and nothing else, and decoded these regions of the
-        images for it; None means it has to be drawn."""
+        """Recreate the record from the regions that a worker decoded, if the worker drew only this transform; None
+        means that the record must be drawn."""
         return None
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        """The records that it and its children may draw."""
+        """The records that the transform and its children can draw."""
         if self.record is None:
-            return tuple(known for child in self.children for known in child.outline)
+            return tuple(outline for child in self.children for outline in child.outline)
         name, operations, filters = type(self).__name__, self.operations, self.filter_names
         return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """The size of every result, if known before any image is seen."""
+        """Return the size of all results; None if it depends on the image."""
         return size_hw
 
     def output_channels(self, channels: int) -> int:
-        """The number of channels of the results."""
+        """Return the number of channels of the results."""
         return channels
 
     @property
     def outside(self) -> Fill:
-        """The values outside an image and a mask: its `fill`; without one 0, as for masks if the fill is a colour."""
+        """The fill values outside an image and a mask: `fill`, or 0 without one; masks get 0 if `fill` is a colour."""
         fill: Any = getattr(self, "fill", None) or (0,)
         return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
 
     @property
     def called(self) -> str:
-        """The name in messages."""
+        """The transform's name in messages."""
         return type(self).__name__
 
     @property
     def children(self) -> tuple[Transform, ...]:
-        """The transforms that it holds."""
+        """The transforms that this transform contains."""
         return ()
 
     @property
     def lanes(self) -> int:
-        """How many counter lanes it and its children draw from."""
+        """The number of counter lanes that the transform and its children use."""
         return 1 + sum(child.lanes for child in self.children)
 
     def __repr__(self) -> str:
-        written = [
-            f"{field.name}={shown(getattr(self, field.name))}"
+        arguments = [
+            f"{field.name}={format_argument(getattr(self, field.name))}"
             for field in fields(self)
             if field.repr and getattr(self, field.name) != field.default
         ]
-        return f"{type(self).__name__}({', '.join(written)})"
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
-    """Uniform numbers, brought to a range (low, high)."""
+    """Scale uniform numbers to a range (low, high)."""
     low, high = bounds
     return low + numbers * (high - low)
 
@@ -209,14 +215,14 @@ def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
 def argument(
     check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
 ) -> Any:
-    """A field whose value is replaced by what `check`, a function of `gpuload.transforms.arguments`, makes of it: it
-    takes the name, for messages, the value, and `options`. None stays where it is the default."""
+    """Declare a field whose value is replaced by the result of `check`, a function of `gpuload.transforms.arguments`
+    that takes the name (for messages), the value, and `options`. None is not checked where it is the default."""
     return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
-    """Make a transform of a class: a frozen dataclass that says what to write for an argument of another library."""
+    """Make a transform of a class: a frozen dataclass whose errors translate the arguments of other libraries."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
     declared.__init__ = knows_arguments(_instead)(declared.__init__)
     return declared
@@ -229,16 +235,17 @@ def _instead(argument: str) -> str | None:
 
 
 def marked_on_finished(transform: T) -> T:
-    """A copy that works on finished images."""
+    """Return a copy that works on finished images."""
     placed = copy.copy(transform)
     object.__setattr__(placed, "works_on_finished", True)
     return placed
 
 
 class Resampling(Transform):
-    """Base of the transforms that resample a box, by a filter that is given or drawn for each image.
+    """Base class of the transforms that resample a box with a fixed filter or one drawn for each image.
 
-    Neither this nor `Padding` is a dataclass, so that each transform has its arguments where torchvision has them.
+    Neither this class nor `Padding` is a dataclass, so that each transform can declare its arguments in torchvision's
+    order.
     """
 
     record: ClassVar[type[Record]] = Box
@@ -253,12 +260,12 @@ class Resampling(Transform):
         super().__post_init__()
         if self.interpolation == "lanczos" and not self.antialias:
             raise ValueError(
-                f"{type(self).__name__}(antialias=…) must be True for interpolation='lanczos', which is defined with "
-                "antialiasing alone"
+                f"{type(self).__name__}(antialias=…) must be True for interpolation='lanczos', which is defined only "
+                "with antialiasing"
             )
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
-        """The filters of a `Box`, from a uniform number for each image if they are drawn."""
+        """Return the filters of a `Box`, chosen by one uniform number per image if they are random."""
         names = self.filter_names
         if len(names) == 1 or numbers is None:
             return names[0]
@@ -267,7 +274,7 @@ class Resampling(Transform):
 
 
 class Padding(Transform):
-    """Base of the transforms whose box may reach beyond the image, and is not resampled."""
+    """Base class of the transforms whose box can extend beyond the image and is not resampled."""
 
     padding_mode: Any = "constant"
 
@@ -276,7 +283,7 @@ class Padding(Transform):
         return (Outline(kind=Box, name=type(self).__name__, padding_mode=self.padding_mode),)
 
     def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept_boxes: np.ndarray | None = None) -> Box:
-        """The boxes with these top left corners (B, 2) and sizes."""
+        """Return the record of boxes with these top left corners (B, 2) and sizes."""
         fill, mask_fill = self.outside
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(
@@ -291,13 +298,13 @@ class ByEpoch:
     sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
 
     def at_epoch(self, epoch: int) -> Any:
-        """The size in an epoch."""
+        """Return the size in an epoch."""
         if not isinstance(self.sizes, tuple):
             return self.sizes(epoch)
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
 
     def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """Return a copy with sizes as `check` returns them; what a function returns is checked when it is used."""
+        """Return a copy with sizes as `check` returns them; sizes from a function are checked when they are used."""
         if not isinstance(self.sizes, tuple):
             return self
         return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
@@ -309,15 +316,15 @@ class ByEpoch:
 
 
 def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
-    """A size that changes from epoch to epoch, as `size` of `Resize`, the crops and `Mosaic`.
+    """Return a size that changes from epoch to epoch, to be used as `size` of `Resize`, the crops and `Mosaic`.
 
     Args:
-        sizes: by the first epoch that has them, from 0 on: ``{0: 128, 10: 176, 20: 224}``. Or a function of the epoch's
-            number, which must depend on nothing else; workers get a copy of it. A state of the loader knows a function
-            by its name only.
+        sizes: a dict that maps the first epoch of each size to the size, starting at epoch 0:
+            ``{0: 128, 10: 176, 20: 224}``. Or a function of the epoch number, which must not depend on anything else;
+            workers get a copy of it. The loader's state identifies a function only by its name.
 
     Raises:
-        TypeError, ValueError: it is neither, or does not begin at epoch 0.
+        TypeError, ValueError: `sizes` is neither a dict nor a function, or has no size for epoch 0.
 
     Example:
         >>> from gpuload import transforms as T
@@ -332,7 +339,7 @@ def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
             "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
             f"epoch, got {type(sizes).__name__}: {sizes!r}"
         )
-    epochs = [(whole("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
+    epochs = [(integer("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
     epochs.sort(key=lambda entry: entry[0])
     if not epochs or epochs[0][0] != 0:
         raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")

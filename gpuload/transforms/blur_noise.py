@@ -1,6 +1,6 @@
-"""Blur, noise, JPEG's losses and elastic deformation, drawn for each sample.
+"""Blur, noise, JPEG artefacts and elastic deformation, drawn for each sample.
 
-Names, arguments, defaults and distributions are torchvision's. Source of the elastic deformation: Simard, Steinkraus,
+Names, arguments, defaults and distributions are torchvision's. The elastic deformation is from Simard, Steinkraus,
 Platt, "Best practices for convolutional neural networks applied to visual document analysis", ICDAR 2003.
 """
 
@@ -15,11 +15,11 @@ from gpuload.transforms.arguments import (
     fill_values,
     finite,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.colour import OneOperation
@@ -31,7 +31,7 @@ __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 def _odd(name: str, value: Any) -> tuple[int, int]:
     sizes = size_pair(name, value)
     if not all(size % 2 for size in sizes):
-        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
+        raise ValueError(f"{name} must be odd, so that the kernel has a centre pixel, got {sizes}")
     return sizes
 
 
@@ -48,7 +48,7 @@ def _sigmas(name: str, value: Any) -> tuple[float, float]:
 class GaussianBlur(OneOperation):
     """Blur with a Gaussian kernel whose sigma is drawn uniformly.
 
-    Borders are mirrored, several times if the kernel is larger than the image.
+    Borders are mirrored, repeatedly if the kernel is larger than the image.
 
     Args:
         kernel_size: an odd number of pixels, or (width, height), as in torchvision.
@@ -72,28 +72,28 @@ class GaussianBlur(OneOperation):
 
 @declaration
 class GaussianNoise(OneOperation):
-    """Add a normal number to each level of an image.
+    """Add Gaussian noise to an image.
 
-    Works on levels, as torchvision does on uint8 images, also between `ToDtype` and `Normalize`: what is added is
-    truncated to a whole number. The numbers are the same on every device.
+    The noise is truncated to whole levels, as torchvision does for uint8 images, also between `ToDtype` and
+    `Normalize`. It is the same on every device.
 
     Args:
-        mean, sigma: of the noise on an image in 0 … 1; `sigma` is not negative.
-        clip: levels end at 0 and 255; False: they wrap around there, as torchvision's uint8 images do.
+        mean, sigma: the parameters of the noise, for an image in 0 … 1; `sigma` is not negative.
+        clip: whether levels are clipped to 0 … 255; otherwise they wrap around, like torchvision's uint8 images.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("noise",)
-    needs_whole: ClassVar[bool] = True  # pixels are numbered from the first of the image
+    needs_whole: ClassVar[bool] = True  # the noise depends on a pixel's number in the image
 
     mean: float = argument(finite, default=0.0)
     sigma: float = argument(finite, default=0.1, negative=False)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
+        # A uniform number is (word + ½) / 2**32, so this restores its 32-bit word.
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
@@ -102,23 +102,23 @@ class GaussianNoise(OneOperation):
 
 def _qualities(name: str, value: Any) -> tuple[int, ...]:
     bounds = value if is_sequence(value) else (value, value)
-    qualities = tuple(whole(name, quality, minimum=1) for quality in bounds)
+    qualities = tuple(integer(name, quality, minimum=1) for quality in bounds)
     if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
-        raise ValueError(f"{name} must lie in 1 … 100, or be (lowest, highest), got {value!r}")
+        raise ValueError(f"{name} must be a number in 1 … 100 or a pair (lowest, highest), got {value!r}")
     return qualities
 
 
 @declaration
 class JPEG(OneOperation):
-    """Compress images as JPEG, with colour at half the resolution, and decompress them.
+    """Compress images as JPEG, with colours at half the resolution, and decompress them.
 
     Images must have 1 or 3 channels.
 
     Args:
-        quality: 1 … 100, or (lowest, highest), of which each image gets a whole number.
+        quality: a number in 1 … 100, or (lowest, highest), from which an integer is drawn for each image.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the quality is invalid.
 
     Example:
         >>> JPEG((30, 90))
@@ -126,7 +126,7 @@ class JPEG(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
-    needs_whole: ClassVar[bool] = True  # blocks are counted from the corner of the image
+    needs_whole: ClassVar[bool] = True  # blocks start at the corner of the image
 
     quality: int | tuple[int, int] = argument(_qualities)
 
@@ -140,22 +140,24 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     bounds = tuple(value) if is_sequence(value) else (value,)
     numbers = tuple(finite(name, number) for number in bounds)
     if len(numbers) not in (1, 2) or min(numbers) < 0:
-        raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
+        raise ValueError(f"{name} must be a number ≥ 0 or a pair (along x, along y), got {value!r}")
     return numbers[0], numbers[-1]
 
 
 @declaration
 class ElasticTransform(Transform):
-    """Show at each pixel what lies at a random displacement from it; neighbours have similar ones.
+    """Deform an image by a smooth field of random displacements.
 
-    Displacements are smoothed noise. Boxes and keypoints move by the displacement of their pixel, with the sign turned
-    round, which is close to right where the field is smooth.
+    The displacements are smoothed noise: each pixel of the result shows the image at the pixel's displaced position.
+    Boxes and keypoints move by the negative displacement at their pixel, which is a good approximation where the field
+    is smooth.
 
     Args:
-        alpha: how strong they are, or (along x, along y): noise in -1 … 1 is multiplied by half of it, in pixels.
-        sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0: none.
+        alpha: the strength of the displacements, or (along x, along y): noise in -1 … 1 is multiplied by half of it,
+            in pixels.
+        sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0 means no smoothing.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -176,13 +178,13 @@ class ElasticTransform(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
-            raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
+            raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or along neither, got {self.sigma}")
 
     @property
     def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (self.interpolation,)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
-        keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
+        keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # as in `GaussianNoise`
         fill, mask_fill = self.outside
         return Elastic(keys, self.alpha, self.sigma, self.interpolation, fill, mask_fill)  # pyright: ignore[reportArgumentType]

@@ -1,15 +1,16 @@
-"""A chain of transforms: its order checked, its draws made, and which part of an image it needs.
+"""A chain of transforms: checks their order, draws their records, and computes the region of an image to decode.
 
-A `Chain` is made once, in the main process, and pickled to every worker (a few hundred bytes, no torch). It is
-immutable. Each transform draws from counter lanes of its own (`gpuload.rng`), numbered in the order in which they are
-written, so a draw depends only on the epoch's key, the sample's position, the transform's number in the chain, the
-image's size and perhaps its boxes.
+The main process builds a `Chain` once and pickles it to every worker (a few hundred bytes, no torch). It is immutable.
+Each transform draws from its own counter lanes (`gpuload.rng`), numbered in the order of the chain, so a draw depends
+only on the epoch's key, the sample's position, the transform's number in the chain, the image's size and, for some
+transforms, its boxes.
 
-With a `MultiView` a chain has several *lines*, one for each view: the transforms before it, with the same draws in all
-lines; the view's own transforms; and those after it, with other draws in each line.
+A chain with a `MultiView` has one *line* per view. A line contains the transforms before the `MultiView`, with the same
+draws in all lines; the view's own transforms; and the transforms after the `MultiView`, with separate draws in each
+line.
 
-The functions at the end of the file say which transforms may follow which, and tell each where it is; an impossible
-order is a `ValueError` that names both transforms and says what to do.
+The functions at the end of the file check which transforms can follow which, and bind each transform to its position.
+An impossible order is a `ValueError` that names both transforms and says what to do.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvi
 from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import Line, numbered
+from gpuload.transforms.line import Line, assign_lanes
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.state import has_state
 
-if TYPE_CHECKING:  # what is the user's own is imported where there is some: few workers need it
+if TYPE_CHECKING:  # imported at run time only for chains that contain them: few workers need them
     from gpuload.transforms.custom import Custom
     from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain"]
 
-EPOCHS: Final = 4  # whose chains are kept: batches of two are in work at a time
+EPOCHS: Final = 4  # number of epochs whose chains are cached; batches of two epochs can be in flight at a time
 
 
 class Chain:
-    """Transforms in the order in which they are applied.
+    """A sequence of transforms, in order of application.
 
     Args:
-        transforms: from `gpuload.transforms`, or modules of torch, which are called with the batch's images. For
+        transforms: transforms of `gpuload.transforms`, or torch modules, which are called with the batch's images. For
             torchvision's transforms see `gpuload.transforms.from_torchvision`.
 
     Attributes:
         transforms: the declarations, as a tuple.
-        lines: the transforms as they are applied to an image; one `Line` for each view.
-        module: the `nn.Module` at the end, or the function of a `Lambda` of batches there: it may return anything with
-            an entry for each image. Or None. It is left out when a chain is pickled, and a `StandIn` takes the place of
-            other transforms of the user's own.
+        lines: the transforms that are applied to an image; one `Line` for each view.
+        module: the `nn.Module`, or the function of a ``per="batch"`` `Lambda`, at the end of the chain; None if there
+            is neither. It can return anything with one entry per image. Pickling drops it, and replaces the user's
+            other transforms by a `StandIn`.
 
     Raises:
         TypeError: an entry is not a transform.
@@ -73,13 +74,15 @@ class Chain:
     def __init__(self, transforms: Iterable[Any] | Compose | None = ()) -> None:
         if is_torchvisions(transforms):
             raise TypeError(
-                f"transforms must be a list of gpuload's, got one {_name(transforms)} of torchvision's; write "
+                f"transforms must be a list of gpuload transforms, got torchvision's {_name(transforms)}; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
             )
         if isinstance(transforms, Compose):
             transforms = transforms.transforms
         elif isinstance(transforms, Transform) or is_module(transforms):
-            raise TypeError(f"transforms must be a list, got one {type(transforms).__name__}; write [{transforms!r}]")
+            raise TypeError(
+                f"transforms must be a list, got a single {type(transforms).__name__}; write [{transforms!r}]"
+            )
         try:
             entries = list(transforms or ())
         except TypeError:
@@ -87,7 +90,7 @@ class Chain:
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
         for number, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
-                raise TypeError(_no_transform(entry, number))
+                raise TypeError(_invalid_entry_message(entry, number))
         entries: list[Any] = flat(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":
             self.module = entries.pop().fn
@@ -96,32 +99,32 @@ class Chain:
         for line in lines:
             check_order(line.transforms)
             check_fills(line.transforms)
-        self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
+        self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
         check_gathering([line.transforms for line in self.lines])
-        self._at: dict[int, Chain] = {}  # that of each epoch
+        self._epoch_chains: dict[int, Chain] = {}  # the chain of each epoch
 
     def at(self, epoch: int) -> Chain:
-        """The chain with the sizes of an epoch (see `by_epoch`); itself, if none of them depends on it.
+        """Return the chain with an epoch's sizes (see `by_epoch`), or this chain if no size depends on the epoch.
 
         Raises:
-            TypeError, ValueError: a function gave a size that cannot be.
+            TypeError, ValueError: a function returned an invalid size.
         """
         if not self._varies:
             return self
-        if epoch not in self._at:
+        if epoch not in self._epoch_chains:
             try:
-                transforms = [_at(transform, epoch) for transform in self.transforms]
+                transforms = [_resolved(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
                 raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
-            if len(self._at) > EPOCHS:
-                self._at.clear()
-            self._at[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
-        return self._at[epoch]
+            if len(self._epoch_chains) > EPOCHS:
+                self._epoch_chains.clear()
+            self._epoch_chains[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
+        return self._epoch_chains[epoch]
 
     @property
     def entries(self) -> list[Any]:
-        """The transforms, and what is called with the finished batch, if anything: a list that makes this chain."""
+        """The transforms and the module, if any: a list from which an equal chain can be built."""
         if self.module is None:
             return [*self.transforms]
         if is_module(self.module):
@@ -136,17 +139,17 @@ class Chain:
 
     @cached_property
     def views(self) -> int | None:
-        """How many views `MultiView` makes of an image; None without one."""
+        """The number of views that `MultiView` makes of an image; None without a `MultiView`."""
         return len(self.lines) if any(isinstance(transform, MultiView) for transform in self.transforms) else None
 
     @property
     def module_name(self) -> str | None:
-        """The package and class of the module at the end: ``"kornia's RandomAffine"``; None without one."""
+        """The package and class of the module, such as ``"kornia's RandomAffine"``; None without a module."""
         return None if self.module is None else name_of(self.module)
 
     @property
     def last(self) -> str | None:
-        """The last transform as messages name it: ``"the module RandomAffine"``, or ``"Lambda(brighten)"``."""
+        """The module's name in messages, such as ``"the module RandomAffine"`` or ``"Lambda(brighten)"``."""
         if self.module is None:
             return None
         return f"the module {_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
@@ -154,44 +157,44 @@ class Chain:
     @cached_property
     def calls(self) -> list[Custom]:
         """The user's own transforms, without the module at the end."""
-        transforms = {id(one): one for line in self.lines for one in _calls(line.transforms)}
+        transforms = {id(custom): custom for line in self.lines for custom in _custom_transforms(line.transforms)}
         return list(transforms.values())
 
     @cached_property
     def ends_in_state(self) -> bool:
-        """Whether what is called at the end may depend on what training changes: a torch module with parameters or
-        buffers; or a function, of which nothing is known."""
+        """Whether the call at the end may depend on state that training changes: it is a torch module with parameters
+        or buffers, or a function, which may use any state."""
         return self.module is not None and (not is_module(self.module) or has_state(self.module))
 
     @cached_property
     def holds_state(self) -> bool:
-        """Whether what is called before the end refers to such a module."""
-        return any(has_state(_reached(custom)) for custom in self.calls)
+        """Whether a `Custom` before the end refers to a torch module with parameters or buffers."""
+        return any(has_state(_reachable_objects(custom)) for custom in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
-        """A transform that mixes images, and says where their labels are; None if there is none."""
+        """A transform that mixes images, whose arguments locate the labels; None if there is none."""
         return next(iter(mixing_of(self.lines[0].transforms)), None)
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether a transform puts levels of several samples together."""
+        """Whether a transform combines images of several samples."""
         return any(transform.gathers > 1 for transform in self.transforms)
 
     @cached_property
     def group(self) -> tuple[str, int]:
-        """How many neighbours in the epoch's order have to be in one batch, since they get into each other's images,
-        and the transform that needs them; ``("", 1)`` if none does."""
-        needed = [
+        """The transform that combines the most neighbours in the epoch's order, and the number of neighbours, which
+        must be in one batch; ``("", 1)`` if no transform combines samples."""
+        group_sizes = [
             (type(transform).__name__, transform.gathers) for transform in self.transforms if transform.gathers > 1
         ]
         if self.mixing is not None:
-            needed.append((type(self.mixing).__name__, 2))
-        return max(needed, key=lambda entry: entry[1], default=("", 1))
+            group_sizes.append((type(self.mixing).__name__, 2))
+        return max(group_sizes, key=lambda entry: entry[1], default=("", 1))
 
     @property
     def frames(self) -> tuple[int, ...]:
-        """How many frames of each clip are kept, one after the other, before anything else is done."""
+        """The frame count of each `UniformTemporalSubsample`, in order; they run before all other transforms."""
         return tuple(
             transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
         )
@@ -203,13 +206,13 @@ class Chain:
 
     @cached_property
     def moves_pixels(self) -> bool:
-        """Whether masks, boxes and keypoints have to move with the images; of the user's own transforms, those that say
-        so."""
-        outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
+        """Whether masks, boxes and keypoints have to move with the images. The user's own transforms count if their
+        `moves_pixels` is True."""
+        outlines = [outline for line in self.lines for transform in line.transforms for outline in transform.outline]
         return (
             self.gathers
             or any(custom.moves_pixels for custom in self.calls)
-            or any(issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines)
+            or any(issubclass(outline.kind, MOVES_PIXELS) or "warp" in outline.operations for outline in outlines)
         )
 
     def draw(
@@ -225,15 +228,15 @@ class Chain:
         """Draw the records of all transforms.
 
         Args:
-            key: of the epoch.
-            positions: int64 (B,), of the samples in the epoch's order.
+            key: the epoch's key.
+            positions: int64 (B,), the samples' positions in the epoch's order.
             sizes_hw: int64 (B, 2), the sizes of their images.
-            boxes: of each sample, float64 (n, 4) left, top, right, bottom; needed if `reads_boxes`.
-            view: the number of the view.
-            regions_tlhw: what `regions` gave for these images, if known: a crop need not be drawn again.
+            boxes: the boxes of each sample, float64 (n, 4) left, top, right, bottom; required if `reads_boxes`.
+            view: the index of the view.
+            regions_tlhw: the result of `regions` for these images, if known; a crop is then not drawn again.
 
         Raises:
-            DrawError: a transform cannot be drawn for one image; `row` says which.
+            DrawError: a transform cannot be drawn for one image; `row` is the image's index.
         """
         regions = regions_tlhw if len(self.lines) == 1 else None
         return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
@@ -241,11 +244,11 @@ class Chain:
     def regions(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width; for several views the
-        smallest box around what each needs.
+        """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views it is
+        the smallest box around the regions of all views.
 
-        Arguments and errors as for `draw`; only the first `Line.prefix_length` transforms are drawn: up to the last one
-        that the region depends on, or that may refuse an image, since an image is refused where it is read.
+        Arguments and errors are as for `draw`. Only the first `Line.prefix_length` transforms are drawn: up to the last
+        one that the region depends on or that may refuse an image, since the process that reads an image refuses it.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
@@ -262,8 +265,8 @@ class Chain:
 
     @cached_property
     def resizes_late(self) -> str | None:
-        """Why no image may be decoded smaller than it is, in a few words; None if it may: the first thing that is done
-        to it is a resize."""
+        """The reason why images cannot be decoded at a reduced size, in a few words; None if they can, since the first
+        operation on them is a resize."""
         if self.views is not None:
             return "several views show an image"
         if self.gathers:
@@ -273,16 +276,16 @@ class Chain:
     def resizes(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
-        """Return what `regions` returns, and the record that resizes all images before anything else, if there is one;
-        only for a chain without `resizes_late`."""
+        """Return the result of `regions`, and the record of the initial resize if it applies to all images. Only for a
+        chain whose `resizes_late` is None."""
         [line] = self.lines
-        assert line.first is not None
-        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))
+        assert line.first_change is not None
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
         return program.windows_tlhw[0], program.resize
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of every result of the first view, or None if it depends on the image or the epoch."""
+        """The size of all results of the first view; None if it depends on the image or the epoch."""
         if self._varies:
             return None
         size = None
@@ -291,12 +294,12 @@ class Chain:
         return size
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that differ between chains with different transforms or arguments, then the name of
-        the module's class, if there is one."""
+        """Return 16 hexadecimal digits that identify the transforms and their arguments, followed by the name of the
+        module's class if there is a module."""
         import hashlib  # here, since workers never need it
 
-        written = repr([_identity(transform) for transform in self.transforms])
-        digits = hashlib.sha256(written.encode()).hexdigest()[:16]
+        description = repr([_identity(transform) for transform in self.transforms])
+        digits = hashlib.sha256(description.encode()).hexdigest()[:16]
         return digits if self.module is None else f"{digits}-{_plain(self.module)}"
 
     def __len__(self) -> int:
@@ -337,32 +340,33 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     split = multi_views[0] if multi_views else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
     views = transforms[split].chains if multi_views else ((),)  # pyright: ignore[reportAttributeAccessIssue]
-    shared, free = numbered(before, 0)
+    shared_lanes, next_lane = assign_lanes(before, 0)
     lines = []
     for view in views:
         inside = flat(view)
-        lanes, free = numbered((*inside, *after), free)
-        lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
+        lanes, next_lane = assign_lanes((*inside, *after), next_lane)
+        lines.append(Line((*before, *inside, *after), (*shared_lanes, *lanes)))
     return tuple(lines)
 
 
-def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
+def _custom_transforms(transforms: Iterable[Transform]) -> Iterator[Custom]:
     for transform in transforms:
         if transform.record is Call:
             yield transform  # pyright: ignore[reportReturnType]
-        yield from _calls(transform.children)
+        yield from _custom_transforms(transform.children)
 
 
-def _reached(custom: Custom) -> list[Any]:
-    """Return what a user's own transform may read: its attributes, and those of its classes, with their methods."""
+def _reachable_objects(custom: Custom) -> list[Any]:
+    """Return the objects that a user's own transform can access: its attributes, and its classes' attributes and
+    methods."""
     kinds = [kind for kind in type(custom).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
     return [custom, vars(custom), *(list(vars(kind).values()) for kind in kinds)]
 
 
 def _identity(transform: Transform) -> tuple[Any, ...]:
-    """The class and the arguments of a transform, in plain values."""
+    """Return the class name and the arguments of a transform as plain values."""
     names = [field.name for field in fields(transform) if field.compare]
-    if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # a plain class of the user's
+    if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # not a dataclass
         names = sorted(set(vars(transform)) - {"works_on_finished"})
     return type(transform).__name__, *((name, _plain(getattr(transform, name))) for name in names)
 
@@ -378,32 +382,32 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    if callable(value):  # a function, or a module: what it does is not known
+    if callable(value):  # a function or a module, which can be compared only by name
         return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
     return _name(value) if type(value).__repr__ is object.__repr__ else value
 
 
 def _varies(value: Any) -> bool:
-    """Whether an argument, or one that it holds, depends on the epoch."""
+    """Return whether an argument, or an argument nested in it, depends on the epoch."""
     if isinstance(value, Transform):
         return any(_varies(getattr(value, field.name)) for field in fields(value))
     return any(map(_varies, value)) if isinstance(value, tuple) else depends_on_epoch(value)
 
 
-def _at(value: Any, epoch: int) -> Any:
-    """An argument, or a transform, in an epoch."""
+def _resolved(value: Any, epoch: int) -> Any:
+    """Return an argument or a transform with its epoch-dependent sizes replaced by those of an epoch."""
     if not _varies(value):
         return value
     if isinstance(value, Transform):
-        return replace(value, **{field.name: _at(getattr(value, field.name), epoch) for field in fields(value)})
-    return tuple(_at(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
+        return replace(value, **{field.name: _resolved(getattr(value, field.name), epoch) for field in fields(value)})
+    return tuple(_resolved(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
 def _name(entry: Any) -> str:
     return type(entry).__name__
 
 
-def _no_transform(entry: Any, number: int) -> str:
+def _invalid_entry_message(entry: Any, number: int) -> str:
     kind = type(entry) if not isinstance(entry, type) else entry
     text = f"transforms[{number}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
     if isinstance(entry, list | tuple):
@@ -411,170 +415,170 @@ def _no_transform(entry: Any, number: int) -> str:
     if isinstance(entry, type) and issubclass(entry, Transform):
         return f"transforms[{number}] is the class {entry.__name__}; write {entry.__name__}(…)"
     if is_torchvisions(entry) and kind.__name__ in ("Compose", "Sequential"):
-        return f"{text}, a chain of torchvision's; write *gpuload.transforms.from_torchvision(…) in its place"
+        return f"{text}, a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
     if kind.__module__.startswith("torchvision."):
         return (
-            f"{text}, which is torchvision's; write gpuload.transforms.{kind.__name__}(…), where there is "
-            "one, or let gpuload.transforms.from_torchvision([…]) write the chain"
+            f"{text}, a torchvision transform; write gpuload.transforms.{kind.__name__}(…) if it exists, or convert "
+            "the chain with gpuload.transforms.from_torchvision([…])"
         )
-    text = f"{text} ({kind.__name__}); write one of gpuload.transforms, or a torch nn.Module"
+    text = f"{text} ({kind.__name__}); use a transform of gpuload.transforms or a torch nn.Module"
     return f"{text}, or T.Lambda({name_of(entry)}) to call it with a batch" if callable(entry) else text
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
-    """Refuse a transform that cannot take the images that those before it make."""
+    """Refuse a transform that does not accept the image state that the preceding transforms produce."""
     state, maker = "uint8", -1
     for number, transform in enumerate(transforms):
         if state not in transform.works_on and maker < 0:
             raise ValueError(
                 f"transforms in an impossible order: {transform.called} (number {number + 1}) takes "
-                f"{' or '.join(transform.works_on)} images and gets {state} ones; put ToDtype('float32', scale=True) "
-                "or Normalize before it"
+                f"{' or '.join(transform.works_on)} images but gets {state} images; put ToDtype('float32', "
+                "scale=True) or Normalize before it"
             )
         if state not in transform.works_on:
-            later, early = transform.called, transforms[maker].called
-            remedy = "leave one of them out" if later == early else f"put {later} before {early}"
+            later, earlier = transform.called, transforms[maker].called
+            remedy = "leave one of them out" if later == earlier else f"put {later} before {earlier}"
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} "
-                f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images and gets {state} "
-                f"ones; {remedy}"
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} "
+                f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images but gets {state} "
+                f"images; {remedy}"
             )
         if transform.makes is not None:
             state, maker = transform.makes, number
 
 
 def check_fills(transforms: tuple[Transform, ...]) -> None:
-    """Refuse fills other than 0 after images are scaled, since a fill is in levels."""
+    """Refuse fills other than 0 once images are scaled, since a fill is in levels."""
     scaler: Transform | None = None
     for transform in transforms:
-        filling = None if scaler is None else _filling(transform)
+        filling = None if scaler is None else _transform_with_fill(transform)
         if scaler is not None and filling is not None:
-            later, early = filling.called, scaler.called
+            later, earlier = filling.called, scaler.called
             raise ValueError(
                 f"{later}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
-                f"after {early}, which scales images to 0 … 1; put {later} before {early}, or use "
+                f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
                 f"{filling.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
             scaler = transform
 
 
-def _filling(transform: Transform) -> Transform | None:
-    """The transform, or one that it holds, if its fill is not 0."""
+def _transform_with_fill(transform: Transform) -> Transform | None:
+    """Return the transform, or the first of its children, whose fill is not 0; None if there is none."""
     if any(transform.outside.image):
         return transform
-    return next(filter(None, map(_filling, transform.children)), None)
+    return next(filter(None, map(_transform_with_fill, transform.children)), None)
 
 
-def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-    """The transforms, each told where it is. After one that works on finished images all others must do so too."""
+def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+    """Bind each transform to its position. After a transform that works on finished images, all others must too."""
     bound, state, unit = [], "uint8", 1.0
-    first: int | None = None
+    first_finished: int | None = None
     for number, transform in enumerate(transforms):
-        # Whatever takes normalized images takes any finished ones.
-        following, called = transforms[number:], first is not None and _only_calls(transforms[first])
-        ready = (
+        # A transform that accepts normalized images accepts all finished images.
+        following, called = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
+        finished = (
             state == "normalized"
-            or first is not None
+            or first_finished is not None
             or (state == "float" and all("normalized" in later.works_on for later in following))
         )
-        ends = all(map(_only_calls, following))
-        bound.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
-        if first is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
-            later, early = transform.called, transforms[first].called
+        ends = all(map(_is_custom, following))
+        bound.append(transform.standing(Standing(state, finished, unit, ends=ends, called=called)))
+        if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
+            later, earlier = transform.called, transforms[first_finished].called
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} (number "
-                f"{first + 1}), which works on finished images; put {later} before {early}"
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} (number "
+                f"{first_finished + 1}), which works on finished images; put {later} before {earlier}"
             )
-        if bound[-1].works_on_finished and first is None:
-            first = number
-            _check_held(transform, number)
+        if bound[-1].works_on_finished and first_finished is None:
+            first_finished = number
+            _check_children(transform, number)
         if transform.makes is not None:
             state = transform.makes
             unit = 255.0 if getattr(transform, "scale", False) else unit
     return tuple(bound)
 
 
-def _only_calls(transform: Transform) -> bool:
-    """Whether it only calls what is the user's own."""
-    return transform.record is Call or bool(transform.children and all(map(_only_calls, transform.children)))
+def _is_custom(transform: Transform) -> bool:
+    """Return whether a transform consists only of the user's own code."""
+    return transform.record is Call or bool(transform.children and all(map(_is_custom, transform.children)))
 
 
-def _check_held(transform: Transform, number: int) -> None:
-    """Refuse one that works on finished images, but holds another that needs levels."""
+def _check_children(transform: Transform, number: int) -> None:
+    """Refuse a transform that works on finished images but has a child that needs levels."""
     for inner in flat(transform.children):
         if "normalized" not in inner.works_on:
             raise ValueError(
                 f"transforms in an impossible order: {transform.called} (number {number + 1}) holds {inner.called}, "
-                "which needs levels, beside a transform of your own, which gets the floats of ToDtype; put "
-                f"{transform.called} before ToDtype, or one of the two out of it"
+                "which needs levels, together with a transform of your own, which gets the floats of ToDtype; put "
+                f"{transform.called} before ToDtype, or move one of the two out of it"
             )
 
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
-    """The transforms that mix, also inside others."""
+    """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
     for transform in flat(transforms):
-        if transform.mixes:  # it or one that it holds
+        if transform.mixes:  # itself, or one of its children
             mixing += mixing_of(transform.children) or [transform]
     return mixing
 
 
 def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse to mix a sample twice, to mix several views, and to mix by different arguments for the labels."""
+    """Refuse to mix a sample twice, to mix several views, and to mix with different arguments for the labels."""
     mixing = mixing_of(lines[0])
     if not mixing:
         return
     name = mixing[0].called
     if len(lines) > 1:
         raise ValueError(
-            f"{name} does not go with MultiView: a sample has one label, but its views would be mixed with different "
-            "shares; leave one of them out"
+            f"{name} cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
+            "different shares; leave one of them out"
         )
     _check_once(lines[0], "a chain")
     for other in mixing[1:]:
         for argument in ("num_classes", "labels_getter", "label_smoothing"):
-            one, two = getattr(mixing[0], argument), getattr(other, argument)
-            if one != two:
+            value, other_value = getattr(mixing[0], argument), getattr(other, argument)
+            if value != other_value:
                 raise ValueError(
-                    f"{name}({argument}={one!r}) and {other.called}({argument}={two!r}) are for the labels of one "
-                    "batch; give both the same"
+                    f"{name}({argument}={value!r}) and {other.called}({argument}={other_value!r}) apply to the labels "
+                    "of one batch; give both the same value"
                 )
 
 
 def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse to put images of several samples together twice in one way, in several views, or before boxes are read."""
+    """Refuse to combine samples by the same transform twice, in several views, or before a transform reads boxes."""
     names = [transform.called for line in lines for transform in line if transform.gathers > 1]
-    before: list[str] = []  # names of transforms that have put images together
+    combined_by: list[str] = []  # the names of the preceding transforms that combine samples
     if not names:
         return
     if len(lines) > 1:
         raise ValueError(
-            f"{names[0]} does not go with MultiView: a sample has its boxes and masks once, but each view would have "
-            "those of others; leave one of them out"
+            f"{names[0]} cannot be combined with MultiView: a sample has one set of boxes and masks, but each view "
+            "would get those of other samples; leave one of them out"
         )
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
-                f"a chain has at most one {name}, but this one has {names.count(name)}; leave all but one out"
+                f"a chain can have at most one {name}, but this chain has {names.count(name)}; keep only one"
             )
     for transform in lines[0]:
         if transform.gathers > 1:
-            before.append(transform.called)
-        if before and transform.reads_boxes:
+            combined_by.append(transform.called)
+        if combined_by and transform.reads_boxes:
             raise ValueError(
-                f"{transform.called} draws from the boxes of a sample, which are not known before {before[-1]} has "
-                f"put several samples together; put {transform.called} before {before[-1]}"
+                f"{transform.called} draws from the boxes of a sample, which are not known once {combined_by[-1]} has "
+                f"combined several samples; put {transform.called} before {combined_by[-1]}"
             )
-        if transform.drops_points and len(before) < len(names):
+        if transform.drops_points and len(combined_by) < len(names):
             raise ValueError(
                 f"{transform.called} cannot come before {names[-1]}, which joins keypoints with those of other "
-                f"samples; put it after"
+                f"samples; put it after {names[-1]}"
             )
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
             raise ValueError(
-                f"{transform.called}(labels_getter=…) does not go with {names[-1]}, which joins what belongs to boxes "
-                "alone; leave it out, or leave labels_getter out"
+                f"{transform.called}(labels_getter=…) cannot be combined with {names[-1]}, which joins only fields "
+                f"that belong to boxes; leave out {names[-1]} or labels_getter"
             )
 
 
@@ -582,8 +586,8 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
     mixing = [transform for transform in flat(transforms) if transform.mixes]
     if len(mixing) > 1:
         raise ValueError(
-            f"{within} mixes an image once, but has {mixing[0].called} and {mixing[1].called}; put them into one "
-            "RandomChoice, which takes one of them for each sample"
+            f"{within} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
+            "one RandomChoice, which applies one of them to each sample"
         )
     for transform in mixing:
         inside = flat(transform.children)
@@ -591,8 +595,8 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
         if others:
             mixer = next(inner.called for inner in inside if inner.mixes)
             raise ValueError(
-                f"{transform.called} cannot hold {others[0].called} beside {mixer}, which mixes images after all "
-                f"else is done; put {others[0].called} into a {transform.called} of its own"
+                f"{transform.called} cannot hold {others[0].called} together with {mixer}, which mixes images "
+                f"after all other transforms; put {others[0].called} into a separate {transform.called}"
             )
         ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]
         for way in ways:

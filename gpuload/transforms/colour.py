@@ -1,7 +1,7 @@
-"""Transforms that change the colours of an image as a whole: jittered, grey, inverted, stretched, in another order.
+"""Transforms that change the colours of an image: jitter, grayscale, inversion, contrast, channel permutation.
 
-Names, arguments, defaults and meaning are torchvision's, but each sample has draws of its own, and levels become
-exactly what they become in Pillow: they stay whole numbers in 0 … 255 after every step.
+Names, arguments, defaults and semantics are torchvision's, but draws are per sample, and the results are exactly
+Pillow's: levels are rounded to integers in 0 … 255 after every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
+from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
 from gpuload.transforms.base import Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
@@ -40,7 +40,7 @@ ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 def _factor_range(
     name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
-    """The range of a factor, or None if it would change nothing."""
+    """Return the range of a factor, or None if it would change nothing."""
     if is_sequence(value):
         low, high = interval(name, value)
     else:
@@ -59,7 +59,7 @@ class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
     Each factor is drawn uniformly: from the pair (low, high), or, for a number x, from max(0, 1 - x) … 1 + x (hue:
-    -x … x, in turns of the colour circle). None, or a range that changes nothing, leaves an adjustment out.
+    -x … x, in turns of the colour circle). None, or a range that changes nothing, disables an adjustment.
 
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
@@ -84,7 +84,7 @@ class ColorJitter(Transform):
 
     @property
     def adjustments(self) -> tuple[str, ...]:
-        """The names of the adjustments that are made."""
+        """The names of the enabled adjustments."""
         return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
 
     @property
@@ -107,7 +107,7 @@ class ColorJitter(Transform):
 
     @cached_property
     def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The number, least factor, range of factors and code of each adjustment that is made."""
+        """The index, minimum factor, range of factors and code of each enabled adjustment."""
         names = self.adjustments
         ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
         columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
@@ -116,7 +116,7 @@ class ColorJitter(Transform):
 
 
 class OneOperation(Transform):
-    """Base of the transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
+    """Base class of transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
 
     record: ClassVar[type[Record]] = Ops
     p: float
@@ -124,10 +124,12 @@ class OneOperation(Transform):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p)
 
-    def ops(self, done: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None) -> Ops:
-        """The operation, for samples where `done`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
-        codes = np.where(done, code(self.operations[0]), NOTHING)[:, None]
-        numbers = np.zeros((len(done), 1, VALUES))
+    def ops(
+        self, applied: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None
+    ) -> Ops:
+        """Return the operation for samples where `applied`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
+        codes = np.where(applied, code(self.operations[0]), NOTHING)[:, None]
+        numbers = np.zeros((len(applied), 1, VALUES))
         operands = np.asarray(values, np.float64)
         numbers[:, 0, : operands.shape[-1]] = operands
         return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
@@ -138,15 +140,15 @@ class Grayscale(OneOperation):
     """Make images grey.
 
     Args:
-        num_output_channels: 1, or 3 equal ones, also from an image of one channel.
+        num_output_channels: 1, or 3 for equal channels, also from an image with one channel.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the number is neither 1 nor 3.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    num_output_channels: int = argument(whole, default=1, minimum=1)
+    num_output_channels: int = argument(integer, default=1, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,13 +163,13 @@ class Grayscale(OneOperation):
 
 
 @declaration
-class _Sometimes(OneOperation):
+class _RandomOperation(OneOperation):
     p: float = argument(probability, default=0.5)
 
 
 @declaration
-class RandomGrayscale(_Sometimes):
-    """Make an image grey, with probability `p`; it keeps its three channels."""
+class RandomGrayscale(_RandomOperation):
+    """Make an image grey but keep its three channels, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
@@ -175,22 +177,22 @@ class RandomGrayscale(_Sometimes):
 
 
 @declaration
-class RandomInvert(_Sometimes):
-    """Make the negative of an image, with probability `p`."""
+class RandomInvert(_RandomOperation):
+    """Invert the levels of an image, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("invert",)
 
 
 @declaration
-class RandomAutocontrast(_Sometimes):
-    """Stretch the levels of each channel to 0 … 255, with probability `p`."""
+class RandomAutocontrast(_RandomOperation):
+    """Stretch the levels of each channel to the full range 0 … 255, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
     needs_whole: ClassVar[bool] = True
 
 
 @declaration
-class RandomEqualize(_Sometimes):
+class RandomEqualize(_RandomOperation):
     """Equalize the histogram of each channel, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("equalize",)
@@ -199,14 +201,14 @@ class RandomEqualize(_Sometimes):
 
 @declaration
 class RandomSolarize(OneOperation):
-    """Invert the levels from a threshold on, with probability `p`.
+    """Invert the levels at or above a threshold, with probability `p`.
 
     Args:
-        threshold: in levels, 0 … 255; after a `ToDtype` that scales, a number up to 1 is of the scaled image.
+        threshold: a level in 0 … 255; after a `ToDtype` that scales, a number up to 1 refers to the scaled image.
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; (in a chain) the threshold is between 0 and 1, and the image is
+        TypeError, ValueError: an argument is invalid; (in a chain) the threshold is between 0 and 1, but the image is
             not scaled.
     """
 
@@ -219,8 +221,7 @@ class RandomSolarize(OneOperation):
         super().__post_init__()
         if not 0 <= self.threshold <= 255:
             raise ValueError(
-                "RandomSolarize(threshold=…) is in levels of a uint8 image and must lie in 0 … 255, got "
-                f"{self.threshold:g}"
+                f"RandomSolarize(threshold=…) must be a level of a uint8 image, in 0 … 255, got {self.threshold:g}"
             )
 
     def standing(self, where: Standing) -> Transform:
@@ -242,7 +243,7 @@ class RandomPosterize(OneOperation):
     """Keep the upper bits of each level, with probability `p`.
 
     Args:
-        bits: how many to keep, 0 … 8.
+        bits: the number of bits to keep, 0 … 8.
         p: the probability.
 
     Raises:
@@ -251,7 +252,7 @@ class RandomPosterize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int = argument(whole, minimum=0)
+    bits: int = argument(integer, minimum=0)
     p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
@@ -268,7 +269,7 @@ class RandomAdjustSharpness(OneOperation):
     """Make an image sharper or smoother, with probability `p`.
 
     Args:
-        sharpness_factor: 0 smooths, 1 leaves the image as it is, 2 doubles the sharpness; not negative.
+        sharpness_factor: 0 smooths the image, 1 does not change it, 2 doubles the sharpness; not negative.
         p: the probability.
 
     Raises:
@@ -276,7 +277,7 @@ class RandomAdjustSharpness(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_whole: ClassVar[bool] = True  # the border of the image stays as it is, so it matters where a window is
+    needs_whole: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
 
     sharpness_factor: float = argument(finite, negative=False)
     p: float = argument(probability, default=0.5)
@@ -287,7 +288,7 @@ class RandomAdjustSharpness(OneOperation):
 
 @declaration
 class RandomChannelPermutation(OneOperation):
-    """Put the channels of each image in a random order: each of the six is as likely. One channel stays as it is."""
+    """Permute the three channels of each image randomly; all orders are equally likely. Grey images do not change."""
 
     operations: ClassVar[tuple[str, ...]] = ("permute",)
 
@@ -306,13 +307,13 @@ def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = ma
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each has probability `p` and a factor that is drawn uniformly. Contrast comes second or after the hue, both equally
-    likely; last, the channels are permuted, all orders being equally likely.
+    Each adjustment has probability `p` and a uniformly drawn factor. Contrast comes second or after the hue, with equal
+    probabilities. Finally the channels are permuted; all orders are equally likely.
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
         hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, in turns of the colour circle.
-        p: the probability of each.
+        p: the probability of each adjustment.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -332,14 +333,14 @@ class RandomPhotometricDistort(Transform):
         numbers = uniforms(13)
         ranges = np.array([getattr(self, name) for name in ADJUSTMENTS])
         factors = ranges[:, 0] + numbers[:, :4] * (ranges[:, 1] - ranges[:, 0])
-        done = numbers[:, 4:9] < self.p
-        early = numbers[:, 9] < 0.5
+        applies = numbers[:, 4:9] < self.p
+        contrast_first = numbers[:, 9] < 0.5
         # The columns: brightness, contrast, saturation, hue, contrast again, permutation.
-        done = np.column_stack([done[:, :4], done[:, 1] & ~early, done[:, 4]])
-        done[:, 1] &= early
+        applies = np.column_stack([applies[:, :4], applies[:, 1] & ~contrast_first, applies[:, 4]])
+        applies[:, 1] &= contrast_first
         codes = np.array([code(name) for name in (*ADJUSTMENTS, "contrast", "permute")])
-        values = np.zeros((*done.shape, VALUES))
+        values = np.zeros((*applies.shape, VALUES))
         values[:, :4, 0] = factors
         values[:, 4, 0] = factors[:, 1]
         values[:, 5, :3] = np.argsort(numbers[:, 10:13], axis=1, kind="stable")
-        return Ops(np.where(done, codes, NOTHING).astype(np.int64), values)
+        return Ops(np.where(applies, codes, NOTHING).astype(np.int64), values)

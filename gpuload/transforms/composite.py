@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import draw_some, numbered
+from gpuload.transforms.line import assign_lanes, draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
@@ -131,7 +131,7 @@ class _Branching(_Container):
             for child, offset in ((self.transforms[number], offsets[number]) for number in order):
                 leaves = flat([child])
                 transforms += leaves
-                lanes += numbered(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
+                lanes += assign_lanes(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 

@@ -1,7 +1,4 @@
-"""Transforms that turn uint8 levels into floats, the end of nearly every chain; and the choice of a clip's frames.
-
-Nothing is random.
-"""
+"""Deterministic transforms: the conversion of levels to floats, which ends nearly every chain, and frame selection."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, marked_on_finished
 from gpuload.transforms.program.ops import Numbers, Outline
 
@@ -23,13 +20,14 @@ class ToDtype(Transform):
     """Convert to a dtype.
 
     Args:
-        dtype: of images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as torch's or
-            numpy's object. Or a dict of dtypes by type, with the keys ``gpuload.Image``, ``gpuload.Mask`` and
-            ``"others"`` (torchvision's classes of these names too); None leaves a type as it is. Masks may become
-            ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, unscaled.
-        scale: bring 0 … 255 (of uint16 images 0 … 65535) to 0 … 1; otherwise the numbers stay as they are, and those of
-            float32 images do in any case.
-        mask_dtype: of masks, instead of a dict.
+        dtype: the dtype of images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as a
+            torch or numpy dtype. Or a dict of dtypes by type, with the keys ``gpuload.Image``, ``gpuload.Mask`` (or
+            torchvision's classes of the same names) and ``"others"``; types whose dtype is None are not converted.
+            Masks can become ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, and are
+            never scaled.
+        scale: scale 0 … 255 (uint16 images: 0 … 65535) to 0 … 1; otherwise values are not changed. Values of float32
+            images are never changed.
+        mask_dtype: the dtype of masks, as an alternative to a dict.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -50,10 +48,10 @@ class ToDtype(Transform):
         dtype, masks = self.dtype, self.mask_dtype
         if isinstance(dtype, Mapping):
             if masks is not None:
-                raise ValueError("ToDtype(mask_dtype=…) goes with one dtype for images; a dict says it with Mask")
+                raise ValueError("ToDtype(mask_dtype=…) needs a single dtype for images; in a dict use the key Mask")
             dtype, masks = _by_type(dtype)
         elif dtype is None and masks is None:
-            raise TypeError("ToDtype(dtype=None) leaves images as they are, and needs mask_dtype=…")
+            raise TypeError("ToDtype(dtype=None) does not convert images, and needs mask_dtype=…")
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
         masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
         object.__setattr__(self, "mask_dtype", masks)
@@ -75,7 +73,7 @@ class ToDtype(Transform):
 
 
 def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """The dtypes of images and of masks."""
+    """Return the dtypes of images and of masks."""
     by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in dtypes}
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
     if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
@@ -98,17 +96,16 @@ def _by_channel(name: str, value: Any) -> tuple[float, ...]:
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
 
-    Images that are still uint8 or uint16 are scaled to 0 … 1 first (torchvision refuses them), those of float32 are
-    taken as they are.
+    Images that are still uint8 or uint16 are scaled to 0 … 1 first (torchvision refuses them); float32 images are not.
 
     Args:
         mean, std: one number for each channel.
-        inplace: for compatibility with torchvision; changes nothing.
+        inplace: for compatibility with torchvision; has no effect.
 
     Raises:
-        TypeError, ValueError: they are not sequences of finite numbers of one length, or a `std` is not positive.
-
-    In a chain, numbers above 2 are refused where images are 0 … 1, and those of 0 … 1 where images are levels.
+        TypeError, ValueError: `mean` and `std` are not sequences of finite numbers of equal length, or a `std` is not
+            positive. In a chain also: numbers above 2 where images are in 0 … 1, or numbers in 0 … 1 where images are
+            levels.
     """
 
     makes: ClassVar[str | None] = "normalized"
@@ -130,16 +127,16 @@ class Normalize(Transform):
     def standing(self, where: Standing) -> Transform:
         if where.called:
             return marked_on_finished(self)
-        most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
-        if where.state != "normalized" and scaled and most > 2:
+        largest, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
+        if where.state != "normalized" and scaled and largest > 2:
             raise ValueError(
                 f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
-                "std by 255, or put ToDtype('float32') right before it, which leaves all numbers as they are"
+                "std by 255, or put ToDtype('float32') right before it, which does not scale"
             )
-        if where.state == "float" and not scaled and most <= 1 and max(self.std) < 1:
+        if where.state == "float" and not scaled and largest <= 1 and max(self.std) < 1:
             raise ValueError(
-                f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels, 0 … 255, as they are; give it "
-                "scale=True, or leave it out, as Normalize scales uint8 images by itself"
+                f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels in 0 … 255; set scale=True, or "
+                "leave out the ToDtype, since Normalize scales uint8 images itself"
             )
         return self
 
@@ -153,18 +150,18 @@ class Normalize(Transform):
 
 @declaration
 class UniformTemporalSubsample(Transform):
-    """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
+    """Select frames of each clip, evenly spaced from the first to the last; a clip with fewer frames repeats some.
 
-    A clip is an `Image` T×H×W×C, or a list of images. Frames are chosen in the worker, before all other transforms,
-    wherever it stands in a chain: the others are not decoded. Masks and all else stay as they are.
+    A clip is an `Image` T×H×W×C, or a list of images. The worker selects frames before all other transforms, regardless
+    of the position in the chain, and does not decode the other frames. Masks and all other leaves are not changed.
 
     Args:
-        num_samples: how many.
+        num_samples: the number of frames.
 
     Raises:
-        TypeError, ValueError: it is no whole number, or less than 1.
+        TypeError, ValueError: the number is not an integer, or is less than 1.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    num_samples: int = argument(whole, minimum=1)
+    num_samples: int = argument(integer, minimum=1)

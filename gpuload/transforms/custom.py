@@ -1,8 +1,8 @@
-"""Transforms of the user's own: a class with draws and functions of pixels, or a plain function or module.
+"""The user's own transforms: a class that draws parameters and changes pixels, or a plain function or module.
 
-They are drawn like all others, by numpy, and become a `Call` in the program; `gpuload.stage.user_code` calls them. All
-of that happens in the main process: workers get a `StandIn`, since the user's module mostly imports torch, and nothing
-that they do depends on it.
+They draw with numpy like all other transforms, and become a `Call` in the program, which `gpuload.stage.user_code`
+executes. All of this happens in the main process. Workers get a `StandIn`, since the user's code usually imports torch
+and the workers do not depend on it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ Per = Literal["batch", "image"]
 
 @declaration
 class Custom(Transform):
-    """Base of transforms of your own: what is drawn for each sample, and what is done to the images.
+    """Base class of your own transforms, which draw parameters for each sample and change the images.
 
-    A subclass is a frozen dataclass, whose fields are its arguments. It may stand anywhere in a chain, and within
-    `RandomApply` and the like. It has `apply`, mostly `draw`, and for masks, boxes and keypoints what moves them.
+    A subclass is a frozen dataclass whose fields are its arguments. It can be used anywhere in a chain, and within
+    `RandomApply` and similar transforms. It defines `apply`, usually `draw`, and methods for masks, boxes and keypoints
+    if these have to move.
 
     Class variables:
-        moves_pixels: whether pixels change their places. True: samples with masks, boxes or keypoints are refused, if
-            there is no method for them. False: these stay as they are. None means they stay, and one warning says so.
-        float_levels: where images are levels, `apply` gets them as float32, 0 … 255; what it returns is rounded and cut
-            to 0 … 255.
+        moves_pixels: whether the transform moves pixels. True means that samples with masks, boxes or keypoints are
+            refused if the class has no method for them; False, that these are not changed; None, that these are not
+            changed, and that a warning is issued once.
+        float_levels: if True and images are levels, `apply` gets them as float32 in 0 … 255, and its result is rounded
+            and clipped to 0 … 255.
 
     Example:
         >>> from dataclasses import dataclass
@@ -61,15 +63,15 @@ class Custom(Transform):
     float_levels: ClassVar[bool] = False
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
-        """Draw what is random, for all samples of a batch at once; None if nothing is.
+        """Draw the random parameters, for all samples of a batch at once; None if there are none.
 
         Args:
-            uniforms: ``uniforms(n)`` gives n numbers in (0, 1) for each sample, float64 (B, n). They depend on the
-                loader's seed, the epoch and the sample's position alone.
-            sizes_hw: int64 (B, 2), the sizes of the images there.
+            uniforms: ``uniforms(n)`` returns n numbers in (0, 1) for each sample, float64 (B, n). They depend only on
+                the loader's seed, the epoch and the sample's position.
+            sizes_hw: int64 (B, 2), the sizes of the images that reach this transform.
 
         Returns:
-            An array with one entry for each sample, (B, …), or a tuple or a dict of these.
+            An array with one entry per sample, (B, …), or a tuple or dict of such arrays.
         """
         return None
 
@@ -77,18 +79,18 @@ class Custom(Transform):
         """Change images.
 
         Args:
-            images: N×C×H×W on the device: levels, uint8 unless `float_levels`, or the floats that `ToDtype` or
-                `Normalize` made. They are a batch, or some images of it: those of one size, on a CPU a few at a time.
-                They may be changed in place, and are overwritten after the call.
-            params: what was drawn for these images, as tensors (N, …) on the device; float64 became float32.
+            images: N×C×H×W on the device: levels, uint8 unless `float_levels`, or the floats of `ToDtype` or
+                `Normalize`. They are a batch, or a part of it: images of one size, and on a CPU a few at a time. They
+                can be changed in place, and are overwritten after the call.
+            params: the draws for these images, as tensors (N, …) on the device; float64 is converted to float32.
 
         Returns:
-            As many images, of the same size and dtype. The result for an image must not depend on the others.
+            N images of the same size and dtype. The result for an image must not depend on the other images.
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
     def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change masks like their images: N×K×H×W of the masks' own dtype, K of them for each image; else as
+        """Change masks like their images. Masks are N×K×H×W, K for each image, in their own dtype; otherwise like
         `apply`."""
         return masks
 
@@ -96,23 +98,23 @@ class Custom(Transform):
         """Move the boxes of one sample: float64 or int64 (n, 4), left, top, right, bottom in pixels.
 
         Args:
-            boxes: as many come back. (`SanitizeBoundingBoxes` leaves out those that are gone.)
-            params: what was drawn for the sample: its entry of each array.
-            size_hw: of its image.
+            boxes: the boxes. Return the same number of boxes; `SanitizeBoundingBoxes` removes those that are outside.
+            params: the draws for the sample: its entry of each array.
+            size_hw: the size of its image.
         """
         return boxes
 
     def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
-        """Move the keypoints of one sample: (…, 2), x and y in pixels; else as `apply_boxes`."""
+        """Move the keypoints of one sample: (…, 2), x and y in pixels; otherwise like `apply_boxes`."""
         return points
 
     def has(self, method: str) -> bool:
-        """Whether its class has a method of this name of its own."""
+        """Return whether the class overrides the method of this name."""
         return getattr(type(self), method) is not getattr(Custom, method)
 
     @property
     def per(self) -> str:
-        """The argument it is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
+        """The unit of a call: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
         return "images"
 
     @property
@@ -132,8 +134,8 @@ class Custom(Transform):
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
             got = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
             raise ValueError(
-                f"{self.called}.draw must return numpy arrays with an entry for each sample, of shape ({count}, …), or "
-                f"tuples and dicts of these, or None; got {got}"
+                f"{self.called}.draw must return numpy arrays with one entry for each sample, of shape ({count}, …), "
+                f"or tuples and dicts of such arrays, or None; got {got}"
             )
 
 
@@ -141,14 +143,16 @@ class Custom(Transform):
 class Lambda(Custom):
     """Call a plain function, or a torch module, with images.
 
-    What it draws from torch's generators depends on the loader's seed, the epoch and the position of the image
-    (``per="image"``), or of the first image of the batch: they are seeded for the call, and put back after it.
+    Its draws from torch's generators depend on the loader's seed, the epoch and the position of the image
+    (``per="image"``) or of the first image of the batch: the generators are seeded before the call and restored after
+    it.
 
     Args:
-        fn: takes images, uint8 or the floats of `ToDtype` or `Normalize`, and returns as many, of the same size and
-            dtype. They may be changed in place, and are overwritten after the call. The last of a chain with
-            ``per="batch"`` may return any tensor with an entry for each image.
-        per: ``"batch"``: it gets a batch N×C×H×W, whose images must be of one size. ``"image"``: each image, C×H×W.
+        fn: a function that takes images, uint8 or the floats of `ToDtype` or `Normalize`, and returns the same number
+            of images, of the same size and dtype. It can change them in place; they are overwritten after the call. The
+            last function of a chain with ``per="batch"`` can return any tensor with one entry per image.
+        per: ``"batch"`` calls it with a batch N×C×H×W, whose images must be of one size; ``"image"`` with each image,
+            C×H×W.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -165,7 +169,7 @@ class Lambda(Custom):
         if not callable(self.fn):
             raise TypeError(f"Lambda(fn=…) must be a function of images, got {self.fn!r} ({type(self.fn).__name__})")
         if isinstance(self.fn, Transform):
-            raise TypeError(f"Lambda(fn=…) is {self.fn!r}, a transform already; write it without Lambda")
+            raise TypeError(f"Lambda(fn=…) is {self.fn!r}, which is already a transform; write it without Lambda")
         if self.per not in get_args(Per):
             raise ValueError(f"Lambda(per=…) must be 'batch' or 'image', got {self.per!r}")
 
@@ -182,7 +186,7 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """A stand-in, in workers, for a transform of the user's own: nothing is drawn or applied there."""
+    """A placeholder in workers for a transform of the user's own, which workers neither draw nor apply."""
 
     name: str
 
@@ -191,13 +195,13 @@ class StandIn(Custom):
 
     def apply(self, images: torch.Tensor, params: Any) -> NoReturn:
         raise RuntimeError(
-            f"{self.name} was left out when its transforms were pickled, as they are for workers; give a Loader in "
-            "this process the transforms themselves"
+            f"{self.name} was dropped when its chain was pickled, since workers do not need it; pass the original "
+            "transforms to a Loader in this process"
         )
 
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """The transforms as workers get them."""
+    """Return the transforms with a `StandIn` for each of the user's own, to be sent to workers."""
     results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform

@@ -1,8 +1,8 @@
-"""Transforms that move pixels and draw only a box or a coin: sizes, crops, borders and flips.
+"""Transforms that move pixels and draw only a box or a coin flip: resizes, crops, borders and flips.
 
-Names, arguments, defaults and meaning are torchvision's (`torchvision.transforms.v2`), but draws are made for each
-sample: in workers, which decode no more than the boxes, and in the main process. Borders are those of numpy's `pad`: a
-constant, the edge, or the image mirrored as often as needed.
+Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but the draws are per sample.
+Workers draw the boxes too, and decode only the pixels inside them. Borders are those of numpy's `pad`: a constant, the
+edge, or the image mirrored as often as needed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gpuload.transforms.arguments import (
     depends_on_epoch,
     fill_values,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     probability,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import (
     EVERYWHERE,
@@ -53,9 +53,9 @@ __all__ = [
     "Resize",
 ]
 
-# A turn by k · 90° against the clock, as numpy's `rot90` turns: whether rows and columns are swapped, then whether the
-# image is mirrored upside down and left to right.
-QUARTERS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
+# Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped, and
+# then whether the image is mirrored vertically and horizontally.
+QUARTER_TURNS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -66,12 +66,12 @@ class Resize(Resampling):
     """Resize to a size, with antialiasing as Pillow does it.
 
     Args:
-        size: an integer, the new length of the shorter side, with the aspect ratio kept; or (height, width); or None,
-            with `max_size` as the new length of the longer side. Or `by_epoch`.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        max_size: the longer side does not become longer than this; only for an integer (or None) as `size`.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        size: an integer is the new length of the shorter side, and keeps the aspect ratio; or (height, width); or None
+            if `max_size` is the new length of the longer side; or `by_epoch`.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        max_size: the maximum length of the longer side; only if `size` is an integer or None.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -83,33 +83,33 @@ class Resize(Resampling):
 
     size: int | tuple[int, int] | None
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
-    max_size: int | None = argument(whole, default=None, minimum=1)
+    max_size: int | None = argument(integer, default=None, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         size, max_size = self.size, self.max_size
         if depends_on_epoch(size):
-            each = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
-            object.__setattr__(self, "size", each)
+            sizes = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
+            object.__setattr__(self, "size", sizes)
             return
         if is_sequence(size):
             pair = size_pair("Resize(size=…)", size)
             size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
         elif size is not None:
-            size = whole("Resize(size=…)", size, minimum=1)
+            size = integer("Resize(size=…)", size, minimum=1)
         if max_size is not None:
             if isinstance(size, tuple):
                 raise ValueError(
-                    f"Resize(max_size={max_size}) goes with one integer as size, which is the shorter side; got "
-                    f"size={size}, which fixes both"
+                    f"Resize(max_size={max_size}) needs a single integer as size, the length of the shorter side; got "
+                    f"size={size}, which fixes both sides"
                 )
             if size is not None and max_size <= size:
                 raise ValueError(
                     f"Resize(max_size={max_size}) must be greater than size={size}, which is the shorter side"
                 )
         elif size is None:
-            raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
+            raise ValueError("Resize(size=None) needs max_size=…, the new length of the longer side")
         object.__setattr__(self, "size", size)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -132,7 +132,7 @@ class Resize(Resampling):
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
-    """Sizes with the shorter side `sides` (B,), or less where the longer one would exceed `max_size`."""
+    """Return sizes whose shorter sides are `sides` (B,), or shorter where the longer side would exceed `max_size`."""
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
@@ -149,7 +149,7 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 
 @declaration
 class FixedSizeCrop(Padding):
-    """Base of the crops: the box is all that is drawn, and all results have its size."""
+    """Base class of the crops to a fixed size, which draw only a box."""
 
     crops: ClassVar[bool] = True
 
@@ -159,19 +159,19 @@ class FixedSizeCrop(Padding):
         return self.size  # pyright: ignore[reportReturnType]
 
     def boxes(self, starts: np.ndarray) -> Box:
-        """The record, from the top left corners (B, 2)."""
+        """Return the record of boxes with these top left corners (B, 2)."""
         return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
 @declaration
 class CenterCrop(FixedSizeCrop):
-    """Cut out the middle; a smaller image is padded with zeros first.
+    """Crop the centre of the image; a smaller image is padded with zeros first.
 
     Args:
         size: an integer (a square), or (height, width), or `by_epoch`.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the size is invalid.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -180,18 +180,18 @@ class CenterCrop(FixedSizeCrop):
         return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
-def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
-    """Padding as torchvision reads it, as (left, top, right, bottom)."""
+def padding_sides(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
+    """Return padding, given in one of torchvision's forms, as (left, top, right, bottom)."""
     if not is_sequence(value):
         value = (value,)
     if len(value) not in (1, 2, 4):
         raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [whole(name, entry, minimum=minimum) for entry in value]
+    numbers = [integer(name, entry, minimum=minimum) for entry in value]
     left, top, right, bottom = numbers * (4 // len(numbers))
     return left, top, right, bottom
 
 
-def padding_mode_of(name: str, value: Any) -> PaddingMode:
+def padding_mode_name(name: str, value: Any) -> PaddingMode:
     if not isinstance(value, str) or value not in PADDING_MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
     return value
@@ -199,26 +199,26 @@ def padding_mode_of(name: str, value: Any) -> PaddingMode:
 
 @declaration
 class RandomCrop(FixedSizeCrop):
-    """Cut out a box of a given size at a random place.
+    """Crop a box of a given size at a random position.
 
     Args:
         size: an integer (a square), or (height, width), or `by_epoch`.
-        padding: pixels added around the image first: one number for all sides, (left and right, top and bottom), or
-            (left, top, right, bottom). None means none.
-        pad_if_needed: pad an image that is smaller than the crop by the missing pixels, on both sides.
-        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
-        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
-            not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
+        padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
+            bottom), or (left, top, right, bottom). None means no padding.
+        pad_if_needed: pad an image that is smaller than the crop by the number of missing pixels, on both sides.
+        fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
+            the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
     Raises:
         TypeError, ValueError: an argument is invalid.
         DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
-    padding: int | tuple[int, ...] | None = argument(sides_of, default=None, minimum=0)
+    padding: int | tuple[int, ...] | None = argument(padding_sides, default=None, minimum=0)
     pad_if_needed: bool = argument(flag, default=False)
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -226,12 +226,12 @@ class RandomCrop(FixedSizeCrop):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
-        before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
-        padded = sizes_hw + before + np.array([bottom, right], np.int64)
+        padding_before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
+        padded = sizes_hw + padding_before + np.array([bottom, right], np.int64)
         missing = np.array(self.size, np.int64) - padded
         if self.pad_if_needed:
             missing = np.maximum(missing, 0)
-            before, padded = before + missing, padded + 2 * missing
+            padding_before, padded = padding_before + missing, padded + 2 * missing
         elif (missing > 0).any():
             row = int((missing > 0).any(axis=1).argmax())
             (height, width), size = sizes_hw[row].tolist(), self.size
@@ -243,7 +243,7 @@ class RandomCrop(FixedSizeCrop):
             )
         spare = padded - np.array(self.size, np.int64)
         starts = (uniforms(2) * (spare + 1)).astype(np.int64)
-        return self.boxes(starts - before)
+        return self.boxes(starts - padding_before)
 
 
 @declaration
@@ -260,14 +260,14 @@ class _RandomFlip(Transform):
 
 @declaration
 class RandomHorizontalFlip(_RandomFlip):
-    """Mirror left and right, with probability `p`."""
+    """Flip the image horizontally (left to right), with probability `p`."""
 
     axis: ClassVar[int] = 1
 
 
 @declaration
 class RandomVerticalFlip(_RandomFlip):
-    """Mirror top and bottom, with probability `p`."""
+    """Flip the image vertically (upside down), with probability `p`."""
 
     axis: ClassVar[int] = 0
 
@@ -284,17 +284,17 @@ class _RandomTurn(Transform):
 
 @declaration
 class RandomRotate90(_RandomTurn):
-    """Turn by a multiple of 90°, with probability `p`; 0°, 90°, 180° and 270° are equally likely then.
+    """Rotate by 0°, 90°, 180° or 270°, equally likely, with probability `p`.
 
-    So with ``p=1`` a quarter of the images stay as they are, as in albumentations (whose `p` is 1 unless given since
-    version 2, and was 0.5 before). An image of another height than width changes its size: end with a crop or a
+    So even with ``p=1`` a quarter of the images are unchanged, as in albumentations (where the default of `p` is 1
+    since version 2, and was 0.5 before). The size of an image that is not square can change, so end with a crop or a
     ``Resize((height, width))``.
 
     Args:
         p: the probability.
 
     Raises:
-        TypeError, ValueError: it is not a number in 0 … 1.
+        TypeError, ValueError: `p` is not a number in 0 … 1.
 
     Example:
         >>> RandomRotate90().output_size((224, 224))
@@ -303,48 +303,48 @@ class RandomRotate90(_RandomTurn):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
         numbers = uniforms(2)
-        quarters = QUARTERS[np.where(numbers[:, 0] < self.p, (4 * numbers[:, 1]).astype(np.int64), 0)]
+        quarters = QUARTER_TURNS[np.where(numbers[:, 0] < self.p, (4 * numbers[:, 1]).astype(np.int64), 0)]
         return Turn(quarters[:, 0], quarters[:, 1:])
 
 
 @declaration
 class RandomTranspose(_RandomTurn):
-    """Swap rows and columns, with probability `p`: the image is mirrored at the line from its top left corner.
+    """Swap rows and columns, with probability `p`: mirror the image at the diagonal through its top left corner.
 
-    An image of another height than width changes its size: end with a crop or a ``Resize((height, width))``.
+    The size of an image that is not square changes, so end with a crop or a ``Resize((height, width))``.
 
     Args:
         p: the probability.
 
     Raises:
-        TypeError, ValueError: it is not a number in 0 … 1.
+        TypeError, ValueError: `p` is not a number in 0 … 1.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
         return Turn(uniforms(1)[:, 0] < self.p, np.zeros(sizes_hw.shape, np.bool_))
 
 
-# torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an
-# aspect ratio whose box fits into the image, then takes the largest central box with an allowed ratio. Here each sample
-# has 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random filter). All
-# ten boxes are made at once: drawing later ones only where the first does not fit took 600 µs instead of 250 µs for a
-# chunk of 16.
+# torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) draws an area and an aspect ratio up to ten
+# times until the box fits into the image, and falls back to the largest central box with an allowed ratio. Here each
+# sample uses 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random
+# filter). All ten boxes are computed in one step: computing the later boxes only where the first does not fit took
+# 600 µs instead of 250 µs for a chunk of 16.
 TRIES: Final = 10
 
 
 @declaration
 class RandomResizedCrop(Resampling):
-    """Cut out a box of random area and aspect ratio, and resize it.
+    """Crop a box of random area and aspect ratio, and resize it.
 
-    The filter is cut at the box: pixels outside have no effect on the result.
+    The resampling filter is cut off at the box: pixels outside the box have no effect on the result.
 
     Args:
-        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
-        scale: the least and the greatest area of the box, as fractions of the image's.
-        ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
+        scale: the minimum and maximum area of the box, as fractions of the image's area.
+        ratio: the minimum and maximum aspect ratio (width / height) of the box, which is drawn log-uniformly.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -371,12 +371,12 @@ class RandomResizedCrop(Resampling):
         starts = (numbers[:, :2] * (sizes_hw - boxes_hw + 1)).astype(np.int64)
         failed = ~fits[rows, tries]
         if failed.any():
-            boxes_hw[failed] = self._central(sizes_hw[failed])
+            boxes_hw[failed] = self._largest_sizes(sizes_hw[failed])
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
     def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
-        # Most of the numbers are for the box, which is the region.
+        # The box is the region, so only the number for the filter is needed.
         return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
 
     def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
@@ -384,8 +384,8 @@ class RandomResizedCrop(Resampling):
         sizes_hw[:] = self.size
         return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
 
-    def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
-        """The sizes of the largest boxes with an allowed ratio."""
+    def _largest_sizes(self, sizes_hw: np.ndarray) -> np.ndarray:
+        """Return the sizes of the largest boxes with an allowed ratio."""
         height, width = sizes_hw[:, 0], sizes_hw[:, 1]
         low, high = self.ratio
         ratio = width / height
@@ -400,29 +400,28 @@ class RandomResizedCrop(Resampling):
 
 @declaration
 class Pad(Padding):
-    """Put a border around the image.
+    """Add a border around the image.
 
     Args:
-        padding: the width: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). A
-            negative one cuts off.
-        fill: the level of the border in 0 … 255, or one for each channel, or a dict of them by type (for images of
-            uint16 a level in 0 … 65535, of float32 any number); for
-            ``padding_mode="constant"``.
-        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
-            not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
+        padding: the width of the border: one number for all sides, (left and right, top and bottom), or (left, top,
+            right, bottom). Negative numbers crop the image.
+        fill: the level of the border in 0 … 255, or one for each channel, or a dict of levels by type; for uint16
+            images in 0 … 65535, for float32 images any number. Only for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
+            the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
     Raises:
         TypeError, ValueError: an argument is invalid.
-        DrawError: (when drawn) negative padding leaves nothing of an image.
+        DrawError: (when drawn) negative padding removes the entire image.
 
     Example:
         >>> Pad(4).output_size((32, 32))
         (40, 40)
     """
 
-    padding: int | tuple[int, ...] = argument(sides_of, minimum=None)
+    padding: int | tuple[int, ...] = argument(padding_sides, minimum=None)
     fill: Any = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     @property
     def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -447,8 +446,8 @@ class Pad(Padding):
             row = int((sizes < 1).any(axis=1).argmax())
             height, width = sizes_hw[row].tolist()
             raise DrawError(
-                f"Pad({self._sides}) with its negative padding leaves nothing of an image of {height}×{width} "
-                "(height × width)",
+                f"Pad({self._sides}) would remove an entire image of {height}×{width} (height × width) by its "
+                "negative padding",
                 row,
             )
         return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
@@ -462,11 +461,11 @@ class Pad(Padding):
 
 @declaration
 class RandomZoomOut(Padding):
-    """Put the image at a random place on a larger canvas, with probability `p`.
+    """Put the image at a random position on a larger canvas, with probability `p`.
 
     Args:
-        fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of them by type.
-        side_range: the least and the greatest factor of the sides, at least 1.
+        fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of levels by type.
+        side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
 
     Raises:
@@ -486,7 +485,7 @@ class RandomZoomOut(Padding):
         numbers = uniforms(4)
         factors = np.where(numbers[:, 0] < self.p, between(self.side_range, numbers[:, 1]), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
-        # torchvision draws left first.
+        # torchvision draws the left offset first.
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)
         return self.box(-starts, sizes)
 

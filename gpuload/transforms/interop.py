@@ -1,10 +1,10 @@
-"""Chains of torchvision and timm become chains of gpuload. Neither library is imported, nor is torch.
+"""Converts chains of torchvision and timm to chains of gpuload, without importing torch or either library.
 
-torchvision's objects are recognised by the names of their classes and modules. Each becomes ours of the same name: an
-argument is an attribute there and a field here, of the same name too, in both `torchvision.transforms` and
-`torchvision.transforms.v2`; the tables hold exceptions. Meaning and defaults of `from_timm` are those of timm 1.0
-(timm/data/transforms_factory.py), for chains without its prefetcher. What gpuload does not support is an error that
-names it and where it is, never a chain that means something else.
+torchvision's transforms, of both `torchvision.transforms` and `torchvision.transforms.v2`, are recognised by the names
+of their classes and modules. Each is converted to gpuload's transform of the same name; its attributes become the
+fields of the same names, except for those in the tables below. Semantics and defaults of `from_timm` are those of timm
+1.0 (timm/data/transforms_factory.py), for chains without its prefetcher. Anything that gpuload does not support raises
+an error that names it and its place in the chain; a chain is never converted to one with different semantics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from gpuload.transforms.arguments import finite, is_sequence, is_torchvisions, probability, size_pair, whole
+from gpuload.transforms.arguments import finite, integer, is_sequence, is_torchvisions, probability, size_pair
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
@@ -34,18 +34,18 @@ __all__ = ["from_timm", "from_torchvision"]
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
 
-HOLDING: Final = {"RandomApply": RandomApply, "RandomChoice": RandomChoice, "RandomOrder": RandomOrder}
+CONTAINERS: Final = {"RandomApply": RandomApply, "RandomChoice": RandomChoice, "RandomOrder": RandomOrder}
 
-# Arguments that they keep in an attribute of another name.
+# Arguments that torchvision stores in an attribute of a different name.
 RENAMED: Final[dict[tuple[str, str], str]] = {
     ("CutMix", "labels_getter"): "_labels_getter",
     ("MixUp", "labels_getter"): "_labels_getter",
     ("RandomIoUCrop", "sampler_options"): "options",
 }
 
-# The presets of models' weights, in `torchvision.transforms._presets`, and what to write instead; but
-# ImageClassification becomes four transforms. Names in braces are attributes of the preset.
-PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # left out where resize_size is None
+# The presets of models' weights, in `torchvision.transforms._presets`, and their replacements; ImageClassification is
+# missing because it is converted to four transforms. Names in braces are attributes of the preset.
+PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # dropped if resize_size is None
 PRESETS: Final[dict[str, str]] = {
     "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
     "OpticalFlow": (
@@ -54,30 +54,30 @@ PRESETS: Final[dict[str, str]] = {
     ),
     "SemanticSegmentation": (
         f"write transforms=[{PRESET_RESIZE}T.ToDtype('float32', scale=True), "
-        "T.Normalize({mean}, {std})]; masks beside the image move with it"
+        "T.Normalize({mean}, {std})]; masks in the sample move with the image"
     ),
-    "VideoClassification": "it takes the frames of a video; do it in the dataset's __getitem__",
+    "VideoClassification": "it takes the frames of a video; apply it in the dataset's __getitem__",
 }
 
 
 def from_torchvision(transforms: Any) -> list[Transform]:
-    """Write torchvision's transforms as gpuload's.
+    """Convert torchvision's transforms to gpuload's.
 
-    Every argument is carried over; draws are made for each sample. ``ToImage``, ``PILToTensor``, ``ToPureTensor`` and
-    ``ToPILImage`` are left out, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
-    become `ToDtype`. ``ImageClassification``, the preset that ``weights.transforms()`` gives, becomes `Resize`,
-    `CenterCrop`, `ToDtype` and `Normalize`.
+    All arguments are preserved, but draws are per sample. ``ToImage``, ``PILToTensor``, ``ToPureTensor`` and
+    ``ToPILImage`` are dropped, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype`` become `ToDtype`.
+    ``ImageClassification``, the preset that ``weights.transforms()`` returns, becomes `Resize`, `CenterCrop`, `ToDtype`
+    and `Normalize`.
 
     Args:
-        transforms: a ``Compose``, one transform, a list of them, an ``nn.Sequential`` of them, or a preset, of
+        transforms: a ``Compose``, a single transform, a list or ``nn.Sequential`` of transforms, or a preset, from
             `torchvision.transforms.v2` or `torchvision.transforms`.
 
     Returns:
-        A list for ``Loader(transforms=…)``; more may be added to it.
+        A list for ``Loader(transforms=…)``, to which more transforms can be added.
 
     Raises:
-        TypeError: an entry is not a transform of torchvision, or is a ``Lambda``.
-        ValueError: gpuload does not have a transform, or does not take one of its arguments.
+        TypeError: an entry is not a torchvision transform, or is a ``Lambda``.
+        ValueError: gpuload does not support a transform or one of its arguments.
 
     Example, with torchvision's `v2`::
 
@@ -88,7 +88,7 @@ def from_torchvision(transforms: Any) -> list[Transform]:
 
 
 class _Reader:
-    """Reads a chain from front to back, and remembers the `ToDtype` that converted the images to floats."""
+    """Converts a chain from front to back, and keeps track of the `ToDtype` that converts images to floats."""
 
     def __init__(self) -> None:
         self._floats: ToDtype | None = None
@@ -102,7 +102,7 @@ class _Reader:
                 self._floats = transform
                 chain.append(transform)
             else:
-                # Floats to floats: only the width changes, which the first ToDtype can set.
+                # A conversion from floats to floats only changes the dtype, which the first ToDtype can set.
                 number = chain.index(self._floats)
                 masks = transform.mask_dtype or self._floats.mask_dtype
                 self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
@@ -117,17 +117,17 @@ class _Reader:
         name, at = type(entry).__name__, f"from_torchvision: {path}"
         if isinstance(entry, Transform):
             yield entry
-        elif not _is_theirs(entry):
-            raise TypeError(_foreign(entry, at))
+        elif not _is_from_torchvision(entry):
+            raise TypeError(_foreign_message(entry, at))
         elif name in REFUSED:
             error = TypeError if name == "Lambda" else ValueError
             raise error(f"{at} is {name}, which gpuload does not have: {REFUSED[name]}")
         elif name in PRESETS:
-            raise ValueError(f"{at} is the preset {name}, which is not read: {_preset(entry)}")
+            raise ValueError(f"{at} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
         elif name == "ImageClassification":
             yield from _classification(entry, at)
-        elif name in HOLDING:
-            yield from self._holding(name, entry, path)
+        elif name in CONTAINERS:
+            yield from self._container(name, entry, path)
         elif name in TO_DTYPE:
             dtype = "float32" if name == "ToTensor" else entry.dtype
             transform = _construct(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
@@ -140,23 +140,23 @@ class _Reader:
         elif name == "ToPILImage":
             if entry.mode is not None:
                 raise ValueError(
-                    f"{at}, ToPILImage(mode={entry.mode!r}), changes the mode of images; have them decoded to it, by "
-                    "gpuload.Encoded(…, mode=…), and leave it out"
+                    f"{at}, ToPILImage(mode={entry.mode!r}), changes the mode of images; leave it out, and have them "
+                    "decoded in this mode by gpuload.Encoded(…, mode=…)"
                 )
             self._check_no_floats(f"{at}, ToPILImage,")
         elif name not in NOTHING_TO_DO:
             kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
             if not (isinstance(kind, type) and issubclass(kind, Transform)):
                 raise ValueError(
-                    f"{at} is {name}, which gpuload does not have; do it in the dataset's __getitem__, or make an "
-                    f"nn.Module of it that takes a batch, and {MODULE}"
+                    f"{at} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or wrap it "
+                    f"in an nn.Module that takes a batch, and {MODULE}"
                 )
             yield _construct(kind, self._arguments(kind, entry), at)
 
-    def _holding(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
-        """Read a transform that holds others. A choice or an order holds one for each of theirs; several become a
-        `Compose`."""
-        at, more = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
+    def _container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
+        """Convert a transform with children. Each child of a choice or an order must remain one child, so a child that
+        becomes several transforms is wrapped in a `Compose`."""
+        at, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
             children = list(self._read_all(list(entry.transforms), at))
         else:
@@ -165,32 +165,32 @@ class _Reader:
         if name == "RandomOrder":
             children = [child for child in children if not isinstance(child, Identity)]
         elif name == "RandomChoice":
-            more["p"] = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
+            arguments["p"] = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
         if children or name == "RandomChoice":
-            yield _construct(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
+            yield _construct(CONTAINERS[name], {"transforms": children, **arguments}, f"from_torchvision: {path}")
 
     def _check_no_floats(self, what: str) -> None:
         if self._floats is not None:
             raise ValueError(
-                f"{what} converts floats back to levels; leave it out, and the conversion to floats before it: gpuload "
-                "always computes as on uint8 images until Normalize"
+                f"{what} converts floats back to levels; leave out both this and the conversion to floats before it: "
+                "until Normalize, gpuload always computes as if images were uint8"
             )
 
     def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
         name, arguments = kind.__name__, {}
-        known = {field.name for field in dataclasses.fields(kind)}
+        field_names = {field.name for field in dataclasses.fields(kind)}
         for argument, parameter in inspect.signature(type(entry)).parameters.items():
             value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
-            if argument in known or value != parameter.default:
+            if argument in field_names or value != parameter.default:
                 arguments[argument] = value
         value: Any = arguments.get("value")
         padding: Any = arguments.get("padding")
         of_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
-        if name == "RandomErasing":  # v2 keeps "random" as None, and a number as a list with it
+        if name == "RandomErasing":  # v2 stores "random" as None, and a number as a list
             single = is_sequence(value) and len(value) == 1
             arguments["value"] = "random" if value is None else value[0] if single else value
         if name == "RandomCrop" and of_v2 and is_sequence(padding) and len(padding) == 4:
-            left, right, top, bottom = padding  # where the argument is left, top, right, bottom
+            left, right, top, bottom = padding  # the argument is left, top, right, bottom
             arguments["padding"] = left, top, right, bottom
         if "fill" in arguments and self._floats is None:
             arguments["fill"] = _whole_levels(arguments["fill"])
@@ -198,11 +198,11 @@ class _Reader:
 
 
 def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """The entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
+    """Yield the entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
     name = type(entry).__name__
-    if _is_theirs(entry) and name in ("Sequential", "ModuleList"):
+    if _is_from_torchvision(entry) and name in ("Sequential", "ModuleList"):
         entry = list(entry)
-    elif _is_theirs(entry) and name == "Compose":
+    elif _is_from_torchvision(entry) and name == "Compose":
         entry = list(entry.transforms)
         path = path if path == "transforms" else f"{path}.transforms"
     if not isinstance(entry, list | tuple):
@@ -212,7 +212,7 @@ def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield from _flat(inner, f"{path}[{number}]")
 
 
-def _is_theirs(entry: Any) -> bool:
+def _is_from_torchvision(entry: Any) -> bool:
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules."):
         return kind.__name__ in ("Identity", "ModuleList", "Sequential")
@@ -227,7 +227,7 @@ def _construct(kind: Any, arguments: dict[str, Any], at: str) -> Any:
 
 
 def _classification(preset: Any, at: str) -> Iterator[Transform]:
-    """The preset of torchvision's classifiers; it holds functions, not transforms."""
+    """Convert the preset of torchvision's classifiers, which contains functions, not transforms."""
     resize = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
     yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, at)
     yield _construct(CenterCrop, {"size": _plain(preset.crop_size)}, at)
@@ -235,8 +235,8 @@ def _classification(preset: Any, at: str) -> Iterator[Transform]:
     yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
 
 
-def _preset(preset: Any) -> str:
-    """Return what to write instead of another preset, with its numbers."""
+def _preset_remedy(preset: Any) -> str:
+    """Return the replacement of another preset, filled in with its numbers."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
         text = text.replace(PRESET_RESIZE, "")
@@ -244,13 +244,13 @@ def _preset(preset: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An argument as ours take it: enumerations and label getters by their names, tensors as numbers."""
+    """Convert an argument to gpuload's form: enumerations and label getters to their names, tensors to numbers."""
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         return value.value
     if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
         return value.tolist()
     if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
-        # labels_getter: for "default" and None MixUp and CutMix keep a function of torchvision's.
+        # labels_getter: MixUp and CutMix replace "default" and None by functions of torchvision.
         return "default" if value.__name__ == "_find_labels_default_heuristic" else None
     if isinstance(value, list | tuple):
         return tuple(_plain(entry) for entry in value)
@@ -258,7 +258,7 @@ def _plain(value: Any) -> Any:
 
 
 def _whole_levels(fill: Any) -> Any:
-    """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does for uint8 images."""
+    """Truncate a colour such as (123.675, 116.28, 103.53) to levels, as torchvision does for uint8 images."""
     if isinstance(fill, float):
         return int(fill) if math.isfinite(fill) else fill
     if isinstance(fill, tuple):
@@ -271,28 +271,28 @@ def _whole_levels(fill: Any) -> Any:
     return fill
 
 
-def _foreign(entry: Any, at: str) -> str:
+def _foreign_message(entry: Any, at: str) -> str:
     kind = type(entry)
-    text = f"{at} is no transform of torchvision: got {entry!r} ({kind.__module__}.{kind.__name__})"
+    text = f"{at} is not a torchvision transform: got {entry!r} ({kind.__module__}.{kind.__name__})"
     if isinstance(entry, type):
         return f"{at} is the class {entry.__name__}; write {entry.__name__}(…)"
     if kind.__module__.split(".")[0] == "timm":
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
         return (
-            f"{text}; take it out; if it takes a batch, {MODULE}; if it takes one image, call it in the dataset's "
-            "__getitem__"
+            f"{text}; remove it from the chain; if it takes a batch, {MODULE}; if it takes one image, call it in the "
+            "dataset's __getitem__"
         )
-    return f"{text}; call it in the dataset's __getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"
+    return f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and {MODULE}"
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
 
 
 class Default(enum.Enum):
-    """Marks an argument that was not given, since None has a meaning of its own."""
+    """The marker of an omitted argument, since None is a valid value."""
 
-    TIMM = "as data_config says, else timm's default"
+    TIMM = "the value in data_config, else timm's default"
 
     def __repr__(self) -> str:
         return "TIMM"
@@ -300,7 +300,7 @@ class Default(enum.Enum):
 
 TIMM: Final = Default.TIMM
 
-# The arguments of timm.data.create_transform that a data_config may hold.
+# The arguments of timm.data.create_transform that a data_config can contain, with their defaults.
 DEFAULTS: Final[dict[str, Any]] = {
     "input_size": 224, "interpolation": "bilinear", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
     "crop_pct": None, "crop_mode": None, "crop_border_pixels": None, "no_aug": False,
@@ -310,16 +310,16 @@ DEFAULTS: Final[dict[str, Any]] = {
 }  # fmt: skip
 CROP_PCT: Final = 0.875
 
-# Its other arguments, with the values that change nothing, and what to do about any other value.
+# Its other arguments, with the values that have no effect, and the remedy for other values.
 REFUSED_BY_TIMM: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "naflex": ((False,), "patches of images of many sizes are not a batch of images"),
     "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
     "re_num_splits": ((0, 1), "every image has draws of its own; there are no splits of a batch"),
-    "separate": ((False,), "it gives three chains; take the list apart"),
+    "separate": ((False,), "it returns three chains; split the returned list yourself"),
     "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported"),
-    "use_prefetcher": ((False,), "gpuload puts batches on the device by itself; leave it out"),
+    "use_prefetcher": ((False,), "gpuload itself moves batches to the device; leave it out"),
 }
-# Ignored: they matter only together with one of those.
+# Ignored, since they only have an effect together with an argument of `REFUSED_BY_TIMM`.
 WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
 
 
@@ -347,35 +347,35 @@ def from_timm(
     crop_border_pixels: int | Default | None = TIMM,
     normalize: bool | Default = TIMM,
 ) -> list[Transform]:
-    """Write timm's preprocessing as gpuload's transforms.
+    """Convert timm's preprocessing to gpuload's transforms.
 
-    An argument that is left out (``TIMM``) is as `data_config` says, else timm's default.
+    An omitted argument (``TIMM``) gets its value in `data_config`, or else timm's default.
 
     Args:
-        data_config: what ``timm.data.resolve_model_data_config(model)`` gives: input_size, interpolation, mean, std,
-            crop_pct, crop_mode; it may hold any of the arguments below too.
-        is_training: the chain for training, with its augmentation; otherwise the one for evaluation.
-        no_aug: for training, without augmentation.
-        train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a crop, in the
-            middle or at random).
-        scale, ratio: of the random crop; None means timm's.
-        hflip, vflip: probabilities of flips.
-        color_jitter: one number for brightness, contrast and saturation; or three numbers, or four with hue; None:
-            none. With `auto_augment` it is not used, unless that is one of timm's ``3a``.
+        data_config: the result of ``timm.data.resolve_model_data_config(model)``: input_size, interpolation, mean, std,
+            crop_pct, crop_mode. It can also contain any of the arguments below.
+        is_training: True returns the chain for training, with augmentation; False the chain for evaluation.
+        no_aug: return the chain for training without augmentation.
+        train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a central or
+            random crop).
+        scale, ratio: the ranges of the random crop; None means timm's.
+        hflip, vflip: the probabilities of flips.
+        color_jitter: one number for brightness, contrast and saturation, or three numbers, or four with hue; None means
+            no jitter. Ignored if `auto_augment` is given, unless it is one of timm's ``3a``.
         color_jitter_prob: the probability of the jitter; None means always.
-        grayscale_prob, gaussian_blur_prob: probabilities.
+        grayscale_prob, gaussian_blur_prob: the probabilities of grayscale and blur.
         auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
             ``"original-mstd0.5"``, ``"augmix-m5-w4-d2"``.
-        interpolation: ``"random"`` (bilinear or bicubic, for each sample), or a filter's name.
-        re_prob, re_mode, re_count: of `RandomErasing`.
-        crop_pct, crop_mode, crop_border_pixels: of evaluation.
-        normalize: False gives uint8 batches.
+        interpolation: ``"random"`` (bilinear or bicubic, drawn for each sample), or the name of a filter.
+        re_prob, re_mode, re_count: the probability, mode and maximum count of `RandomErasing`.
+        crop_pct, crop_mode, crop_border_pixels: the crop for evaluation.
+        normalize: False means that batches are uint8.
 
     Returns:
         A list for ``Loader(transforms=…)``.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or is not supported; the message names it.
+        TypeError, ValueError: an argument is invalid or not supported; the message names it.
 
     Example:
         >>> config = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
@@ -392,7 +392,7 @@ def from_timm(
         filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
         chain = [Resize(size_hw, interpolation=filter_name), CenterCrop(size_hw)]
     else:
-        chain = [*_moved(options, size_hw), *_colored(options, size_hw)]
+        chain = [*_crop_and_flips(options, size_hw), *_colour_changes(options, size_hw)]
     if not options["normalize"]:
         return chain
     chain += [ToDtype("float32", scale=True), Normalize(mean=options["mean"], std=options["std"])]
@@ -402,28 +402,28 @@ def from_timm(
 
 
 def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """All of timm's options: as given, else as the configuration says, else timm's default."""
+    """Return all of timm's options: the argument, else the value in the configuration, else timm's default."""
     if data_config is not None and not isinstance(data_config, Mapping):
         raise TypeError(
-            "from_timm(data_config=…) must be a dict, as timm.data.resolve_model_data_config(model) gives one, got "
+            "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config(model) returns, got "
             f"{data_config!r} ({type(data_config).__name__})"
         )
     config = dict(data_config or {})
     for name, (harmless, remedy) in REFUSED_BY_TIMM.items():
         value = config.pop(name, harmless[0])
         if value not in harmless:
-            raise ValueError(f"from_timm: {name}={value!r} cannot be mapped: {remedy}")
+            raise ValueError(f"from_timm: {name}={value!r} cannot be converted: {remedy}")
     for name in WITHOUT_EFFECT:
         config.pop(name, None)
     unknown = sorted(set(config) - set(DEFAULTS))
     if unknown:
         raise ValueError(
-            f"from_timm(data_config=…) holds {unknown[0]!r}, which is none of the arguments of timm's create_transform "
-            f"that gpuload knows: {', '.join(DEFAULTS)}"
+            f"from_timm(data_config=…) has {unknown[0]!r}, which is not an argument of timm's create_transform that "
+            f"gpuload supports: {', '.join(DEFAULTS)}"
         )
     for name, value in arguments.items():
         if name in config and config[name] != value:
-            # They are part of a model's configuration, and training scripts override them.
+            # Training scripts override these values of a model's configuration.
             if name in ("interpolation", "crop_pct", "crop_mode"):
                 continue
             raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")
@@ -439,7 +439,7 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
         raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
     share = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
     if not 0 < share <= 1:
-        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0, and at most 1, got {share}")
+        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {share}")
     scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
     border, mode = options["crop_border_pixels"], options["crop_mode"]
     if mode not in (None, "", "center", "squash", "border"):
@@ -455,8 +455,8 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
     return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
-def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """timm's primary transforms: crop and flips."""
+def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """Return timm's primary transforms: crop and flips."""
     mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
     chain: list[Transform]
     if mode == "rrc":
@@ -485,8 +485,8 @@ def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]
     return chain
 
 
-def _colored(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """timm's secondary transforms: automatic augmentation, or jitter; grayscale; blur."""
+def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """Return timm's secondary transforms: automatic augmentation or jitter; grayscale; blur."""
     chain: list[Transform] = []
     automatic = options["auto_augment"]
     if automatic:
@@ -529,7 +529,7 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
 
 def _erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
-    count = whole("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
+    count = integer("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
     return RandomErasing(
         options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
     )

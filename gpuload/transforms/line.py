@@ -1,7 +1,7 @@
-"""A line of transforms, drawn for a batch: a program.
+"""Draws a line of transforms for a batch; the result is a `Program`.
 
-Each transform draws from a counter lane of its own, and gets the sizes, and perhaps the boxes, that those before it
-left.
+Each transform draws from its own counter lanes, and gets the sizes, and the boxes if it reads them, as changed by the
+transforms before it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
-__all__ = ["Line", "draw_some", "numbered"]
+__all__ = ["Line", "assign_lanes", "draw_some"]
 
-_put: Final = object.__setattr__  # only for records that nobody else has seen; `replace` takes ten times as long
+_put: Final = object.__setattr__  # only for newly created records; `dataclasses.replace` takes ten times as long
 
 
 @dataclass(frozen=True)
 class Line:
-    """Transforms in the order in which they are applied, each with the number of its first counter lane."""
+    """A sequence of transforms in order of application, each with the number of its first counter lane."""
 
     transforms: tuple[Transform, ...]
     lanes: tuple[int, ...]
 
     @cached_property
     def prefix_length(self) -> int:
-        """How many transforms a worker draws, from the first on: up to the last crop before one that needs the whole
-        image (these decide the region to decode), and at least up to the last that may refuse an image."""
+        """The number of transforms that a worker draws, starting with the first: up to the last crop before a transform
+        that needs the complete image (these determine the region to decode), and at least up to the last transform that
+        may refuse an image."""
         length = 0
         for number, transform in enumerate(self.transforms):
             if transform.needs_whole:
@@ -46,30 +47,30 @@ class Line:
         return max([length, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @cached_property
-    def first(self) -> int | None:
-        """The number of the first transform that changes pixels."""
-        changing = (any(issubclass(known.kind, CHANGES_PIXELS) for known in one.outline) for one in self.transforms)
+    def first_change(self) -> int | None:
+        """The index of the first transform that changes pixels."""
+        changing = (any(issubclass(outline.kind, CHANGES_PIXELS) for outline in t.outline) for t in self.transforms)
         return next((number for number, changes in enumerate(changing) if changes), None)
 
     @cached_property
     def resizes_late(self) -> str | None:
-        """Why the first transform that changes pixels cannot begin with an image that is smaller already, in a few
-        words; None if it can: it resizes, by a filter that smooths."""
-        if self.first is None:
+        """The reason why the first transform that changes pixels cannot start from an image of reduced size, in a few
+        words; None if it can, since it resizes with a smoothing filter."""
+        if self.first_change is None:
             return "no transform resizes"
-        first = self.transforms[self.first]
-        name = type(first).__name__
-        if not isinstance(first, Resampling):
+        resize = self.transforms[self.first_change]
+        name = type(resize).__name__
+        if not isinstance(resize, Resampling):
             return f"{name} changes pixels before any resize"
-        rough = next(
-            (filter_name for known in first.outline for filter_name in known.filters if filter_name not in SMOOTHING),
+        sampling_filter = next(
+            (f for outline in resize.outline for f in outline.filters if f not in SMOOTHING),
             None,
         )
-        return None if rough is None else f"{name} takes single pixels ({rough})"
+        return None if sampling_filter is None else f"{name} takes single pixels ({sampling_filter})"
 
     @cached_property
     def late_from(self) -> int | None:
-        """The number of the first transform that works on finished images."""
+        """The index of the first transform that works on finished images."""
         return next((number for number, transform in enumerate(self.transforms) if transform.works_on_finished), None)
 
     def draw(
@@ -82,27 +83,27 @@ class Line:
         steps: int | None = None,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the first `steps`. `regions_tlhw`: the regions that a worker drew
-        for these images, if known; a prefix of one transform then need not be drawn again."""
+        """Draw the records of all transforms, or of the first `steps`. `regions_tlhw` are the regions that a worker
+        drew for these images, if known; a prefix of a single transform is then not drawn again."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
-            raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
+            raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
         regions = regions_tlhw if self.prefix_length == 1 else None
         records, results = _draw(self.transforms[:steps], self.lanes[:steps], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
 
 
-def numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
-    """The first counter lane of each, and the next free one."""
-    *lanes, free = accumulate((transform.lanes for transform in transforms), initial=first)
-    return lanes, free
+def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list[int], int]:
+    """Return the first counter lane of each transform, and the next free lane."""
+    *lanes, next_lane = accumulate((transform.lanes for transform in transforms), initial=first_lane)
+    return lanes, next_lane
 
 
 def draw_some(
     transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray, rows: np.ndarray
 ) -> list[Record]:
-    """The records of consecutive transforms that work on these rows of a batch only."""
+    """Draw the records of consecutive transforms that are applied only to these rows of a batch."""
     try:
         records, _ = _draw(transforms, lanes, uniforms.take(rows), sizes_hw[rows])
     except DrawError as error:
@@ -119,24 +120,25 @@ def _draw(
     sizes_hw: np.ndarray,
     regions_tlhw: np.ndarray | None = None,
 ) -> tuple[list[Record], np.ndarray]:
-    """The records of consecutive transforms, and the sizes of the results; `regions_tlhw`: what the first one gave."""
+    """Draw the records of consecutive transforms, and return them with the sizes of the results. `regions_tlhw` are the
+    regions that the first transform drew in a worker, if known."""
     records: list[Record] = []
     boxes = uniforms.boxes
-    last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
+    last_reader = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
-        own_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
-        drawn = None if regions_tlhw is None or step else transform.drawn_again(own_uniforms, regions_tlhw)
-        drawn = drawn or transform.drawn(own_uniforms, sizes_hw)
-        if drawn is None:
+        own_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last_reader else None)
+        new_records = None if regions_tlhw is None or step else transform.drawn_again(own_uniforms, regions_tlhw)
+        new_records = new_records or transform.drawn(own_uniforms, sizes_hw)
+        if new_records is None:
             continue
-        if isinstance(drawn, Record):
-            _put(drawn, "sizes_hw", sizes_hw)
-            _put(drawn, "name", type(transform).__name__)
-            drawn = [drawn]
-        for record in drawn:
+        if isinstance(new_records, Record):
+            _put(new_records, "sizes_hw", sizes_hw)
+            _put(new_records, "name", type(transform).__name__)
+            new_records = [new_records]
+        for record in new_records:
             _put(record, "step", step)
             sizes_hw = record.resized(sizes_hw)
-        if boxes is not None and step < last:
-            boxes = move_boxes(drawn, boxes)
-        records += drawn
+        if boxes is not None and step < last_reader:
+            boxes = move_boxes(new_records, boxes)
+        records += new_records
     return records, sizes_hw

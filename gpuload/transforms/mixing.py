@@ -1,8 +1,9 @@
-"""MixUp and CutMix: each image is mixed with that of its neighbour, and its label with the neighbour's.
+"""MixUp and CutMix: mix each image with its neighbour's image, and its label with the neighbour's label.
 
-torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
-epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. The main process pairs the rows (`gpuload.batches.mixing`), otherwise where samples are repeated.
+torchvision pairs a batch's samples by rolling the batch, and draws one share for the entire batch. Here the image at
+position p of the epoch's order is mixed with the image at position p XOR 1, each with its own draws, so the result does
+not depend on the number of ranks. The main process pairs the rows (`gpuload.batches.mixing`), in a different way if
+samples are repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count
-from gpuload.transforms.arguments import finite, whole
+from gpuload.transforms.arguments import finite, integer
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -29,7 +30,7 @@ class _Mixing(Transform):
     record: ClassVar[type[Record]] = Mix
 
     alpha: float = argument(finite, default=1.0, kw_only=True)
-    num_classes: int | None = argument(whole, default=None, kw_only=True, minimum=1)
+    num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
     label_smoothing: float = argument(finite, default=0.0, kw_only=True)
 
@@ -47,41 +48,41 @@ class _Mixing(Transform):
             raise ValueError(f"{name}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
         if smoothing and self.labels_getter is None:
             raise ValueError(
-                f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None says that there are none; "
-                "leave one of them out"
+                f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None means that there are no "
+                "labels; leave one of them out"
             )
 
-    def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The shares of the images themselves, (B,), and `more` uniform numbers, (B, more)."""
-        drawn = uniforms(more + beta_count(self.alpha, self.alpha))
-        return beta(drawn[:, more:], self.alpha, self.alpha), drawn[:, :more]
+    def shares(self, uniforms: Uniforms, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the shares of the images themselves, (B,), and `count` uniform numbers, (B, count)."""
+        numbers = uniforms(count + beta_count(self.alpha, self.alpha))
+        return beta(numbers[:, count:], self.alpha, self.alpha), numbers[:, :count]
 
 
 @declaration
 class MixUp(_Mixing):
-    """Blend each image with its neighbour's, and its label too.
+    """Blend each image with its neighbour's image, and each label with the neighbour's label.
 
-    With a share λ from the distribution Beta(α, α), drawn for each sample: image = λ · image + (1 - λ) · neighbour's,
-    and the label likewise. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an
-    iterable dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the
-    end of an epoch or next to one that was skipped, stays as it is. Must come after `ToDtype` or `Normalize`.
+    The share λ is drawn from Beta(α, α) for each sample: image = λ · image + (1 - λ) · neighbour's image, and likewise
+    for the label. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable
+    dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the end of
+    an epoch or next to a skipped sample, is unchanged. Must come after `ToDtype` or `Normalize`.
 
-    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a batch of all ranks
-    apart, so that no sample is mixed with a repeat of itself; where a batch is too small for that, it stays as it is.
+    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a global batch apart, so
+    that no sample is mixed with a repeat of itself; a sample in a batch that is too small for that is unchanged.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
 
     Args:
         alpha: α, greater than 0.
-        num_classes: the number of classes; needed if labels are integers (N,), which become soft labels float32
+        num_classes: the number of classes; required if labels are integers (N,), which become soft labels, float32
             (N, num_classes).
-        labels_getter: where in a batch the labels are. ``"default"``: its second entry, if that is a tensor; or in a
-            dict (the batch, or its second entry) the key "labels", or one with "label" in it, in upper or lower case.
-            A function takes the batch and returns the tensor. None means there are no labels.
-        label_smoothing: s in 0 ≤ s < 1. Labels y of K classes become (1 - s) · y + s / K, also those of samples that
-            are not mixed. So the class of an integer label gets 1 - s + s / K and all others s / K, as in timm's
-            `Mixup` (timm/data/mixup.py, `mixup_target`). Labels (N, K) count as probabilities of K classes. Leave
-            smoothing out of the loss.
+        labels_getter: the location of the labels in a batch. ``"default"`` means the second entry, if it is a tensor;
+            or, if the batch or its second entry is a dict, its key "labels", or else a key that contains "label", in
+            upper or lower case. A function takes the batch and returns the tensor. None means that there are no labels.
+        label_smoothing: s in 0 ≤ s < 1. Labels y of K classes become (1 - s) · y + s / K, even for samples that are not
+            mixed. So the class of an integer label gets 1 - s + s / K and all other classes s / K, as in timm's `Mixup`
+            (timm/data/mixup.py, `mixup_target`). Labels (N, K) are treated as probabilities of K classes. Do not smooth
+            again in the loss.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -100,9 +101,9 @@ class MixUp(_Mixing):
 class CutMix(_Mixing):
     """Paste a box of the neighbour's image into each image, and mix the labels by its area.
 
-    With λ from Beta(α, α), the box has about the share 1 - λ of the image's area, and the image's shape; its centre is
-    uniform, and what lies outside is cut off. The label's share is that of the pixels that are left. All else is as for
-    `MixUp`.
+    With λ from Beta(α, α), the box covers about 1 - λ of the image's area and has the image's aspect ratio. Its centre
+    is drawn uniformly, and the box is clipped to the image. The share of the image's own label is the share of its
+    remaining pixels. Everything else is as for `MixUp`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019.
 

@@ -1,7 +1,7 @@
-"""What other libraries' names are called here: for the error that a name or an argument does not exist.
+"""gpuload's equivalents of other libraries' names and arguments, for the error that a name or argument does not exist.
 
 Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found, and by
-`gpuload.transforms.interop`. No torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
+`gpuload.transforms.interop`. Does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ HERE: Final = {
     "DatasetFolder": "write gpuload.ImageFolder(root, extensions=…)",
     "DistributedSampler": "leave it out: gpuload.Loader divides samples among ranks by itself",
     "KeyPoints": "write gpuload.Keypoints(array)",
-    "StatefulDataLoader": "write gpuload.Loader, which has its state_dict() and load_state_dict()",
+    "StatefulDataLoader": "write gpuload.Loader, which has state_dict() and load_state_dict() too",
     "Video": "return a list of images",
     "WeightedRandomSampler": "write gpuload.Loader(weights=…)",
     "create_loader": "write gpuload.Loader(dataset, transforms=T.from_timm(config, is_training=…))",
     "default_collate": "leave it out: gpuload.Loader does the same without a collate_fn",
     "read_image": "write gpuload.read(path), which leaves the decoding to gpuload.Loader",
 }
-# Of torch.utils.data, and of use beside a `Loader`.
-AS_THEY_ARE: Final = (
+# Names of torch.utils.data that can be used with a `Loader`.
+USABLE_AS_IS: Final = (
     "BatchSampler", "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "RandomSampler", "Sampler",
     "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "random_split",
 )  # fmt: skip
 
-# albumentations' that gpuload does not have.
+# Transforms of albumentations that gpuload does not have.
 IN_THE_DATASET: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
     "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
@@ -49,33 +49,33 @@ IN_THE_DATASET: Final = (
     "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "UnsharpMask", "XYMasking", "ZoomBlur",
 )  # fmt: skip
 
-OF_YOUR_OWN: Final = "a transform of your own is a subclass of Custom, or Lambda(function)"
+OF_YOUR_OWN: Final = "for a transform of your own write a subclass of Custom, or Lambda(function)"
 TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset returns"
 WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
-IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) says where batches go"
+IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) moves batches to the device"
 
-# They only change the type of a Python object; a batch of gpuload is always a tensor.
+# These only change the type of a Python object; a batch of gpuload is always a tensor.
 NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
 
-TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become our ToDtype
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become gpuload's ToDtype
 
-# A module that takes a batch goes after what `from_torchvision` returns, not into what it reads.
+# A module that takes a batch must follow the result of `from_torchvision`, and not be in its argument.
 MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
 
-# What gpuload does not have, and what to do instead.
+# Transforms of torchvision that gpuload does not have, with the remedies.
 REFUSED: Final[dict[str, str]] = {
-    "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
+    "FiveCrop": "it makes five images from one; write MultiView([...]) with a chain for each",
     "Lambda": (
-        "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
-        "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
+        "torchvision calls its function with every part of a sample; gpuload's T.Lambda(fn, per='image') calls it with "
+        "each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
     ),
-    "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
-    "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
-    "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
-    "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
+    "LinearTransformation": f"apply it to the finished batch, or wrap it in an nn.Module, and {MODULE}",
+    "RGB": "leave it out: gpuload.Encoded decodes every file to RGB",
+    "SetClampingMode": "leave it out: gpuload clips boxes to the image, like torchvision's mode 'soft'",
+    "TenCrop": "it makes ten images from one; write MultiView([...]) with a chain for each",
 }
 
-# What a user may look for in `gpuload.transforms`, beside those.
+# Other names that a user may look for in `gpuload.transforms`.
 TRANSFORMS: Final = {
     # torchvision
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
@@ -126,13 +126,13 @@ TRANSFORMS: Final = {
     "Sequential": "write Compose([…])",
     "Sharpen": "write RandomAdjustSharpness(sharpness_factor, p)",
     "ShiftScaleRotate": f"write RandomAffine(degrees, translate, scale); {WITH_RANDOM_APPLY}",
-    "SmallestMaxSize": "write Resize(size), whose one number is the shorter side",
+    "SmallestMaxSize": "write Resize(size), where a single number is the shorter side",
     "SelectiveChannelTransform": "write a Custom, which gets all channels",
     "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
     "SquareSymmetry": "write RandomRotate90(p=1) and RandomTranspose()",
     "ToFloat": "write ToDtype('float32', scale=True)",
     "ToGray": "write RandomGrayscale(p), or Grayscale(3)",
-    "ToRGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
+    "ToRGB": "leave it out: gpuload.Encoded decodes every file to RGB",
     "ToTensorV2": TENSORS,
     "Transpose": "write RandomTranspose(p)",
     # FFCV
@@ -142,10 +142,10 @@ TRANSFORMS: Final = {
     "LabelMixup": "write MixUp(num_classes=…), which mixes the labels too",
     "MixupToOneHot": "write MixUp(num_classes=…), which makes labels soft",
     "ModuleWrapper": "write the module itself, at the end of the transforms",
-    "NormalizeImage": "write Normalize(mean, std), whose numbers are those of 0 … 1",
+    "NormalizeImage": "write Normalize(mean, std), with numbers for images in 0 … 1",
     "RandomResizedCropRGBImageDecoder": "write RandomResizedCrop(size)",
     "RandomTranslate": "write RandomCrop(size, padding=…)",
-    "SimpleRGBImageDecoder": "leave it out: gpuload.Loader decodes what gpuload.read gives",
+    "SimpleRGBImageDecoder": "leave it out: gpuload.Loader decodes the result of gpuload.read",
     "Squeeze": "leave it out: labels have the shape (N,)",
     "ToDevice": IN_THE_LOADER,
     "ToTorchImage": "leave it out: images are N×C×H×W",
@@ -157,13 +157,13 @@ TRANSFORMS: Final = {
     "flip": "write RandomHorizontalFlip(p) or RandomVerticalFlip(p)",
     "hsv": "write ColorJitter(saturation=…, hue=…)",
     "image_decoder": "leave it out: gpuload.Loader decodes; Decode(where='device') does so on the GPU",
-    "image_decoder_random_crop": "write RandomResizedCrop(size): workers decode no more than the crop",
+    "image_decoder_random_crop": "write RandomResizedCrop(size): workers decode only the crop",
     "jpeg_compression_distortion": "write JPEG(quality)",
     "rotate": "write RandomRotation(degrees)",
     "warp_affine": "write RandomAffine(degrees, translate, scale, shear)",
 }
 
-# Arguments of others' transforms, and what to write in their place.
+# Arguments of other libraries' transforms, and their replacements.
 ARGUMENTS: Final = {
     "always_apply": "leave it out: p=1 always applies it",
     "blur_limit": "write kernel_size=…, and sigma=(low, high)",
@@ -177,7 +177,7 @@ ARGUMENTS: Final = {
     "smooth in the loss: torch.nn.CrossEntropyLoss(label_smoothing=…)",
     "max_area": "write scale=(min_area, max_area)",
     "max_aspect": "write ratio=(min_aspect, max_aspect)",
-    "max_pixel_value": "leave it out: mean and std are those of 0 … 1",
+    "max_pixel_value": "leave it out: mean and std are for images in 0 … 1",
     "min_area": "write scale=(min_area, max_area)",
     "min_aspect": "write ratio=(min_aspect, max_aspect)",
     "mixup_alpha": "write MixUp(alpha=…)",
@@ -191,31 +191,31 @@ ARGUMENTS: Final = {
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """The error that a module of gpuload has no such name; it says what to write instead, if that is known, else which
-    name is near."""
+    """Return the error that a module of gpuload does not have a name. It suggests the equivalent of another library's
+    name, or else a similar name."""
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
     if not name.startswith("_"):
         hint = _in_transforms(name) if "." in module else _in_gpuload(name)
         if hint := hint or closest(name, obj.__all__):
-            text, obj = f"{text}; {hint}", None  # in `obj` Python looks for a name that is near, and would add it
+            text, obj = f"{text}; {hint}", None  # Python would look in `obj` for a similar name, and add it
     return AttributeError(text, name=name, obj=obj)
 
 
 def _in_gpuload(name: str) -> str | None:
     if name in sys.modules["gpuload.transforms"].__all__:
         return f"write gpuload.transforms.{name}"
-    if name in AS_THEY_ARE:
-        return f"use torch.utils.data.{name}, which gpuload.Loader takes as it is"
+    if name in USABLE_AS_IS:
+        return f"use torch.utils.data.{name}, which works with gpuload.Loader"
     return HERE.get(name)
 
 
 def _in_transforms(name: str) -> str | None:
     if name in TO_DTYPE:
-        return "write ToDtype('float32', scale=True); Normalize scales by itself, and tensors are what a batch holds"
+        return "write ToDtype('float32', scale=True), or leave it out: Normalize scales too, and batches hold tensors"
     if name in NOTHING_TO_DO:
         return TENSORS
     if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
     if name in IN_THE_DATASET:
-        return "call albumentations' in the dataset's __getitem__, and return gpuload.Image(array); or write a Custom"
+        return "call albumentations in the dataset's __getitem__ and return gpuload.Image(array), or write a Custom"
     return TRANSFORMS.get(name) or REFUSED.get(name)

@@ -1,14 +1,15 @@
 """Automatic augmentation: one engine for all methods, and torchvision's AutoAugment, RandAugment, TrivialAugment, …
 
-A method has a `Table` of operations as the papers name them; a *kind* is an index there. Its `Recipe` says how many
-kinds are drawn, with or without replacement, or that an entry of a policy is drawn; its `strengths` say how magnitudes
-are drawn. torchvision's come in bins from none to the greatest, as float32: they are cut to whole pixels, so a last bit
-can be a pixel. timm's methods are in `gpuload.transforms.timm_policies`. Boxes, masks and keypoints are refused, as by
-torchvision: the published methods are for classification.
+A method has a `Table` of the operations named in the papers; a *kind* is an index into it. The method's `Recipe`
+defines how many kinds are drawn, with or without replacement, or that an entry of a policy is drawn. Its `strengths`
+maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the maximum, computed in float32: they
+are truncated to whole pixels, so a difference in the last bit can become a pixel. timm's methods are in
+`gpuload.transforms.timm_policies`. Boxes, masks and keypoints are refused, as in torchvision, because the published
+methods are for classification.
 
-Sources of the policies: Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; of the
-spaces: "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; Hendrycks et al., "AugMix", ICLR 2020;
-with the ranges of torchvision 0.28.
+The policies are from Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; the spaces are
+from "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; and Hendrycks et al., "AugMix", ICLR
+2020; with the ranges of torchvision 0.28.
 """
 
 from __future__ import annotations
@@ -24,126 +25,128 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
+from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, integer, interpolation_name
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
 __all__ = [
-    "DEEPEST", "IMAGENET", "AugMix", "AutoAugment", "AutomaticAugment", "Kind", "RandAugment", "Recipe", "Table",
+    "IMAGENET", "MAX_DEPTH", "AugMix", "AutoAugment", "AutomaticAugment", "Kind", "RandAugment", "Recipe", "Table",
     "TrivialAugmentWide", "policy",
 ]  # fmt: skip
 
 WARP, SOLARIZE_ADD = code("warp"), code("solarize_add")
-ROTATE: Final = 0  # sets all coefficients of a warp, the others one
+ROTATE: Final = 0  # sets all coefficients of a warp; other operations set one
 COEFFICIENTS: Final = {"Rotate": ROTATE, "ShearX": 1, "TranslateX": 2, "ShearY": 3, "TranslateY": 5}
-SOLARIZE_ADD_BELOW: Final = 128.0  # levels below it are raised
-DEEPEST: Final = 3  # the most operations in a chain whose depth is drawn
+SOLARIZE_ADD_BELOW: Final = 128.0  # the operation raises levels below this
+MAX_DEPTH: Final = 3  # the maximum depth of a chain whose depth is drawn
 
 
 class Kind(NamedTuple):
-    """An operation: its value is `first` + `times` · strength within `bounds`. `signed`: the strength gets a random
-    sign; `whole`: the product is cut to a whole number."""
+    """An operation, whose value is `offset` + `scale` · strength, clipped to `bounds`. If `signed`, the strength gets a
+    random sign; if `is_integer`, the product is truncated to an integer."""
 
     operation: str
-    first: float = 0.0
-    times: float = 0.0
+    offset: float = 0.0
+    scale: float = 0.0
     bounds: tuple[float, float] = (-math.inf, math.inf)
     signed: bool = False
-    whole: bool = False
+    is_integer: bool = False
 
 
 class Table:
-    """The operations that a library names; all attributes but `names` are arrays by kind."""
+    """The operations of a library; all attributes except `names` are arrays indexed by kind."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self.names = tuple(kinds)
-        operations, self.first, self.times, bounds, self.signed, self.whole = map(
+        operations, self.offsets, self.scales, bounds, self.signed, self.is_integer = map(
             np.array, zip(*kinds.values(), strict=True)
         )
         self.codes = np.array([code(name) for name in operations], np.int64)
         self.minimum, self.maximum = bounds.T
-        self.limited = bool(self.whole.any())
+        self.has_integers = bool(self.is_integer.any())
         self.coefficients = np.array([COEFFICIENTS.get(name, -1) for name in kinds])
         self.shifts = np.array([name.startswith("Translate") for name in kinds])
-        self.sides = np.array([int(name == "TranslateX") for name in kinds])  # in a size (height, width)
+        self.sides = np.array([int(name == "TranslateX") for name in kinds])  # the index of the side in (height, width)
 
     def numbers(self, names: Iterable[str]) -> np.ndarray:
         return np.array([self.names.index(name) for name in names], np.int64)
 
-    def shifted(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows and columns of the shifts among kinds (B, n), and the side of the image along which each is."""
+    def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the rows and columns of the shifts among kinds (B, n), and the length of the side along each shift."""
         rows, columns = self.shifts[kinds].nonzero()
         return rows, columns, sizes_hw[rows, self.sides[kinds[rows, columns]]]
 
     def operations(self, kinds: np.ndarray, strengths: np.ndarray, sizes_hw: np.ndarray) -> tuple[Any, Any]:
-        """Codes int64 (B, n) and values float64 (B, n, `VALUES`) of kinds (B, n) and strengths with their signs (B, n).
+        """Return the codes, int64 (B, n), and values, float64 (B, n, `VALUES`), of kinds with signed strengths (B, n).
 
-        Of warps these are Pillow's coefficients: of shears about the top left corner, by tangents; of shifts, by what
-        is added to a coordinate in the output; of rotations about the centre, counterclockwise in degrees.
+        The values of a warp are Pillow's coefficients. Its strength is the tangent for shears, which are about the top
+        left corner; the offset added to an output coordinate for shifts; and degrees counterclockwise for rotations,
+        which are about the centre.
         """
-        amounts, codes = strengths * self.times[kinds], self.codes[kinds]
+        amounts, codes = strengths * self.scales[kinds], self.codes[kinds]
         values = np.zeros((*kinds.shape, VALUES))
-        if self.limited:
-            amounts = self.first[kinds] + np.where(self.whole[kinds], np.trunc(amounts), amounts)
+        if self.has_integers:
+            amounts = self.offsets[kinds] + np.where(self.is_integer[kinds], np.trunc(amounts), amounts)
             amounts = np.clip(amounts, self.minimum[kinds], self.maximum[kinds])
-            added = codes == SOLARIZE_ADD
-            values[added, 1] = amounts[added]
-            amounts[added] = SOLARIZE_ADD_BELOW
+            is_solarize_add = codes == SOLARIZE_ADD
+            values[is_solarize_add, 1] = amounts[is_solarize_add]
+            amounts[is_solarize_add] = SOLARIZE_ADD_BELOW
         else:
-            amounts += self.first[kinds]
+            amounts += self.offsets[kinds]
         values[..., 0] = amounts
         warps = codes == WARP
         if warps.any():
-            amounts, at, sizes_hw = amounts[warps], self.coefficients[kinds[warps]], sizes_hw[warps.nonzero()[0]]
-            coefficients = np.empty((len(at), VALUES))
+            amounts, columns, sizes_hw = amounts[warps], self.coefficients[kinds[warps]], sizes_hw[warps.nonzero()[0]]
+            coefficients = np.empty((len(columns), VALUES))
             coefficients[:] = IDENTITY
-            coefficients[np.arange(len(at)), at] = amounts
-            turned = at == ROTATE
-            if turned.any():
-                coefficients[turned] = rotation_coefficients(amounts[turned], None, sizes_hw[turned])[0]
+            coefficients[np.arange(len(columns)), columns] = amounts
+            rotations = columns == ROTATE
+            if rotations.any():
+                coefficients[rotations] = rotation_coefficients(amounts[rotations], None, sizes_hw[rotations])[0]
             values[warps] = coefficients
         return codes, values
 
 
 class Recipe(NamedTuple):
-    """The counts and ranges that a method draws for each image.
+    """The distribution from which a method draws the operations for each image.
 
     Attributes:
-        kinds: int64 (n,), those it draws from; or (n, `count`), the entries of a policy, of which one is drawn.
-        magnitudes: of each operation: a number for all, or float64 by entry as `kinds`.
-        probabilities: that an operation is done, a number for all or by entry; None means 1.
-        count: the number of operations, one after the other.
-        below: magnitudes are drawn instead, whole numbers from 0 on below this; 0: they are not.
-        weights: float64 (n,): kinds are drawn without replacement, as likely as these say; None means with replacement.
-        width: the number of chains that are mixed with the image, of `count` operations each; 0: none.
-        alpha: the parameter of the distributions of their shares.
-        shortened: whether the depth of each chain is drawn, 1 … `count`.
+        kinds: int64 (n,), the kinds to draw from; or (n, `count`), the entries of a policy, one of which is drawn.
+        magnitudes: the magnitude of each operation: one number, or float64 with the shape of a policy's `kinds`.
+        probabilities: the probability of each operation, in the same forms; None means 1.
+        count: the number of consecutive operations.
+        bins: if not 0, magnitudes are drawn instead, as integers in 0 … `bins` - 1.
+        weights: float64 (n,), the weights for drawing kinds without replacement; None means that kinds are drawn
+            uniformly with replacement.
+        width: the number of chains of `count` operations to mix with the image; 0 means no mixing.
+        alpha: the parameter of the distributions of the chains' shares.
+        random_depth: whether the depth of each chain is drawn, 1 … `count`.
     """
 
     kinds: np.ndarray
     magnitudes: Any = 0
     probabilities: Any = None
     count: int = 1
-    below: int = 0
+    bins: int = 0
     weights: np.ndarray | None = None
     width: int = 0
     alpha: float = 1.0
-    shortened: bool = False
+    random_depth: bool = False
 
 
 class AutomaticAugment(Transform):
-    """Base of all methods; not a dataclass, so that arguments come in each library's order."""
+    """Base class of all methods; not a dataclass, so that arguments can follow each library's order."""
 
     image_only: ClassVar[bool] = True
-    needs_whole: ClassVar[bool] = True  # histograms, means, rotations
+    needs_whole: ClassVar[bool] = True  # for histograms, means and rotations
     record: ClassVar[type[Record]] = Ops
 
     table: ClassVar[Table]
-    # timm draws a filter and a deviation for each operation; with it a sign is negative if its number is the greater,
-    # and the drawn share of a mixture is that of the chains.
-    of_timm: ClassVar[bool] = False
+    # timm draws a filter and a deviation for each operation. Its sign is negative if the drawn number is at least 0.5
+    # (torchvision's: below 0.5), and the drawn share of a mixture belongs to the chains, not to the image.
+    is_timm: ClassVar[bool] = False
 
     @property
     def recipe(self) -> Recipe:
@@ -152,7 +155,7 @@ class AutomaticAugment(Transform):
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
     ) -> np.ndarray:
-        """The strengths (B, n) of kinds (B, n) without their sign, from magnitudes and uniform numbers."""
+        """Return the unsigned strengths (B, n) of kinds (B, n), from magnitudes and uniform numbers."""
         raise NotImplementedError
 
     @property
@@ -166,61 +169,61 @@ class AutomaticAugment(Transform):
         counts = [
             1 if entry_drawn else steps if recipe.weights is None else len(recipe.kinds),
             0 if recipe.probabilities is None else steps,
-            steps if recipe.below else 0,
+            steps if recipe.bins else 0,
             steps,
-            *((steps, steps + steps % 2) if self.of_timm else (0, 0)),
+            *((steps, steps + steps % 2) if self.is_timm else (0, 0)),
         ]
         if width:
             counts += [width, beta_count(alpha, alpha), dirichlet_count([alpha] * width)]
         numbers, ends = uniforms(sum(counts)), list(accumulate(counts))
-        which, done, bins, signs, filters, spread, *mixture = (
+        choices, coins, bins, signs, filters, spread, *mixture = (
             numbers[:, end - count : end] for end, count in zip(ends, counts, strict=True)
         )
         if recipe.weights is None:
-            drawn = (which * len(recipe.kinds)).astype(np.int64)
+            indices = (choices * len(recipe.kinds)).astype(np.int64)
         else:
-            # The order of exponential times at these rates is that of draws without replacement.
-            drawn = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, : recipe.count]
+            # Exponential times with these rates, sorted, are distributed like draws without replacement.
+            indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.count]
         magnitudes: Any = recipe.magnitudes
         probabilities: Any = recipe.probabilities
         if entry_drawn:
-            drawn = drawn[:, 0]
-            magnitudes, probabilities = magnitudes[drawn], probabilities[drawn]
-        kinds = recipe.kinds[drawn]
-        if recipe.below:
-            magnitudes = (bins * recipe.below).astype(np.int64)
+            indices = indices[:, 0]
+            magnitudes, probabilities = magnitudes[indices], probabilities[indices]
+        kinds = recipe.kinds[indices]
+        if recipe.bins:
+            magnitudes = (bins * recipe.bins).astype(np.int64)
         strengths = self.strengths(kinds, magnitudes, signs, spread, sizes_hw)
-        negative = self.table.signed[kinds] & ((signs < 0.5) != self.of_timm)
+        negative = self.table.signed[kinds] & ((signs < 0.5) != self.is_timm)
         codes, values = self.table.operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
         if probabilities is not None:
-            codes[done >= probabilities] = NOTHING
+            codes[coins >= probabilities] = NOTHING
         names, fill = self.filter_names, self.outside.image
         shape = (len(kinds), width, recipe.count) if width else kinds.shape
         codes, values, drawn_filters = codes.reshape(shape), values.reshape(*shape, VALUES), names[0]
-        if self.of_timm:
+        if self.is_timm:
             filters = (filters * len(names)).astype(np.int64).reshape(shape)
             drawn_filters = np.array([FILTERS.index(name) for name in names])[filters]
         if not width:
             return Ops(codes, values, drawn_filters, fill)
         depths, originals, shares = mixture
-        if recipe.shortened:
+        if recipe.random_depth:
             codes[np.arange(recipe.count) > (depths * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
         share = beta(originals, alpha, alpha)[:, None]
-        first, others = (1 - share, share) if self.of_timm else (share, 1 - share)
-        weights = np.concatenate([first, others * dirichlet(shares, [alpha] * width)], axis=1)
+        image_share, chains_share = (1 - share, share) if self.is_timm else (share, 1 - share)
+        weights = np.concatenate([image_share, chains_share * dirichlet(shares, [alpha] * width)], axis=1)
         return Mixture(codes, values, weights, drawn_filters, fill)
 
 
 @lru_cache(maxsize=16)
 def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The kinds int64, magnitudes and probabilities float64 of a policy, each (entries, 2).
+    """Return the kinds (int64), magnitudes and probabilities (float64) of a policy, each (entries, 2).
 
-    Its text has entries, with semicolons between them, of one operation or two: name, probability, and magnitude if the
-    operation has one.
+    Its text has entries separated by semicolons. An entry has one or two operations separated by a comma, each with its
+    name, probability, and magnitude if the operation has one.
     """
     entries = [[part.split() for part in entry.split(",")] for entry in text.split(";")]
     for entry in entries:
-        entry.extend([[entry[0][0], "0"]] * (2 - len(entry)))  # never done
+        entry.extend([[entry[0][0], "0"]] * (2 - len(entry)))  # padding with probability 0
     kinds = np.array([table.numbers(part[0] for part in entry) for entry in entries])
     magnitudes, probabilities = (
         np.array([[float((*part, "0")[at]) for part in entry] for entry in entries]) for at in (2, 1)
@@ -233,18 +236,18 @@ def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 TORCHVISION: Final = Table(
     {
         "Identity": Kind("identity"),
-        "ShearX": Kind("warp", times=1.0, signed=True),
-        "ShearY": Kind("warp", times=1.0, signed=True),
+        "ShearX": Kind("warp", scale=1.0, signed=True),
+        "ShearY": Kind("warp", scale=1.0, signed=True),
         # A positive magnitude moves the image right; coefficients lead back to the input.
-        "TranslateX": Kind("warp", times=-1.0, signed=True),
-        "TranslateY": Kind("warp", times=-1.0, signed=True),
-        "Rotate": Kind("warp", times=1.0, signed=True),
+        "TranslateX": Kind("warp", scale=-1.0, signed=True),
+        "TranslateY": Kind("warp", scale=-1.0, signed=True),
+        "Rotate": Kind("warp", scale=1.0, signed=True),
         "Brightness": Kind("brightness", 1.0, 1.0, signed=True),
         "Color": Kind("saturation", 1.0, 1.0, signed=True),
         "Contrast": Kind("contrast", 1.0, 1.0, signed=True),
         "Sharpness": Kind("sharpness", 1.0, 1.0, signed=True),
-        "Posterize": Kind("posterize", times=1.0),
-        "Solarize": Kind("solarize", times=255.0),
+        "Posterize": Kind("posterize", scale=1.0),
+        "Solarize": Kind("solarize", scale=255.0),
         "AutoContrast": Kind("autocontrast"),
         "Equalize": Kind("equalize"),
         "Invert": Kind("invert"),
@@ -254,11 +257,11 @@ TORCHVISION: Final = Table(
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The operations that one method chooses from, and their greatest magnitudes.
+    """The operations that one method draws from, and their maximum magnitudes.
 
     `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a share of
-    the image's side, or a number of pixels if `pixels`. `bits` are those that posterize keeps in the first bin and in
-    the last.
+    the image's side, or a number of pixels if `pixels`. `bits` are the bits that posterize keeps in the first and in
+    the last bin.
     """
 
     names: tuple[str, ...]
@@ -274,10 +277,10 @@ class Space:
         return TORCHVISION.numbers(self.names)
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins; shifts in whole pixels."""
+        """Return the unsigned magnitudes, float64 (B, n), of kinds (B, n) in these bins; shifts in whole pixels."""
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
-            rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
+            rows, columns, sides = TORCHVISION.find_shifts(kinds, sizes_hw)
             if len(rows):
                 magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
@@ -285,7 +288,7 @@ class Space:
 
 @lru_cache(maxsize=32)
 def _magnitudes(space: Space, count: int) -> np.ndarray:
-    """Return magnitudes by kind and bin; shifts by shares of the image depend on its size, and are wrong here."""
+    """Return magnitudes by kind and bin. The caller replaces shifts that are a share of the image's size."""
     bins, (first, last) = np.arange(count), space.bits
     shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
@@ -295,8 +298,8 @@ def _magnitudes(space: Space, count: int) -> np.ndarray:
 
 
 def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:
-    """Numbers of ramps from 0 to the ends, or back, as torch's linspace computes them: from the nearer end, by a step
-    that is a float32, and rounded to one once."""
+    """Return values of ramps from 0 to the ends, or down to 0, as torch's linspace computes them: from the nearer end,
+    in float32 steps, rounded to float32 once."""
     tops = np.asarray(ends, np.float64).astype(np.float32)
     step = (tops / np.float32(count - 1)).astype(np.float64)
     descending = count - 1 - bins
@@ -306,16 +309,16 @@ def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool 
 
 
 KINDS: Final = TORCHVISION.names
-AUTO: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-RAND: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-WIDE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
-# By `all_ops`: all operations, or only those that are not part of robustness benchmarks.
-MIX: Final = {
+AUTO_SPACE: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+RAND_SPACE: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+WIDE_SPACE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
+# Keyed by `all_ops`: all operations, or only those that are not part of robustness benchmarks.
+MIX_SPACES: Final = {
     everything: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
     for everything in (True, False)
 }
 
-# Pairs of operations: name, probability, and the bin of 10 if the operation has a magnitude.
+# Pairs of operations: name, probability, and the bin out of 10 if the operation has a magnitude.
 IMAGENET: Final = """
     Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6;
     Posterize .6 7, Posterize .6 6; Equalize .4, Solarize .2 4; Equalize .4, Rotate .8 8;
@@ -349,12 +352,12 @@ POLICIES: Final = {
     """,
 }
 
-BINS: Final = 10  # of magnitudes, of AutoAugment and AugMix
+BINS: Final = 10  # magnitude bins of AutoAugment and AugMix
 
 
 class TorchvisionAugment(AutomaticAugment):
     table: ClassVar[Table] = TORCHVISION
-    space: Space  # the operations that it chooses from
+    space: Space
     num_magnitude_bins: int = BINS
     interpolation: Interpolation
     fill: Any
@@ -380,11 +383,11 @@ def _policy_name(name: str, value: Any) -> str:
 
 @declaration
 class AutoAugment(TorchvisionAugment):
-    """Apply one of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
+    """Apply one of 25 pairs of operations, each with its probability; the pairs were found by a search on a data set.
 
     Args:
-        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
-        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.
+        interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
@@ -395,7 +398,7 @@ class AutoAugment(TorchvisionAugment):
         AutoAugment(policy='cifar10')
     """
 
-    space: ClassVar[Space] = AUTO
+    space: ClassVar[Space] = AUTO_SPACE
 
     policy: str = argument(_policy_name, default="imagenet")
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
@@ -408,13 +411,13 @@ class AutoAugment(TorchvisionAugment):
 
 @declaration
 class RandAugment(TorchvisionAugment):
-    """Apply several operations, one after the other, each drawn from 14, all of the same strength.
+    """Apply `num_ops` operations, each drawn from 14, all with the same magnitude.
 
     Args:
         num_ops: the number of operations.
-        magnitude: the strength, as the number of a bin, from 0.
-        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
-        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        magnitude: the magnitude, as the index of a bin, starting from 0.
+        num_magnitude_bins: the number of bins from no effect to the maximum, at least 2.
+        interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
@@ -425,11 +428,11 @@ class RandAugment(TorchvisionAugment):
         RandAugment(magnitude=5)
     """
 
-    space: ClassVar[Space] = RAND
+    space: ClassVar[Space] = RAND_SPACE
 
-    num_ops: int = argument(whole, default=2, minimum=0)
-    magnitude: int = argument(whole, default=9, minimum=0)
-    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
+    num_ops: int = argument(integer, default=2, minimum=0)
+    magnitude: int = argument(integer, default=9, minimum=0)
+    num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
@@ -438,22 +441,22 @@ class RandAugment(TorchvisionAugment):
         bins = self.num_magnitude_bins
         if self.magnitude >= bins:
             raise ValueError(
-                f"RandAugment(magnitude=…) is one of the {bins} bins of num_magnitude_bins, 0 … {bins - 1}, "
-                f"got {self.magnitude}"
+                f"RandAugment(magnitude=…) must be the index of one of the num_magnitude_bins={bins} bins, "
+                f"0 … {bins - 1}, got {self.magnitude}"
             )
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(RAND.kinds, self.magnitude, count=self.num_ops)
+        return Recipe(RAND_SPACE.kinds, self.magnitude, count=self.num_ops)
 
 
 @declaration
 class TrivialAugmentWide(TorchvisionAugment):
-    """Apply one operation, drawn from 14, with a random strength, up to very strong.
+    """Apply one operation, drawn from 14, with a random magnitude from a wide range.
 
     Args:
-        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
-        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        num_magnitude_bins: the number of bins from no effect to the maximum, at least 2.
+        interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
@@ -464,30 +467,31 @@ class TrivialAugmentWide(TorchvisionAugment):
         TrivialAugmentWide(interpolation='bilinear')
     """
 
-    space: ClassVar[Space] = WIDE
+    space: ClassVar[Space] = WIDE_SPACE
 
-    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
+    num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(WIDE.kinds, below=self.num_magnitude_bins)
+        return Recipe(WIDE_SPACE.kinds, bins=self.num_magnitude_bins)
 
 
 @declaration
 class AugMix(TorchvisionAugment):
     """Mix an image with the results of several chains of random operations on it.
 
-    The share of the image itself has a beta distribution; how the chains share the rest, a Dirichlet distribution.
+    The share of the image itself has a beta distribution; the chains' shares of the remainder have a Dirichlet
+    distribution.
 
     Args:
-        severity: how many of the 10 magnitudes, from the least up, are drawn from: 1 … 10.
+        severity: the number of magnitude bins to draw from, starting with the smallest of 10; in 1 … 10.
         mixture_width: the number of chains.
-        chain_depth: the number of operations in each; 0 or less: 1 … 3, drawn for each chain.
+        chain_depth: the number of operations in each chain; 0 or less means that it is drawn from 1 … 3.
         alpha: the parameter of both distributions, greater than 0.
-        all_ops: whether brightness, colour, contrast and sharpness are among the operations.
-        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        all_ops: whether to include brightness, colour, contrast and sharpness.
+        interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
@@ -500,9 +504,9 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = argument(whole, default=3, minimum=1)
-    mixture_width: int = argument(whole, default=3, minimum=1)
-    chain_depth: int = argument(whole, default=-1, minimum=None)
+    severity: int = argument(integer, default=3, minimum=1)
+    mixture_width: int = argument(integer, default=3, minimum=1)
+    chain_depth: int = argument(integer, default=-1, minimum=None)
     alpha: float = argument(finite, default=1.0)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")
@@ -517,10 +521,12 @@ class AugMix(TorchvisionAugment):
 
     @property
     def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return MIX[self.all_ops]
+        return MIX_SPACES[self.all_ops]
 
     @property
     def recipe(self) -> Recipe:
-        depth = self.chain_depth if self.chain_depth > 0 else DEEPEST
-        shortened, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
-        return Recipe(self.space.kinds, count=depth, below=self.severity, width=width, alpha=alpha, shortened=shortened)
+        depth = self.chain_depth if self.chain_depth > 0 else MAX_DEPTH
+        random_depth, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
+        return Recipe(
+            self.space.kinds, count=depth, bins=self.severity, width=width, alpha=alpha, random_depth=random_depth
+        )

@@ -1,10 +1,10 @@
-"""Transforms that resize to a random size, and timm's ways to bring an image to a size.
+"""Transforms that resize to a random size, and timm's resizes and crops.
 
-Names, arguments, defaults and distributions are torchvision's, and of `CenterCropOrPad`, `RandomCropOrPad`,
-`ResizeKeepRatio` and `TrimBorder` those of `timm.data.transforms` (1.0); `from_timm` uses these. torchvision's Resize
-rounds sides down and makes the shorter side fit; timm's rounds to the nearest and can make the longer one fit, and
-timm's crops pad with a colour, or with the mirrored image. A side never becomes shorter than one pixel, where
-torchvision raises an error.
+Names, arguments, defaults and distributions are torchvision's, except that `CenterCropOrPad`, `RandomCropOrPad`,
+`ResizeKeepRatio` and `TrimBorder` are those of `timm.data.transforms` (1.0), used by `from_timm`. torchvision's Resize
+rounds sides down and fits the shorter side; timm's rounds to the nearest integer and can fit the longer side, and
+timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel long, where torchvision
+raises an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpuload.transforms.arguments import (
     fill_values,
     finite,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     probability,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
-from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_of, sizes_by_shorter_side
+from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_name, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -46,10 +46,10 @@ __all__ = [
 
 @declaration
 class _Resizing(Resampling):
-    """Base of these transforms: two numbers are drawn, one for the size and one for a random filter."""
+    """Base class of the random resizes, which draw two numbers: one for the size and one for a random filter."""
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """The sizes of the results, from a uniform number for each image."""
+        """Return the sizes of the results, from one uniform number per image."""
         raise NotImplementedError
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -69,15 +69,15 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 
 @declaration
 class ScaleJitter(_Resizing):
-    """Resize to fit into a target, times a random factor: large scale jittering.
+    """Resize to fit into a target size, multiplied by a random factor: large scale jittering.
 
     Args:
-        target_size: (height, width). As in torchvision, its width is compared with the image's height, and its height
-            with the image's width.
-        scale_range: the least and the greatest factor.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        target_size: (height, width). As in torchvision, its width applies to the image's height, and its height to the
+            image's width.
+        scale_range: the minimum and maximum factor.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -96,8 +96,8 @@ class ScaleJitter(_Resizing):
 def _lengths(name: str, value: Any) -> tuple[int, ...]:
     lengths = value if is_sequence(value) else (value,)
     if not len(lengths):
-        raise ValueError(f"{name} must be a length or several, got {value!r}")
-    return tuple(whole(name, length, minimum=1) for length in lengths)
+        raise ValueError(f"{name} must be a length or a list of lengths, got {value!r}")
+    return tuple(integer(name, length, minimum=1) for length in lengths)
 
 
 @declaration
@@ -106,17 +106,17 @@ class RandomShortestSize(_Resizing):
 
     Args:
         min_size: the lengths to draw from, or one length.
-        max_size: the longer side does not become longer than this.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        max_size: the maximum length of the longer side.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
 
     min_size: int | Sequence[int] = argument(_lengths)
-    max_size: int | None = argument(whole, default=None, minimum=1)
+    max_size: int | None = argument(integer, default=None, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -133,18 +133,18 @@ class RandomResize(_Resizing):
     """Resize so that the shorter side has a random length.
 
     Args:
-        min_size: the least length.
-        max_size: the greatest length is one less.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        min_size: the minimum length.
+        max_size: one more than the maximum length.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int = argument(whole, minimum=1)
-    max_size: int = argument(whole, minimum=1)
+    min_size: int = argument(integer, minimum=1)
+    max_size: int = argument(integer, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -152,8 +152,8 @@ class RandomResize(_Resizing):
         super().__post_init__()
         if self.max_size <= self.min_size:
             raise ValueError(
-                f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the longest "
-                "side that is drawn is one less than max_size"
+                f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the maximum "
+                "length is max_size - 1"
             )
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
@@ -167,14 +167,14 @@ class ResizeKeepRatio(Resampling):
 
     Args:
         size: an integer (a square), or (height, width).
-        longest: 0: the result covers the size; 1: it fits into it; other fractions: in between.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        random_scale_prob: the probability of scaling by a random factor too.
-        random_scale_range: the least and the greatest factor, greater than 0.
-        random_scale_area: the factor is 1 / √x, with x from the range, as for the area of a crop.
+        longest: 0 means that the result covers the size, 1 that it fits into the size; fractions are in between.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        random_scale_prob: the probability of also scaling by a random factor.
+        random_scale_range: the minimum and maximum factor, greater than 0.
+        random_scale_area: if True, the factor is 1 / √x with x drawn from the range, as for the area of a crop.
         random_aspect_prob: the probability of changing the aspect ratio by a random factor.
-        random_aspect_range: the least and the greatest factor; drawn log-uniformly.
+        random_aspect_range: the minimum and maximum factor, which is drawn log-uniformly.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -223,22 +223,22 @@ class ResizeKeepRatio(Resampling):
 
 @declaration
 class CenterCropOrPad(CenterCrop):
-    """Cut out the middle; a smaller image is padded on both sides first.
+    """Crop the centre of the image; a smaller image is padded on both sides first.
 
-    Arguments and errors are those of `RandomCropOrPad`.
+    Arguments and errors are as for `RandomCropOrPad`.
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
 
 @declaration
 class RandomCropOrPad(FixedSizeCrop):
-    """Cut out a box at a random place; a smaller image is padded, itself at a random place.
+    """Crop a box at a random position; a smaller image is placed at a random position and padded.
 
     Args:
         size: an integer (a square), or (height, width).
-        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
 
     Raises:
@@ -246,7 +246,7 @@ class RandomCropOrPad(FixedSizeCrop):
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)
@@ -255,30 +255,30 @@ class RandomCropOrPad(FixedSizeCrop):
 
 @declaration
 class TrimBorder(Padding):
-    """Cut off a border of the same width on all sides.
+    """Crop a border of the same width on all sides.
 
     Args:
-        border_size: in pixels.
+        border_size: the width in pixels.
 
     Raises:
-        TypeError, ValueError: it is not an integer, or negative.
-        DrawError: (when drawn) nothing of an image would be left.
+        TypeError, ValueError: the width is not an integer, or is negative.
+        DrawError: (when drawn) the entire image would be removed.
     """
 
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
 
-    border_size: int = argument(whole, minimum=0)
+    border_size: int = argument(integer, minimum=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        left = sizes_hw - 2 * self.border_size
-        if (left < 1).any():
-            row = int((left < 1).any(axis=1).argmax())
+        cropped_hw = sizes_hw - 2 * self.border_size
+        if (cropped_hw < 1).any():
+            row = int((cropped_hw < 1).any(axis=1).argmax())
             height, width = sizes_hw[row].tolist()
             raise DrawError(
-                f"TrimBorder({self.border_size}) leaves nothing of an image of {height}×{width} (height × width)", row
+                f"TrimBorder({self.border_size}) would remove an entire image of {height}×{width} (height × width)", row
             )
-        return self.box(np.full_like(left, self.border_size), left)
+        return self.box(np.full_like(cropped_hw, self.border_size), cropped_hw)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if size_hw is None else (size_hw[0] - 2 * self.border_size, size_hw[1] - 2 * self.border_size)

@@ -1,7 +1,7 @@
-"""Transforms for the boxes and keypoints of a sample: a crop that keeps some boxes, and those that tidy up.
+"""Transforms for the boxes and keypoints of a sample: a crop that depends on the boxes, and sanitizing transforms.
 
-Names, arguments, defaults and meaning are torchvision's. When a box is left out, so are its belongings: its label and
-what else `labels_getter` gives, and its instance mask (`gpuload.workers.box_fields`).
+Names, arguments, defaults and semantics are torchvision's. When a box is removed, so are its fields: its label and the
+other leaves that `labels_getter` returns, and its instance mask (`gpuload.workers.box_fields`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.datasets.sample import format_name
-from gpuload.transforms.arguments import finite, is_sequence, label_getter, whole
+from gpuload.transforms.arguments import finite, integer, is_sequence, label_getter
 from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
@@ -26,30 +26,30 @@ __all__ = [
 ]
 
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-# torchvision goes on for ever. With its seven options, one of which always ends the search, a sample whose boxes can
-# never be kept gets to the end of this many rounds once in 5 million times.
+# torchvision never stops. With its seven options, one of which always ends the search, a sample whose boxes can never
+# be kept reaches the end of this many rounds with a probability of 1 in 5 million.
 ROUNDS: Final = 100
-NUMBERS: Final = 4  # of a trial: two for the size, two for the corner
+NUMBERS: Final = 4  # uniform numbers per trial: two for the size, two for the corner
 
 
 @declaration
 class RandomIoUCrop(Padding):
-    """Cut out a part of the image that overlaps at least one of the sample's boxes by a drawn amount, as SSD does.
+    """Crop a part of the image that overlaps at least one of the sample's boxes by a random amount, as in SSD.
 
-    An overlap is drawn from `sampler_options`; one of 1 or more leaves the image as it is. Otherwise up to `trials`
-    crops are drawn, until one has an allowed aspect ratio, contains the centre of a box, and overlaps one of the boxes
-    whose centre it contains by at least that amount (intersection over union). If none does, another overlap is drawn.
-    Boxes whose centres are outside are left out, with their belongings: the fields that the chain's
-    `SanitizeBoundingBoxes` name, else labels, if found, and instance masks. (torchvision shrinks such boxes to nothing,
-    and leaves them to SanitizeBoundingBoxes.)
+    A minimum overlap is drawn from `sampler_options`; 1 or more means that the image is not cropped. Otherwise up to
+    `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of a box, and overlaps one
+    of the boxes whose centre it contains by at least that amount (intersection over union). If no crop does, another
+    overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those selected by the
+    chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision shrinks such boxes
+    to nothing, and relies on SanitizeBoundingBoxes to remove them.)
 
-    A sample without boxes stays as it is.
+    A sample without boxes is unchanged.
 
     Args:
-        min_scale, max_scale: bounds of the height and the width, as fractions of the image's.
+        min_scale, max_scale: bounds of the height and the width, as fractions of the image's height and width.
         min_aspect_ratio, max_aspect_ratio: bounds of width / height.
-        sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
-        trials: how many crops are tried for each drawn overlap.
+        sampler_options: the overlaps to draw from; None means 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
+        trials: the number of crops to try for each drawn overlap.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -64,15 +64,15 @@ class RandomIoUCrop(Padding):
     min_aspect_ratio: float = argument(finite, default=0.5)
     max_aspect_ratio: float = argument(finite, default=2.0)
     sampler_options: Sequence[float] | None = None
-    trials: int = argument(whole, default=40, minimum=1)
+    trials: int = argument(integer, default=40, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         name = "RandomIoUCrop"
         for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
-            minimum, most = getattr(self, low), getattr(self, high)
-            if not 0 < minimum <= most:
-                raise ValueError(f"{name} needs 0 < {low} ≤ {high}, got {minimum:g} and {most:g}")
+            minimum, maximum = getattr(self, low), getattr(self, high)
+            if not 0 < minimum <= maximum:
+                raise ValueError(f"{name} needs 0 < {low} ≤ {high}, got {minimum:g} and {maximum:g}")
         options = OPTIONS if self.sampler_options is None else self.sampler_options
         if not is_sequence(options) or not len(options):
             raise TypeError(f"{name}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
@@ -81,51 +81,51 @@ class RandomIoUCrop(Padding):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
-            raise ValueError("RandomIoUCrop draws from the boxes of a sample, and was given none; yield gpuload.Boxes")
+            raise ValueError("RandomIoUCrop draws from the boxes of a sample, but got no boxes; yield gpuload.Boxes")
         boxes = uniforms.boxes
         regions = np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1)
         kept_boxes = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
-        left = np.array([row for row, array in enumerate(boxes) if len(array)], np.int64)
-        each = 1 + NUMBERS * self.trials
+        remaining_rows = np.array([row for row, array in enumerate(boxes) if len(array)], np.int64)
+        count = 1 + NUMBERS * self.trials
         for number in range(ROUNDS):
-            if not len(left):
+            if not len(remaining_rows):
                 break
-            numbers = uniforms.take(left)((number + 1) * each)[:, number * each :]
-            done = np.zeros(len(left), np.bool_)
-            for at, row in enumerate(left.tolist()):
-                done[at] = self._round(numbers[at], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
-            left = left[~done]
+            numbers = uniforms.take(remaining_rows)((number + 1) * count)[:, number * count :]
+            done = np.zeros(len(remaining_rows), np.bool_)
+            for index, row in enumerate(remaining_rows.tolist()):
+                done[index] = self._round(numbers[index], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
+            remaining_rows = remaining_rows[~done]
         return self.box(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
 
     def _round(
         self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, region: np.ndarray, kept_boxes: np.ndarray
     ) -> bool:
-        """Run one drawn overlap with all its trials at once; write to `region` and `kept_boxes`; return whether it was
-        the last."""
+        """Draw one overlap and all its trials. Write a successful crop to `region` and `kept_boxes`, and return whether
+        the search is over."""
         options = self.sampler_options
         assert options is not None
         overlap = options[int(numbers[0] * len(options))]
         if overlap >= 1:
             return True
         height, width = size_hw.tolist()
-        shape = numbers[1:].reshape(self.trials, NUMBERS)
-        scale = self.min_scale + (self.max_scale - self.min_scale) * shape[:, :2]
+        trials = numbers[1:].reshape(self.trials, NUMBERS)
+        scale = self.min_scale + (self.max_scale - self.min_scale) * trials[:, :2]
         new_width, new_height = (width * scale[:, 0]).astype(np.int64), (height * scale[:, 1]).astype(np.int64)
-        left = ((width - new_width) * shape[:, 2]).astype(np.int64)
-        top = ((height - new_height) * shape[:, 3]).astype(np.int64)
+        left = ((width - new_width) * trials[:, 2]).astype(np.int64)
+        top = ((height - new_height) * trials[:, 3]).astype(np.int64)
         ratio = new_width / np.maximum(new_height, 1)
-        good = (new_width > 0) & (new_height > 0)
-        good &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
+        accepted = (new_width > 0) & (new_height > 0)
+        accepted &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
         inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
-        # -1 where no centre is inside, which is less than any overlap.
-        good &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
-        if not good.any():
+        # -1, which is less than any overlap, where no centre is inside.
+        accepted &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
+        if not accepted.any():
             return False
-        first = int(good.argmax())
-        region[:] = top[first], left[first], new_height[first], new_width[first]
-        kept_boxes[: len(boxes)] = inside[first]
+        trial = int(accepted.argmax())
+        region[:] = top[trial], left[trial], new_height[trial], new_width[trial]
+        kept_boxes[: len(boxes)] = inside[trial]
         return True
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -133,13 +133,13 @@ class RandomIoUCrop(Padding):
 
 
 def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Intersection over union of crops (m, 4) and boxes (n, 4), float64 (m, n)."""
+    """Return the intersection over union of crops (m, 4) and boxes (n, 4), float64 (m, n)."""
     start = np.maximum(crops[:, None, :2], boxes[:, :2])
     end = np.minimum(crops[:, None, 2:], boxes[:, 2:])
-    both = np.maximum(end - start, 0).prod(axis=2)
+    intersection = np.maximum(end - start, 0).prod(axis=2)
     areas = (crops[:, 2:] - crops[:, :2]).prod(axis=1)[:, None] + (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-    union = areas - both
-    return np.divide(both, union, out=np.zeros(both.shape), where=union > 0)
+    union = areas - intersection
+    return np.divide(intersection, union, out=np.zeros(intersection.shape), where=union > 0)
 
 
 def _size(name: str, value: Any) -> float:
@@ -151,18 +151,18 @@ def _size(name: str, value: Any) -> float:
 
 @declaration
 class SanitizeBoundingBoxes(Transform):
-    """Leave out boxes that are too small or reach beyond the image, and their belongings.
+    """Remove boxes that are too small or extend beyond the image, along with their fields.
 
     Args:
-        min_size: the least width and height of a box, in pixels.
-        min_area: the least area of a box, in square pixels.
-        labels_getter: what belongs to the boxes besides instance masks (N×H×W for N boxes, in the container that holds
-            the boxes). ``"default"``: keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` beside the
-            boxes, with an entry for each; and labels, where torchvision looks for them: in a sample that is a dict, or
-            the dict at index 1 of a sample that is a tuple or list, the key ``"labels"`` (upper or lower case), else
-            the first key with ``"label"`` in it; or the entry at index 1, if it is an array or tensor. A function:
-            takes the sample as the dataset yields it, and returns such a leaf, or a tuple or list of them. None:
-            nothing.
+        min_size: the minimum width and height of a box, in pixels.
+        min_area: the minimum area of a box, in square pixels.
+        labels_getter: the fields of the boxes, in addition to instance masks (N×H×W for N boxes, in the container of
+            the boxes). ``"default"`` selects keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` in the
+            container of the boxes, with one entry per box; and labels, where torchvision looks for them: in a sample
+            that is a dict, or in the dict at index 1 of a tuple or list, the key ``"labels"`` (upper or lower case), or
+            else the first key that contains ``"label"``; or the entry at index 1, if it is an array or tensor. A
+            function takes the sample as the dataset yields it, and returns a field, or a tuple or list of fields. None
+            selects no fields.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -174,9 +174,9 @@ class SanitizeBoundingBoxes(Transform):
 
     min_size: float = argument(_size, default=1.0)
     min_area: float = argument(_size, default=1.0)
-    # Not compared: it does not decide which boxes are kept, and a function is another object in each process.
+    # Not compared: it does not affect which boxes are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default="default", compare=False, of="boxes", none=True
+        label_getter, default="default", compare=False, of="boxes", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
@@ -185,14 +185,14 @@ class SanitizeBoundingBoxes(Transform):
 
 @declaration
 class ClampBoundingBoxes(Transform):
-    """Cut boxes to their image.
+    """Clip boxes to their image.
 
     Args:
-        clamping_mode: ``"auto"``, ``"hard"`` or ``"soft"``, all the same for boxes that are not rotated; None leaves
-            boxes as they are.
+        clamping_mode: ``"auto"``, ``"hard"`` or ``"soft"``, which are equivalent for boxes that are not rotated; None
+            does not change boxes.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the mode is unknown.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -216,13 +216,13 @@ class ClampBoundingBoxes(Transform):
 
 @declaration
 class ConvertBoundingBoxFormat(Transform):
-    """Convert boxes to a format, whatever they came in.
+    """Convert boxes from any format to the given one.
 
     Args:
-        format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in any case, or torchvision's BoundingBoxFormat.
+        format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in upper or lower case, or torchvision's BoundingBoxFormat.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the format is unknown.
 
     Example:
         >>> ConvertBoundingBoxFormat("CXCYWH")
@@ -240,7 +240,7 @@ class ConvertBoundingBoxFormat(Transform):
 
 @declaration
 class ClampKeyPoints(Transform):
-    """Move keypoints that are outside their image to its nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
+    """Move keypoints outside their image to its nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = ClampPoints
@@ -251,14 +251,14 @@ class ClampKeyPoints(Transform):
 
 @declaration
 class SanitizeKeyPoints(Transform):
-    """Leave out keypoints outside their image, and what belongs to them. Of groups of keypoints, (N, …, 2), those of
-    which one is outside are left out as a whole.
+    """Remove keypoints outside their image, along with their fields. If keypoints are grouped, (N, …, 2), a group is
+    removed if any of its keypoints is outside.
 
-    A sample must have one leaf of `Keypoints`.
+    A sample must have a single `Keypoints` leaf.
 
     Args:
-        labels_getter: what belongs to the keypoints, with an entry for each (for each group). None means nothing.
-            ``"default"``, and a function: as for `SanitizeBoundingBoxes`.
+        labels_getter: the fields of the keypoints, with one entry per keypoint or group. None means no fields;
+            ``"default"`` and functions are as for `SanitizeBoundingBoxes`.
 
     Raises:
         ValueError: the argument is invalid.
@@ -268,9 +268,9 @@ class SanitizeKeyPoints(Transform):
     drops_points: ClassVar[bool] = True
     record: ClassVar[type[Record]] = TidyPoints
 
-    # Not compared: it does not decide which keypoints are kept, and a function is another object in each process.
+    # Not compared: it does not affect which keypoints are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default=None, compare=False, of="keypoints", none=True
+        label_getter, default=None, compare=False, of="keypoints", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:

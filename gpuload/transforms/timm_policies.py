@@ -1,9 +1,9 @@
-"""timm's RandAugment, AutoAugment and AugMix, from the strings that its recipes are written with.
+"""timm's RandAugment, AutoAugment and AugMix, configured by the strings of timm's recipes.
 
-Meaning and numbers are those of `timm.data.auto_augment`, timm 1.0. Of its policies ``original`` is published in Cubuk
-et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` comes from the TPU implementation
-of EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. An ``r`` stands for a posterize whose strength grows with
-the magnitude. Unlike the published one, its RandAugment skips each operation with a probability, may vary magnitudes,
+Semantics and numbers are those of `timm.data.auto_augment`, timm 1.0. The policy ``original`` is from Cubuk et al.,
+"AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` from the TPU implementation of
+EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. The suffix ``r`` means a posterize whose strength grows with
+the magnitude. Unlike the published RandAugment, timm's skips each operation with a probability, can vary magnitudes,
 and shifts by fractions of pixels.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
 from gpuload.transforms.base import declaration
-from gpuload.transforms.policies import DEEPEST, IMAGENET, AutomaticAugment, Kind, Recipe, Table, policy
+from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, Recipe, Table, policy
 from gpuload.transforms.program.ops import Mixture, Record
 from gpuload.transforms.program.windows import filter_names
 
@@ -31,16 +31,16 @@ TIMM: Final = Table(
         "AutoContrast": Kind("autocontrast"),
         "Equalize": Kind("equalize"),
         "Invert": Kind("invert"),
-        "Rotate": Kind("warp", times=30.0, signed=True),
-        "ShearX": Kind("warp", times=0.3, signed=True),
-        "ShearY": Kind("warp", times=0.3, signed=True),
-        "TranslateX": Kind("warp", times=1.0, signed=True),
-        "TranslateY": Kind("warp", times=1.0, signed=True),
-        "Posterize": Kind("posterize", times=4.0, bounds=(0, 8), whole=True),
-        "PosterizeIncreasing": Kind("posterize", 4.0, -4.0, (0, 8), whole=True),
-        "Solarize": Kind("solarize", times=256.0, bounds=(0, 256), whole=True),
-        "SolarizeIncreasing": Kind("solarize", 256.0, -256.0, (0, 256), whole=True),
-        "SolarizeAdd": Kind("solarize_add", times=110.0, bounds=(0, 128), whole=True),
+        "Rotate": Kind("warp", scale=30.0, signed=True),
+        "ShearX": Kind("warp", scale=0.3, signed=True),
+        "ShearY": Kind("warp", scale=0.3, signed=True),
+        "TranslateX": Kind("warp", scale=1.0, signed=True),
+        "TranslateY": Kind("warp", scale=1.0, signed=True),
+        "Posterize": Kind("posterize", scale=4.0, bounds=(0, 8), is_integer=True),
+        "PosterizeIncreasing": Kind("posterize", 4.0, -4.0, (0, 8), is_integer=True),
+        "Solarize": Kind("solarize", scale=256.0, bounds=(0, 256), is_integer=True),
+        "SolarizeIncreasing": Kind("solarize", 256.0, -256.0, (0, 256), is_integer=True),
+        "SolarizeAdd": Kind("solarize_add", scale=110.0, bounds=(0, 128), is_integer=True),
         "Color": Kind("saturation", 0.1, 1.8),
         "Contrast": Kind("contrast", 0.1, 1.8),
         "Brightness": Kind("brightness", 0.1, 1.8),
@@ -51,32 +51,32 @@ TIMM: Final = Table(
         "SharpnessIncreasing": Kind("sharpness", 1.0, 0.9, (0.1, math.inf), signed=True),
         "Desaturate": Kind("saturation", 0.5, -0.5, (0, 0.5)),
         "GaussianBlur": Kind("pillow_blur", 0.1, 1.9, (0.1, 2.0)),
-        "PosterizeOriginal": Kind("posterize", 4.0, 4.0, (0, 8), whole=True),
-        "GaussianBlurRand": Kind("pillow_blur", 0.1, 1.0),  # of a strength that is drawn
+        "PosterizeOriginal": Kind("posterize", 4.0, 4.0, (0, 8), is_integer=True),
+        "GaussianBlurRand": Kind("pillow_blur", 0.1, 1.0),  # with a random strength
     }
 )
-DRAWN_BLUR: Final = TIMM.names.index("GaussianBlurRand")
+RANDOM_BLUR: Final = TIMM.names.index("GaussianBlurRand")
 
 HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
-MAGNITUDES: Final = 10.0  # a magnitude of 1 is a tenth of an operation's strength; the default upper bound
-UNIFORM_FROM: Final = 100.0  # a standard deviation above it means infinity
+FULL_MAGNITUDE: Final = 10.0  # the magnitude of an operation's full strength, and the default maximum
+UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means infinity
 
 
 def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Kinds, and their weights if the names have some."""
+    """Return the kinds of comma-separated names, and their weights if the names are followed by weights."""
     entries = [entry.split() for entry in text.split(",")]
     weights = np.array([float(entry[1]) for entry in entries]) if len(entries[0]) > 1 else None
     return TIMM.numbers(entry[0] for entry in entries), weights
 
 
-# The sets of operations that RandAugment draws from: its own, that of "inc1", and those that a string names after "t".
-_PLAIN: Final = (
+# The sets of operations that RandAugment draws from: the default, the set for "inc1", and the sets for "t…".
+_DEFAULT_NAMES: Final = (
     "AutoContrast, Equalize, Invert, Rotate, Posterize, Solarize, SolarizeAdd, Color, Contrast, Brightness, Sharpness, "
     "ShearX, ShearY, TranslateX, TranslateY"
 )
-PLAIN: Final = _choices(_PLAIN)
-GROWING: Final = _choices(
-    re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _PLAIN)
+DEFAULT_SET: Final = _choices(_DEFAULT_NAMES)
+INCREASING_SET: Final = _choices(
+    re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _DEFAULT_NAMES)
 )
 SETS: Final = {
     "weights": _choices(
@@ -91,7 +91,7 @@ SETS: Final = {
         "Equalize 1, Invert 1"
     ),
 }
-MIXED, _ = _choices(
+AUGMIX_KINDS, _ = _choices(
     "AutoContrast, ColorIncreasing, ContrastIncreasing, BrightnessIncreasing, SharpnessIncreasing, Equalize, Rotate, "
     "PosterizeIncreasing, SolarizeIncreasing, ShearX, ShearY, TranslateX, TranslateY"
 )
@@ -114,14 +114,14 @@ POLICIES: Final = {
 
 
 class TimmAugment(AutomaticAugment):
-    """Base of timm's methods, which have a `config` and `hparams`."""
+    """Base class of timm's methods, which have a `config` and `hparams`."""
 
     table: ClassVar[Table] = TIMM
-    of_timm: ClassVar[bool] = True
+    is_timm: ClassVar[bool] = True
     fill_argument: ClassVar[str] = "hparams['img_mean']"
     example: ClassVar[str]  # a config, for messages
-    heads: ClassVar[tuple[str, ...]]  # what a config begins with
-    defaults: ClassVar[dict[str, Any]]  # of its parts
+    heads: ClassVar[tuple[str, ...]]  # the allowed first parts of a config
+    defaults: ClassVar[dict[str, Any]]  # the values of omitted parts
 
     config: str
     hparams: Any
@@ -131,16 +131,16 @@ class TimmAugment(AutomaticAugment):
         if not isinstance(self.config, str):
             raise TypeError(f"{name}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
         object.__setattr__(self, "hparams", _checked(name, self.hparams))
-        self.recipe  # noqa: B018  # an error comes here
+        self.recipe  # noqa: B018  # raises if the config is invalid
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The config as a dict: by letters the numbers, ``"t"`` the set, ``""`` what it begins with."""
+        """The config as a dict: numbers keyed by their letters, the set by ``"t"``, and the first part by ``""``."""
         return _parts(type(self), self.config)
 
     @property
     def fill(self) -> Any:
-        """The fill outside an image."""
+        """The fill level outside an image."""
         return dict(self.hparams).get("img_mean", (128, 128, 128))
 
     @property
@@ -156,11 +156,11 @@ class TimmAugment(AutomaticAugment):
             magnitudes = magnitudes * spread[:, : kinds.shape[1]]
         elif deviation:
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
-        greatest = hparams.get("magnitude_max", parts.get("mmax")) or MAGNITUDES
-        levels = np.clip(magnitudes, 0.0, greatest) / MAGNITUDES
-        # Of a blur it is the greatest radius, 2 levels; the number of a sign draws one between this and 0.1.
-        levels = np.where(kinds == DRAWN_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
-        rows, columns, sides = TIMM.shifted(kinds, sizes_hw)
+        greatest = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
+        levels = np.clip(magnitudes, 0.0, greatest) / FULL_MAGNITUDE
+        # For a random blur, 2 · level is the maximum radius; the unused sign number draws a radius between 0.1 and it.
+        levels = np.where(kinds == RANDOM_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
+        rows, columns, sides = TIMM.find_shifts(kinds, sizes_hw)
         levels[rows, columns] *= hparams.get("translate_pct", 0.45)
         levels[rows, columns] *= sides
         return levels
@@ -170,36 +170,36 @@ class TimmAugment(AutomaticAugment):
 
 
 def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
-    """The hyperparameters, checked, as pairs, since a dict is not hashable."""
+    """Check the hyperparameters and return them as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()
     if not isinstance(hparams, Mapping | tuple):
         raise TypeError(f"{method}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
     checked: dict[str, Any] = {}
     for name, value in sorted(dict(hparams).items()):
-        shown = f"{method}(hparams[{name!r}])"
+        label = f"{method}(hparams[{name!r}])"
         if name not in HPARAMS:
             raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
         if name == "img_mean":
-            checked[name] = fill_values(shown, value, uint8=True)
+            checked[name] = fill_values(label, value, uint8=True)
         elif name == "interpolation":
             filters = filter_names("random") if value == "random" else value if is_sequence(value) else (value,)
-            checked[name] = tuple(interpolation_name(shown, entry) for entry in filters)
+            checked[name] = tuple(interpolation_name(label, entry) for entry in filters)
         elif name == "magnitude_max" and value is None:
             continue  # timm's word for its default
         else:
-            number = math.inf if name == "magnitude_std" and value == math.inf else finite(shown, value)
+            number = math.inf if name == "magnitude_std" and value == math.inf else finite(label, value)
             if number < 0:
-                raise ValueError(f"{shown} must not be negative, got {number:g}")
+                raise ValueError(f"{label} must not be negative, got {number:g}")
             checked[name] = number
     return tuple(checked.items())
 
 
 @lru_cache(maxsize=32)
 def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
-    """See `TimmAugment.parts`."""
+    """Parse a config; see `TimmAugment.parts`."""
     method_name, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
-    shown = f"{method_name}(config={config!r})"
+    label = f"{method_name}(config={config!r})"
     if head not in method.heads:
         heads = ", ".join(map(repr, method.heads))
         heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
@@ -209,21 +209,21 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
         if "t" in numbers and part.startswith("t"):
             numbers["t"] = part[1:]
             if part[1:] not in SETS:
-                known = ", ".join("t" + name for name in SETS)
-                raise ValueError(f"{shown} names an unknown set of operations, {part!r}; there are {known}")
+                set_names = ", ".join("t" + name for name in SETS)
+                raise ValueError(f"{label} names an unknown set of operations, {part!r}; there are {set_names}")
             continue
         match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
         if match is None or match[1] not in method.defaults:
-            known = "known are " + ", ".join(method.defaults) + ", with a number"
+            remedy = "each part must be one of " + ", ".join(method.defaults) + ", with a number"
             if "t" in numbers:
-                known = "parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
-            raise ValueError(f"{shown} has a part that is not understood, {part!r}; {known}")
+                remedy = "valid parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
+            raise ValueError(f"{label} has an unknown part, {part!r}; {remedy}")
         key, number = match[1], float(match[2])
         if key == "p" and number > 1:
-            raise ValueError(f"{shown}: p is a probability and must lie in 0 … 1, got {match[2]}")
+            raise ValueError(f"{label}: p is a probability and must lie in 0 … 1, got {match[2]}")
         if key not in ("p", "a", "mstd") and not number.is_integer():
-            raise ValueError(f"{shown}: {key} must be a whole number, got {match[2]}")
-        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
+            raise ValueError(f"{label}: {key} must be a whole number, got {match[2]}")
+        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_ABOVE else number
     return numbers
 
 
@@ -232,19 +232,20 @@ class TimmRandAugment(TimmAugment):
     """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
 
     Args:
-        config: ``"rand"``, then parts separated by dashes, in any order: ``m`` magnitude, a whole number (10); ``n``
-            the number of operations (2); ``p`` the probability of each (0.5); ``mstd`` the standard deviation of the
-            magnitude (0), where ``inf``, or more than 100, means uniform in 0 … m; ``mmax`` the greatest magnitude
-            (10); ``inc1`` for operations whose strength grows with the magnitude; ``t`` another set of operations:
-            ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is refused, as by timm.
+        config: ``"rand"``, then parts separated by dashes, in any order (defaults in parentheses): ``m``, the
+            magnitude, an integer (10); ``n``, the number of operations (2); ``p``, the probability of each operation
+            (0.5); ``mstd``, the standard deviation of the magnitude (0), where ``inf`` or more than 100 means uniform
+            in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, operations whose strength grows with the
+            magnitude; ``t``, another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is
+            refused, as in timm.
         hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
-            ``interpolation``, a filter, or several, one of which is drawn for each operation ("random", the default:
-            bilinear and bicubic); ``translate_pct``, the greatest shift, a share of the side (0.45); ``magnitude_std``
-            and ``magnitude_max``, which override those of the string; ``translate_const``, which timm's RandAugment
-            accepts but does not use.
+            ``interpolation``, a filter, or several filters from which one is drawn for each operation ("random", the
+            default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a share of the side (0.45);
+            ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
+            RandAugment accepts but does not use.
 
     Raises:
-        TypeError, ValueError: the string has a part that is not one of these, or a hyperparameter is wrong.
+        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
 
     Example:
         >>> TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)})
@@ -262,10 +263,10 @@ class TimmRandAugment(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         count, chosen = int(parts["n"]), parts["t"]
-        kinds, weights = SETS[chosen] if chosen is not None else GROWING if parts["inc"] else PLAIN
+        kinds, weights = SETS[chosen] if chosen is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
         if weights is not None and count > len(weights):
             raise ValueError(
-                f"TimmRandAugment(config={self.config!r}) asks for {count} operations, but t{chosen} draws from "
+                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{chosen} draws from "
                 f"{len(weights)} without replacement"
             )
         return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)
@@ -276,12 +277,12 @@ class TimmAutoAugment(TimmAugment):
     """timm's AutoAugment: `timm.data.auto_augment.auto_augment_transform(config, hparams)`.
 
     Args:
-        config: a policy, ``"original"``, ``"originalr"``, ``"v0"``, ``"v0r"`` or ``"3a"``, of which one entry is drawn
-            for each image; then, after a dash, ``mstd`` with the standard deviation of magnitudes (0).
+        config: a policy, ``"original"``, ``"originalr"``, ``"v0"``, ``"v0r"`` or ``"3a"``, from which one entry is
+            drawn for each image; optionally followed by a dash and ``mstd``, the standard deviation of magnitudes (0).
         hparams: as for `TimmRandAugment`.
 
     Raises:
-        TypeError, ValueError: the string has a part that is not one of these, or a hyperparameter is wrong.
+        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
 
     Example:
         >>> TimmAutoAugment("original-mstd0.5")
@@ -305,14 +306,14 @@ class TimmAugMix(TimmAugment):
     """timm's AugMix: `timm.data.auto_augment.augment_and_mix_transform(config, hparams)`.
 
     Args:
-        config: ``"augmix"``, then parts separated by dashes: ``m`` magnitude, a whole number (3); ``w`` the number of
-            chains (3); ``d`` the operations in each (drawn from 1 … 3); ``a`` the parameter of the beta and the
-            Dirichlet distribution of the shares (1); ``mstd`` the standard deviation of the magnitude (uniform in
-            0 … m). ``b1``, timm's quicker blending, is refused.
+        config: ``"augmix"``, then parts separated by dashes (defaults in parentheses): ``m``, the magnitude, an integer
+            (3); ``w``, the number of chains (3); ``d``, the number of operations in each chain (drawn from 1 … 3);
+            ``a``, the parameter of the beta and Dirichlet distributions of the shares (1); ``mstd``, the standard
+            deviation of the magnitude (uniform in 0 … m). ``b1``, timm's faster blending, is refused.
         hparams: as for `TimmRandAugment`.
 
     Raises:
-        TypeError, ValueError: the string has a part that is not one of these, or a hyperparameter is wrong.
+        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
 
     Example:
         >>> TimmAugMix("augmix-m5-w4-d2")
@@ -331,9 +332,11 @@ class TimmAugMix(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         if parts["b"]:
-            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with other shares; leave it out")
+            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with different shares; leave it out")
         for key in ("w", "a"):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")
         width, depth = int(parts["w"]), int(parts["d"])
-        return Recipe(MIXED, parts["m"], count=depth or DEEPEST, width=width, alpha=parts["a"], shortened=not depth)
+        return Recipe(
+            AUGMIX_KINDS, parts["m"], count=depth or MAX_DEPTH, width=width, alpha=parts["a"], random_depth=not depth
+        )

@@ -1,10 +1,11 @@
-"""Transforms that turn, shear and tilt an image, each drawn as a `Warp`, and the coefficients of these maps.
+"""Transforms that rotate, shear and tilt an image, each drawn as a `Warp`, and the coefficients of these maps.
 
-Names, arguments, defaults and distributions are torchvision's; maps mean what they mean for Pillow images there:
-Pillow's `Image.rotate` and `Image.transform`. A pixel of a result may come from anywhere: whole images are decoded.
+Names, arguments, defaults and distributions are torchvision's. Maps follow torchvision's behaviour for Pillow images,
+which is defined by `Image.rotate` and `Image.transform`. A pixel of a result can come from anywhere in the image, so
+images are decoded completely.
 
-A map is given backwards: from points of the result to points of the image. Angles are in degrees; a positive one turns
-clockwise in an affine map and counterclockwise in a rotation, as in torchvision.
+Maps are inverse: they lead from points of the result to points of the image. Angles are in degrees; a positive angle
+rotates clockwise in an affine map and counterclockwise in a rotation, as in torchvision.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def affine_coefficients(
     center_xy: Sequence[float] | np.ndarray | None,
     size_hw: np.ndarray,
 ) -> np.ndarray:
-    """The map float64 (B, 8) that turns and shears around a centre, scales, then moves.
+    """Return the map, float64 (B, 8), that rotates and shears around a centre, scales, and then translates.
 
-    The inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C brings the centre to 0.
-    Angles and scales are (B,) or one for all; points are (B, 2), in pixels from the top left corner. Without a centre
-    the middle of each image is taken.
+    The map is the inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C⁻¹ moves the
+    centre to the origin. Angles and scales are (B,) or scalars; points are (B, 2), in pixels from the top left corner.
+    The default centre is the middle of each image.
     """
     center = size_hw[:, ::-1] * 0.5 if center_xy is None else np.broadcast_to(center_xy, size_hw.shape)
     angle = np.radians(angle_degrees)
-    # Contiguous, since numpy's sines of strided arrays may differ from others in the last bit.
+    # Contiguous, since numpy's sines of strided and contiguous arrays can differ in the last bit.
     shear_x, shear_y = np.ascontiguousarray(np.radians(np.broadcast_to(shear_xy_degrees, size_hw.shape)).T)
-    # The 2×2 part without its scale has a determinant of 1, so its inverse needs no division.
+    # Without the scale, the 2×2 part has the determinant 1, so its inverse needs no division.
     cosine, sine = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
     tangent = np.tan(shear_x)
     coefficients = np.zeros((len(size_hw), 8))
@@ -78,12 +79,13 @@ def rotation_coefficients(
     *,
     expand: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The map (B, 8) that turns counterclockwise around a centre, as Pillow's `Image.rotate`, and the sizes of the
-    results int64 (B, 2); these are as large as the turned image if `expand`. Arguments are as in an affine map."""
+    """Return the map (B, 8) that rotates counterclockwise around a centre, like Pillow's `Image.rotate`, and the sizes
+    of the results, int64 (B, 2). If `expand`, results contain the entire rotated image. Arguments are as for
+    `affine_coefficients`."""
     sizes = size_hw[:, ::-1].astype(np.float64)  # width, height
     center = sizes / 2 if center_xy is None else np.broadcast_to(np.asarray(center_xy, np.float64), sizes.shape)
     angle = np.radians(np.mod(angle_degrees, 360.0))
-    # 15 places, so that a right angle moves pixels to pixels.
+    # Rounded to 15 places, so that a right angle maps pixels exactly to pixels.
     cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
     coefficients = np.zeros((len(size_hw), 8))
     coefficients[:, 0], coefficients[:, 1], coefficients[:, 3], coefficients[:, 4] = cosine, -sine, sine, cosine
@@ -94,7 +96,7 @@ def rotation_coefficients(
             np.stack([_turned(sizes * corner, coefficients) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
         )
         grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
-        if center_xy is None:  # Pillow only swaps the sides at a right angle; half pixels would round up at both ends
+        if center_xy is None:  # at a right angle Pillow just swaps the sides; half pixels would round up at both ends
             grown = np.where((cosine == 0)[:, None], sizes[:, ::-1], grown)
         shift = shift - _turned((grown - sizes) / 2, coefficients)
         results = grown[:, ::-1].astype(np.int64)
@@ -103,7 +105,7 @@ def rotation_coefficients(
 
 
 def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """Points (B, 2) moved by the linear part of a map."""
+    """Apply the linear part of a map to points (B, 2)."""
     x, y = points_xy.T
     a, b, _, d, e = coefficients.T[:5]
     turned = np.empty_like(points_xy)
@@ -112,19 +114,19 @@ def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The map (B, 8) that brings the four corner pixels of an image elsewhere, (B, 4, 2): top left, top right, bottom
-    right, bottom left; and whether there is such a map, bool (B,). There is none if three of the corners, before or
-    after, lie on one line, or if the result's first pixel would show a point at infinity."""
+    """Return the map (B, 8) that moves the four corner pixels of an image to `corners_xy` (B, 4, 2): top left, top
+    right, bottom right, bottom left; and whether such a map exists, bool (B,). It does not exist if three of the old or
+    new corners are collinear, or if the result's first pixel would show a point at infinity."""
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
     bottom, right = (size_hw - 1).astype(np.float64).T
-    # From the unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is exact.
+    # From the unit square to the corners (Heckbert 1989), times a common factor: all integers, so 0 is exact.
     i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
     skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
     g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
     h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
     a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
     d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
-    # Its inverse, from the image instead of the square.
+    # The inverse of that map, from the image instead of the unit square.
     coefficients = np.stack(
         [
             (e * i - f * h) * right,
@@ -149,7 +151,7 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
 
 
 def _angles(name: str, value: Any) -> tuple[float, float]:
-    """A range of angles; a number is a range around 0."""
+    """Return a range of angles; a single number x ≥ 0 means -x … x."""
     if is_sequence(value):
         return interval(name, value)
     number = finite(name, value)
@@ -162,14 +164,14 @@ def _shears(name: str, value: Any) -> tuple[float, ...]:
     if is_sequence(value) and len(value) == 4:
         return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
     if is_sequence(value) and len(value) != 2:
-        raise ValueError(f"{name} must be one number, or 2 or 4 of them, got {len(value)}: {value!r}")
+        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
     return _angles(name, value)
 
 
 def _fractions(name: str, value: Any) -> tuple[float, float]:
     fractions = _point(name, value)
     if not all(0 <= fraction <= 1 for fraction in fractions):
-        raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {value!r}")
+        raise ValueError(f"{name} must be fractions of the width and height in 0 … 1, got {value!r}")
     return fractions
 
 
@@ -180,7 +182,7 @@ def _point(name: str, value: Any) -> tuple[float, float]:
 
 
 class _Warping(Transform):
-    """Base of the warps; not a dataclass, so that each has its arguments where torchvision has them."""
+    """Base class of the warps; not a dataclass, so that each warp can declare its arguments in torchvision's order."""
 
     record: ClassVar[type[Record]] = Warp
     needs_whole: ClassVar[bool] = True
@@ -191,7 +193,7 @@ class _Warping(Transform):
         return (self.interpolation,)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
-        """The record of these maps, for images where `warped`."""
+        """Return the record of these maps, applied only to images where `warped` is True."""
         moves = (coefficients != IDENTITY).any(axis=1)
         fill, mask_fill = self.outside
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
@@ -199,14 +201,14 @@ class _Warping(Transform):
 
 @declaration
 class RandomRotation(_Warping):
-    """Turn by a random angle.
+    """Rotate by a random angle.
 
     Args:
-        degrees: the least and the greatest angle, counterclockwise; a number x ≥ 0 means -x … x.
+        degrees: the minimum and maximum angle, counterclockwise; a number x ≥ 0 means -x … x.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        expand: make the result as large as the turned image, so that sizes differ.
-        center: (x, y) from the top left corner, in pixels; None for the middle.
-        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
+        expand: enlarge the result to contain the entire rotated image, so that sizes differ.
+        center: (x, y) from the top left corner, in pixels; None means the middle.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -232,17 +234,18 @@ class RandomRotation(_Warping):
 
 @declaration
 class RandomAffine(_Warping):
-    """Turn, move, scale and shear by random amounts, around a centre.
+    """Rotate, translate, scale and shear around a centre by random amounts.
 
     Args:
-        degrees: the least and the greatest angle, clockwise; a number x ≥ 0 means -x … x.
-        translate: the farthest move, as fractions (of the width, of the height) in 0 … 1; by whole pixels.
-        scale: the least and the greatest factor.
-        shear: angles in degrees: (least, greatest) along x, or (least x, greatest x, least y, greatest y); a number
-            x ≥ 0 means -x … x along x.
+        degrees: the minimum and maximum angle, clockwise; a number x ≥ 0 means -x … x.
+        translate: the maximum translation as fractions (of the width, of the height) in 0 … 1; translations are whole
+            pixels.
+        scale: the minimum and maximum factor.
+        shear: angles in degrees: (min, max) along x, or (min x, max x, min y, max y); a number x ≥ 0 means -x … x
+            along x.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
-        center: (x, y) from the top left corner, in pixels; None for the middle.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
+        center: (x, y) from the top left corner, in pixels; None means the middle.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -271,16 +274,16 @@ class RandomAffine(_Warping):
 
 @declaration
 class RandomPerspective(_Warping):
-    """Tilt: move the four corners to random places inside the image, with probability `p`.
+    """Tilt the image: move its four corners to random points inside the image, with probability `p`.
 
-    A corner moves at most `distortion_scale` times half the width and half the height. If three of them come to lie on
-    one line, there is no such map, and the image stays as it is.
+    A corner moves by at most `distortion_scale` times half the width and half the height. If three of the new corners
+    are collinear, no such map exists, and the image is unchanged.
 
     Args:
-        distortion_scale: how far the corners move, in 0 … 1.
+        distortion_scale: the maximum distance that corners move, in 0 … 1.
         p: the probability.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -302,5 +305,5 @@ class RandomPerspective(_Warping):
         inward = (numbers[:, 1:].reshape(-1, 4, 2) * reach_hw[:, None, ::-1]).astype(np.int64)
         far = (sizes_hw - 1)[:, None, ::-1]
         corners = np.where([[False, False], [True, False], [True, True], [False, True]], far - inward, inward)
-        coefficients, exist = perspective_coefficients(sizes_hw, corners)
-        return self.warp(coefficients, sizes_hw, exist & (numbers[:, 0] < self.p))
+        coefficients, map_exists = perspective_coefficients(sizes_hw, corners)
+        return self.warp(coefficients, sizes_hw, map_exists & (numbers[:, 0] < self.p))

@@ -311,7 +311,7 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
         (tmp_path / f"{number}.jpg").write_bytes(b"nothing")
     status, _, told = bench(tmp_path, "--workers", "0")
     assert status == 1
-    assert "nothing could take the place of the sample at position" in told
+    assert "could not be replaced: all substitutes failed" in told
     assert "Traceback" not in told
 
 

@@ -193,8 +193,8 @@ def test_damaged_and_missing_shards_are_told(tmp_path: Path) -> None:
     status, text = index(str(path))
     assert status == 1
     assert text.endswith("\n")
-    assert text.splitlines()[-1].startswith(f"'{path}' is cut off at 700 bytes: the member 'a.jpg'")
-    assert index(f"{tmp_path}/none-*.tar") == (1, f"no shard is found for '{tmp_path}/none-*.tar' (looked for "
+    assert text.splitlines()[-1].startswith(f"'{path}' is truncated at 700 bytes: the member 'a.jpg'")
+    assert index(f"{tmp_path}/none-*.tar") == (1, f"no shards match '{tmp_path}/none-*.tar' (searched for "
                                                   f"'{tmp_path}/none-*.tar')\n")  # fmt: skip
 
 

@@ -270,7 +270,7 @@ def test_a_datapipe_that_waits_to_be_shared_out_is_told():
     pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
     with gl.Loader(pipe, 4, num_workers=2, device="cpu") as loader:
         with pytest.warns(
-            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader sets .* comes 2 times"
+            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader configures .* comes 2 times"
         ) as caught:
             batches = list(loader) + list(loader)
         assert len(caught) == 1
@@ -287,7 +287,7 @@ class TestTheEnvironment:
     def test_an_epoch_shared_out_because_of_it_alone_is_told_once(self):
         with gl.Loader(range(10), 5, device="cpu", num_workers=0) as loader:
             with pytest.warns(
-                RuntimeWarning, match=r"shared out over 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 gives"
+                RuntimeWarning, match=r"split among 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 to get all"
             ):
                 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
             assert len(list(loader)) == 1

@@ -93,7 +93,7 @@ def test_the_length_is_dataloaders(name):
     else:
         with pytest.raises(TypeError):
             len(theirs)
-        with pytest.raises(TypeError, match="no length: its sampler, a Numbers, has none"):
+        with pytest.raises(TypeError, match="no length, since its sampler, a Numbers, has no length"):
             len(ours)
         with pytest.raises(TypeError, match="not known"):
             len(iter(ours))
@@ -206,7 +206,7 @@ def test_the_length_with_a_batch_sampler_is_its_own():
 
 
 def test_an_empty_batch_is_refused():
-    with pytest.raises(ValueError, match="batch_sampler gave an empty batch"):
+    with pytest.raises(ValueError, match="batch_sampler yielded an empty batch"):
         gpuload_batches(Made(), batch_sampler=[[0], []])
 
 

@@ -208,7 +208,7 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
             "sample[\"x\"], float32 tensor 3×40×50, is an image only as gpuload.Image(tensor, layout='CHW'); for uint8 "
-            "leave out the dataset's ToTensor, or whatever scales it; return",
+            "remove the dataset's ToTensor, or whatever else scales the image; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),

@@ -97,7 +97,7 @@ def test_the_message_says_what_each_decoder_said(picture, encode):
     truncated = cut(encode(picture, "JPEG"), 0.5)
     lacking.nvimgcodec()
     text = (
-        r"the JPEG cannot be decoded: nvImageCodec: the file is cut off: there is no end-of-image marker; "
+        r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: there is no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
         r"Pillow: OSError: image file is truncated \(\d+ bytes not processed\); "
         r"the damage reaches into the region, stored rows 0 to 83"

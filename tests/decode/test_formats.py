@@ -337,12 +337,10 @@ def test_too_many_scans_are_refused_from_the_markers(picture, encode):
     scans = jpeg.count(b"\xff\xda")
     decoder = Decoder(Decode())
     assert decoder.header(Encoded(more_scans(jpeg, 256 - scans))).format == "JPEG"
-    text = (
-        "the JPEG comes in 257 scans, more than max_scans=256: perhaps made to cost decoding time; if it is not, pass "
-    )
+    text = "the JPEG has 257 scans, more than max_scans=256: perhaps made to waste decoding time; if it is not, pass "
     with pytest.raises(DecodeError, match=re.escape(text + "Decode(max_scans=…)")):
         decoder.header(Encoded(more_scans(jpeg, 257 - scans)))
-    with pytest.raises(DecodeError, match=f"the JPEG comes in {scans} scans, more than max_scans=3"):
+    with pytest.raises(DecodeError, match=f"the JPEG has {scans} scans, more than max_scans=3"):
         Decoder(Decode(max_scans=3)).header(Encoded(jpeg))
     assert Decoder(Decode(max_scans=None)).header(Encoded(more_scans(jpeg, 500))).width == 122
     cmyk = encode(picture, "JPEG", "CMYK", progressive=True)
@@ -361,8 +359,8 @@ def test_many_scans_of_a_large_image_are_refused(picture, encode):
     scans = jpeg.count(b"\xff\xda")
     large = resized(more_scans(jpeg, 13 - scans), 13_370)
     text = (
-        "the JPEG comes in 13 scans of 13,370×13,370 = 2,323,839,700 pixels, more than max_scan_pixels=2,147,483,648: "
-        "perhaps made to cost decoding time; if it is not, pass Decode(max_scan_pixels=…)"
+        "the JPEG has 13 scans of 13,370×13,370 = 2,323,839,700 pixels, more than max_scan_pixels=2,147,483,648: "
+        "perhaps made to waste decoding time; if it is not, pass Decode(max_scan_pixels=…)"
     )
     with pytest.raises(DecodeError, match=re.escape(text)):
         Decoder(Decode()).header(Encoded(large))

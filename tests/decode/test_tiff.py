@@ -80,7 +80,7 @@ def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
         ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow gives 3"),
         ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow gives 3"),
         ([page(t32997=(8,))], "8 slices, of which Pillow gives the first"),
-        ([page(t339=(2,))], "signed numbers of 8 bits, which Pillow gives as unsigned ones"),
+        ([page(t339=(2,))], "signed 8-bit numbers, which Pillow gives as unsigned numbers"),
         ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits a channel, of which Pillow gives 8"),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags],
         r"'HWC'\) of uint8, uint16 or float32$"
     )
     with pytest.raises(
-        DecodeError, match=f"^mode='unchanged' gives all that a file holds, but this TIFF has {lost}{end}"
+        DecodeError, match=f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
     ):
         decoded(data, "unchanged")
 

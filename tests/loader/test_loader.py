@@ -374,7 +374,7 @@ def test_an_iterator_is_over_when_a_newer_one_starts():
         assert list(new) == []
 
 
-SECOND = r"is over: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, make a second Loader"
+SECOND = r"has ended: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, create a second Loader"
 
 
 def test_two_epochs_at_once_are_told_to_take_a_second_loader():
@@ -561,12 +561,12 @@ def test_a_path_is_no_dataset(path):
     [
         (
             "x/cat.JPG",
-            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) in its place (gpu",
+            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) instead (gpu",
         ),
-        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) in its place"),
+        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
         (
             (b"abc", 3),
-            "for the transforms: sample[0] is bytes, which may be anything; if they are an image file",
+            "for the transforms: sample[0] is bytes of an unknown kind; if they are an image file",
         ),
         ((np.zeros((9, 9, 6), np.uint8), 3), "sample[0], uint8 array 9×9×6, is an image only as gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
@@ -602,16 +602,14 @@ def test_dicts_of_other_keys_are_shown():
 def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
     samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
     text = (
-        "leaf 'caption' of the samples cannot be put together into a batch: sample 0 has shape (3,) and sample 1 has "
+        "leaf 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
         "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
         "collate_fn=gpuload.pad('caption') pads them"
     )
     with pytest.raises(gl.CollateError, match=f"^{re.escape(text)}$"):
         epoch(samples, batch_size=2, num_workers=0)
     boxes = [(picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
-    text = (
-        "collate_fn=gpuload.pad('1.boxes') pads them; boxes of an image come as a list if they are gpuload.Boxes(array"
-    )
+    text = "collate_fn=gpuload.pad('1.boxes') pads them; boxes returned as gpuload.Boxes(array"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(boxes, batch_size=2, num_workers=0)
     lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
@@ -800,7 +798,7 @@ def test_a_ctrl_c_without_workers_ends_the_epoch_and_the_next_one_is_whole():
         next(iterator)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
-        with pytest.raises(RuntimeError, match="this iterator is over: it was broken off by KeyboardInterrupt"):
+        with pytest.raises(RuntimeError, match="this iterator has ended: it was interrupted by KeyboardInterrupt"):
             next(iterator)
         assert torch.cat(list(loader)).tolist() == list(range(10))
 
@@ -827,7 +825,7 @@ def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(worke
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     *texts, total = os.read(read_end, 10_000).decode().split("|")
     assert len(texts) == 2
-    assert all("make a new Loader in the child" in text for text in texts)
+    assert all("create a new Loader in the child" in text for text in texts)
     assert int(total) == 20 << 22
     os.close(read_end)
     os.close(write_end)

@@ -110,7 +110,7 @@ def test_a_state_loaded_while_an_epoch_is_open_is_taken_up_by_the_next_and_said_
         state = {**loader_.state_dict(), "epoch": 7, "position": 25}
         batches = iter(loader_)
         taken(batches, 2)
-        expected = r"an epoch is open: it goes on .* the next iter\(\) takes the state up"
+        expected = r"load_state_dict\(\) does not affect the epoch .* the next iter\(\) resumes from"
         with pytest.warns(RuntimeWarning, match=expected):
             loader_.load_state_dict(state)
         assert [batch[:2] for batch in taken(batches)] == [(0, step) for step in range(2, 7)]
@@ -278,7 +278,7 @@ def test_the_ranks_of_torchrun_are_found(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = loader(Noise(20), shuffle=False)
     assert len(found) == 2
-    with pytest.warns(RuntimeWarning, match="shared out over 2 ranks"):
+    with pytest.warns(RuntimeWarning, match="split among 2 ranks"):
         batches = iter(found)
     assert [batch[2] for batch in taken(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
 

@@ -256,7 +256,7 @@ def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error,
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": [1.0] * 9}, "weights draw the samples at random already; leave shuffle out"),
+        ({"weights": [1.0] * 9}, "weights already draw samples at random; leave shuffle out"),
         ({"sampler": range(9)}, "shuffle=BlockShuffle(block=64, window=256) cannot be combined with a sampler"),
         (
             {"shuffle": BlockShuffle(2, 2), "sampler": [1]},

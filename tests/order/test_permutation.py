@@ -211,18 +211,18 @@ class TestErrors:
         bad = n if at_end else -1
         with pytest.raises(
             IndexError,
-            match=exactly(f"position {bad} is out of range: an order of {n} samples has 0 … {n - 1}"),
+            match=exactly(f"position {bad} is out of range: an order of {n} samples has positions 0 … {n - 1}"),
         ):
             make(n)(np.array([0, bad, 1]))
 
     def test_no_samples(self, make: Callable) -> None:
         assert make(0)(np.arange(0)).shape == (0,)
-        text = "position 0 is out of range: an order of 0 samples has none, since there are no samples"
+        text = "position 0 is out of range: an order of 0 samples has no positions"
         with pytest.raises(IndexError, match=exactly(text)):
             make(0)(np.array([0]))
 
     def test_positions_that_are_no_integers(self, make: Callable) -> None:
-        with pytest.raises(TypeError, match=exactly("position must be given as integers, got an array of float64")):
+        with pytest.raises(TypeError, match=exactly("positions must be integers, got an array of float64")):
             make(7)(np.array([1.0]))
 
     def test_lengths_that_cannot_be(self, make: Callable) -> None:

@@ -127,13 +127,13 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
     ("options", "text"),
     [
         ({"weights": [1, 2]}, r"weights must be one number for each of the 50 samples, got shape \(2,\)"),
-        ({"weights": [1] * 49 + [-1]}, r"1 are not, the first of them weights\[49\] = -1"),
-        ({"weights": [0] * 50}, "must have a sum that is finite and greater than 0, got 0"),
-        ({"weights": [float("nan")] * 50}, r"50 are not, the first of them weights\[0\] = nan"),
+        ({"weights": [1] * 49 + [-1]}, r"1 are not; the first is weights\[49\] = -1"),
+        ({"weights": [0] * 50}, "the sum of weights must be finite and greater than 0, got 0"),
+        ({"weights": [float("nan")] * 50}, r"50 are not; the first is weights\[0\] = nan"),
         ({"weights": [1] * 50, "shuffle": True}, "leave shuffle out"),
         ({"repeats": 2}, "repeats=2 needs shuffle=True or weights"),
         ({"repeats": 0, "shuffle": True}, "repeats must be at least 1"),
-        ({"weights": [1] * 50, "uneven": "exact", "info": True}, "does not go with weights or repeats"),
+        ({"weights": [1] * 50, "uneven": "exact", "info": True}, "cannot be combined with weights or repeats"),
         ({"repeats": 2, "sampler": range(4)}, "repeats=2 cannot be combined with a sampler"),
     ],
 )

@@ -14,7 +14,7 @@ import lacking
 import pytest
 
 import gpuload as gl
-from gpuload.packing.durable import BUFFER, draft, record_of, telling_of_a_full_disk
+from gpuload.packing.durable import BUFFER, draft, explain_full_disk, record_of
 
 from .conftest import content
 
@@ -56,14 +56,14 @@ def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_told_as_such(error: Exception) -> None:
-    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\)\. What is done is kept: make"
-    with pytest.raises(gl.GpuloadError, match=said), telling_of_a_full_disk("/set"):
+    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space"
+    with pytest.raises(gl.GpuloadError, match=said), explain_full_disk("/set"):
         raise error
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "an error"), gl.GpuloadError("No space left on device")])
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, telling_of_a_full_disk("/set"):
+    with pytest.raises(type(error)) as raised, explain_full_disk("/set"):
         raise error
     assert raised.value is error
 
@@ -97,7 +97,7 @@ def test_a_full_disk_is_a_message_and_the_job_goes_on_with_room(folder: Path, tm
     assert done.returncode == 1
     message = " ".join(done.stderr.split())
     assert "there is no room for the set in" in message, done.stderr
-    assert message.endswith("What is done is kept: make room, and run the same again")
+    assert message.endswith("free some space, and run the same command again (finished parts are kept)")
     assert "Traceback" not in done.stderr
     done = run(1 << 30)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from gpuload.errors import GpuloadError
 from gpuload.packing.jpeg_cuttable import add_index, make_cuttable
 from gpuload.packing.jpeg_huffman import read_tables
 
-small = mock.patch.multiple("gpuload.packing.jpeg_cuttable", SMALLEST=1, AT_LEAST=65_000)
+small = mock.patch.multiple("gpuload.packing.jpeg_cuttable", SMALLEST=1, ALLOWED_BYTES=65_000)
 needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 

@@ -51,8 +51,8 @@ def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
             return image(index), index
 
     message = (
-        r"^a worker process was killed by SIGKILL while it made part 5, samples 5 to 5\. What is done is kept: run the "
-        r"same again, with fewer workers if memory was short$"
+        r"^a worker process was killed by SIGKILL while it made part 5, samples 5 to 5\. Run the same command "
+        r"again, with fewer workers if memory was short \(finished parts are kept\)$"
     )
     with pytest.raises(gl.WorkerError, match=message):
         gl.pack(Kills("kill", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
@@ -83,9 +83,7 @@ def test_a_full_disk_is_told_without_a_traceback(tmp_path: Path) -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             return image(index)
 
-    said = (
-        r"^there is no room for the set in '.*set' \(.*File too large\)\. What is done is kept: make .* the same again$"
-    )
+    said = r"^there is no room for the set in '.*set' \(.*File too large\); free some space, and run the same command"
     with pytest.raises(gl.GpuloadError, match=said):
         gl.pack(Limits(0), tmp_path / "set", to="tar", workers=1)
 
@@ -291,7 +289,9 @@ def test_a_machine_without_the_folder_is_named(
         return made(replace(job, folder="/nowhere"), is_local=is_local)
 
     monkeypatch.setattr(pool, "Parts", elsewhere)
-    with pytest.raises(gl.GpuloadError, match=r"^'/nowhere' is not on the machine '.*' of the cluster; all of its m"):
+    with pytest.raises(
+        gl.GpuloadError, match=r"^'/nowhere' does not exist on the machine '.*' of the cluster; put the set"
+    ):
         packed("tar", ray="auto", workers=1)
 
 

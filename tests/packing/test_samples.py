@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpuload.packing.samples import AT_ONCE, each_sample
+from gpuload.packing.samples import CHUNK, each_sample
 
-COUNT = 5 * AT_ONCE + 3
+COUNT = 5 * CHUNK + 3
 
 
 class Numbers:
@@ -39,7 +39,7 @@ def test_samples_come_in_order_with_an_error_in_the_place_of_one(kind: type[Numb
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
     assert all(index == sample for index, sample in samples.items())
-    assert dataset.named[:AT_ONCE] == list(range(2, 2 + AT_ONCE)), "at first a disk is assumed"
+    assert dataset.named[:CHUNK] == list(range(2, 2 + CHUNK)), "at first a disk is assumed"
     assert max(dataset.named) < COUNT, "none beyond the part"
 
 

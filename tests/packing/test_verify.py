@@ -53,7 +53,7 @@ def test_a_damaged_sample_is_named(packed: Packing, to: str) -> None:
     }[to]
     (problem,) = gl.verify(path)
     assert problem.startswith(f"{file.name} is damaged {what}"), problem
-    assert problem.endswith(f"(samples {first} to {after - 1} of what was packed)")
+    assert problem.endswith(f"(samples {first} to {after - 1} of the packed dataset)")
 
 
 def test_hashes_are_those_of_sha256sum(packed: Packing) -> None:
@@ -94,12 +94,12 @@ def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
     (path / "classes.json").write_text("[]")
     (path / "manifest-crc32.npy").unlink()
     assert gl.verify(path) == [
-        "classes.json is damaged: its hash is not that in manifest.json",
+        "classes.json is damaged: its hash differs from that in manifest.json",
         "manifest-crc32.npy is missing",
         f"{held[2]['file']} is missing",
-        "shard-99999.tar is too much: the manifest does not name it, but a pattern may read it",
+        "shard-99999.tar is unexpected: the manifest does not list it, but a pattern may match it; remove it",
         f"{held[1]['file']} has 1,000 bytes instead of {held[1]['bytes']:,} (samples {held[1]['first']} to "
-        f"{held[2]['first'] - 1} of what was packed)",
+        f"{held[2]['first'] - 1} of the packed dataset)",
     ]
 
 
@@ -110,7 +110,7 @@ def test_damage_between_samples_is_told(packed: Packing) -> None:
     data[-1] = 1
     name.write_bytes(data)
     (problem,) = gl.verify(path)
-    assert "is damaged, but in none of its images: in labels, names or what lies between" in problem
+    assert "is damaged, but not in its images: in labels, names or padding" in problem
 
 
 def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
@@ -118,7 +118,7 @@ def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
     lacking.require("lmdb")
     path = packed("lmdb")
     (path / "data.mdb").write_bytes(bytes(8192))
-    assert gl.verify(path) == ["data.mdb is damaged: its hash is not that in manifest.json"]
+    assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["files"]["data.mdb"]
     (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
@@ -133,12 +133,14 @@ def test_a_damaged_manifest_and_no_set_at_all_are_told(packed: Packing, tmp_path
     path = packed("tar")
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"samples": 12', '"samples": 13'))
-    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged, so nothing "):
+    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged, so the set cannot be checked"):
         gl.verify(path)
     (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 1'))
-    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is of version 1, this gpuload reads 2: pack again, or"):
+    with pytest.raises(
+        gl.GpuloadError, match=r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
+    ):
         gl.verify(path)
-    with pytest.raises(FileNotFoundError, match=r"is no packed set; it has no manifest.json"):
+    with pytest.raises(FileNotFoundError, match=r"is not a packed set; it has no manifest.json"):
         gl.verify(tmp_path)
 
 

@@ -96,12 +96,12 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "clips of two lengths": (
         lambda: load(lambda i: np.stack([scene(i)] * (i + 1))),
-        ("cut them to one length", "pass a collate_fn"),
+        ("cut clips to one length", "pass a collate_fn"),
     ),
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
         lambda: load(lambda i: chw(i) / 255),
-        ("gpuload.Image(tensor, layout='CHW')", "leave out the dataset's ToTensor"),
+        ("gpuload.Image(tensor, layout='CHW')", "remove the dataset's ToTensor"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
     "thirteen channels of levels": (
@@ -114,7 +114,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "colours of thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [T.ColorJitter(0.4)]),
-        ("ColorJitter takes images of uint8", "leave it out"),
+        ("ColorJitter takes uint8 images", "leave it out"),
     ),
     "uint16": (lambda: load(lambda i: scene(i).astype(np.uint16)), ("uint16 array", "gpuload.Image(array)")),
     "a 16-bit PNG": (lambda: load(png16), ("gpuload.Encoded(data, mode='unchanged')",)),
@@ -127,13 +127,13 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a transform without a list": (lambda: load(scene, T.RandomCrop(8)), ("must be a list", "write [RandomCrop(")),
     "a function beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, T.Lambda(torch.fliplr)]),
-        ("gets the images alone", "transforms of gpuload"),
+        ("gets only the images", "gpuload's transforms"),
     ),
     "an own transform beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
         ("Unsaid has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "leave it out")),
+    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove it")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, OnLevels()]),
         ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),
@@ -186,8 +186,8 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), scene(i))),
         ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
     ),
-    "zip(loader, loader)": (zipped, ("make a second Loader",)),
-    "nested loops": (nested_loops, ("make a second Loader",)),
+    "zip(loader, loader)": (zipped, ("create a second Loader",)),
+    "nested loops": (nested_loops, ("create a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore
     "gl.DataLoader": (lambda: gl.DataLoader, ("write gpuload.Loader",)),  # pyright: ignore
     "means of levels": (
@@ -196,7 +196,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "ToDtype without scale": (
         lambda: load(scene, [*MOVE, T.ToDtype("float32"), NORMALIZE]),
-        ("give it scale=True, or leave it out",),
+        ("set scale=True, or leave out the ToDtype",),
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
     "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import device as devices
-from gpuload.stage.device import EVERY, Accelerator, DeviceTimes, upload_together
+from gpuload.stage.device import TIMED_EVERY, Accelerator, DeviceTimes, upload_together
 
 EYE = torch.eye(4)
 
@@ -148,7 +148,7 @@ def batch(times: DeviceTimes, *, loads: bool = True) -> None:
 def test_one_batch_in_eight_is_measured():
     device = Device()
     times = DeviceTimes(device)
-    for _ in range(2 * EVERY):
+    for _ in range(2 * TIMED_EVERY):
         batch(times)
     assert (times.batches, device.timed) == (2, 6)
     assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are ten milliseconds apart
@@ -168,7 +168,7 @@ def test_what_has_not_passed_is_not_waited_for():
     assert times.batches == 0
     for event in made:
         event.passed = True
-    for _ in range(EVERY):
+    for _ in range(TIMED_EVERY):
         batch(times)
     assert times.batches == 1
 
@@ -178,7 +178,7 @@ def test_batches_without_copies_and_devices_without_clocks_are_not_measured():
     times = DeviceTimes(device)
     batch(times, loads=False)
     device.record_time = lambda stream: None
-    for _ in range(EVERY):
+    for _ in range(TIMED_EVERY):
         batch(times)
     assert times.batches == 0
 

@@ -14,7 +14,7 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import _mix, _mix_at_once, random_numbers
+from gpuload.stage.finish import _mix, _mix_batched, random_numbers
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
 
@@ -193,7 +193,7 @@ def test_mixing_at_once_as_on_a_device_gives_the_same_bits(dtype, layout):
     batch = torch.randn(64, 3, 24, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     one, other = (batch.clone(memory_format=layout) for _ in range(2))
     _mix(one, mix, partners)
-    _mix_at_once(other, mix, partners)
+    _mix_batched(other, mix, partners)
     assert torch.equal(one, other)
     assert not torch.equal(one, batch)
 

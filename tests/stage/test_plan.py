@@ -134,7 +134,7 @@ def test_views_and_modules():
         "  Resize(size=9)                                        torch   it moves pixels\n"
         "  Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  picky\n"
         "  Identity                                              module  "
-        "applied to the batch as it is; gets the images alone"
+        "applied to the finished batch; gets only the images"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.transforms.arguments import shown
+from gpuload.transforms.arguments import format_argument
 
 
 class InterpolationMode(enum.Enum):
@@ -28,7 +28,7 @@ class InterpolationMode(enum.Enum):
         (lambda: T.Resize("256"), TypeError, "Resize(size=…) must be an integer, got '256' (str)"),
         (lambda: T.Resize(0), ValueError, "Resize(size=…) must be at least 1, got 0"),
         (lambda: T.Resize(None), ValueError, "Resize(size=None) needs max_size=…"),
-        (lambda: T.Resize((10, 20), max_size=30), ValueError, "Resize(max_size=30) goes with one integer as size"),
+        (lambda: T.Resize((10, 20), max_size=30), ValueError, "Resize(max_size=30) needs a single integer as size"),
         (lambda: T.Resize(40, max_size=30), ValueError, "Resize(max_size=30) must be greater than size=40"),
         (lambda: T.Resize((1, 2, 3)), ValueError, "must be an integer or (height, width), got 3 values: (1, 2, 3)"),
         (lambda: T.Resize(8, antialias=0.5), TypeError, "Resize(antialias=…) must be True or False, got 0.5"),
@@ -54,9 +54,9 @@ class InterpolationMode(enum.Enum):
         (lambda: T.ToDtype("int32"), ValueError, "'uint8', 'float16', 'bfloat16', 'float32', got 'int32'"),
         (lambda: T.ToDtype({}), TypeError, "ToDtype(dtype=…) by type changes neither images nor masks, got {}"),
         (lambda: T.ToDtype({"Boxes": "float32"}), TypeError, "by type takes gpuload.Image and gpuload.Mask, got Boxes"),
-        (lambda: T.ToDtype(None), TypeError, "ToDtype(dtype=None) leaves images as they are, and needs mask_dtype=…"),
+        (lambda: T.ToDtype(None), TypeError, "ToDtype(dtype=None) does not convert images, and needs mask_dtype=…"),
         (lambda: T.ToDtype("float32", mask_dtype="int4"), ValueError, "for masks must be one of 'uint8', 'int16'"),
-        (lambda: T.ToDtype({"Mask": "int64"}, mask_dtype="int64"), ValueError, "a dict says it with Mask"),
+        (lambda: T.ToDtype({"Mask": "int64"}, mask_dtype="int64"), ValueError, "in a dict use the key Mask"),
         (lambda: T.ToDtype("float32", scale=1), TypeError, "ToDtype(scale=…) must be True or False, got 1"),
         (lambda: T.Normalize(0.5, (0.5,)), TypeError, "Normalize(mean=…) must be a sequence with one number"),
         (lambda: T.Normalize((0.5,), (0.5, 0.5)), ValueError, "got 1 and 2: mean=(0.5,), std=(0.5, 0.5)"),
@@ -101,6 +101,6 @@ def test_numbers_are_shown_shortly():
     assert repr(T.RandomApply([T.GaussianBlur(3, 1 / 3)], 2 / 3)) == (
         "RandomApply(transforms=(GaussianBlur(kernel_size=(3, 3), sigma=(0.333333, 0.333333)),), p=0.666667)"
     )
-    assert [shown(value) for value in (1.0, 0.1, 1e-7, 1234567.0, math.nan, 3, (), "bilinear")] == [
+    assert [format_argument(value) for value in (1.0, 0.1, 1e-7, 1234567.0, math.nan, 3, (), "bilinear")] == [
         "1.0", "0.1", "1e-07", "1234567.0", "nan", "3", "()", "'bilinear'"
     ]  # fmt: skip

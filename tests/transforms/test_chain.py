@@ -35,16 +35,16 @@ def sizes_of(n: int) -> np.ndarray:
         (
             [NORMALIZE, T.CenterCrop(8), NORMALIZE],
             "transforms in an impossible order: CenterCrop (number 2) cannot come after Normalize (number 1), since it "
-            "takes uint8 or float images and gets normalized ones; put CenterCrop before Normalize",
+            "takes uint8 or float images but gets normalized images; put CenterCrop before Normalize",
         ),
         (
             [NORMALIZE, T.RandomHorizontalFlip(), NORMALIZE],
-            "Normalize (number 3) cannot come after Normalize (number 1), since it takes uint8 or float images and "
-            "gets normalized ones; leave one of them out",
+            "Normalize (number 3) cannot come after Normalize (number 1), since it takes uint8 or float images but "
+            "gets normalized images; leave one of them out",
         ),
         ([NORMALIZE, T.ColorJitter(0.1)], "ColorJitter (number 2) cannot come after Normalize (number 1)"),
         ([NORMALIZE, T.Resize(8)], "Resize (number 2) cannot come after Normalize (number 1)"),
-        ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float ones; leave one of them out"),
+        ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float images; leave one of them out"),
         (
             [T.ToDtype("float32"), Kornias(), T.CenterCrop(8)],
             "CenterCrop (number 3) cannot come after the module kornia's Kornias (number 2), which works on finished "
@@ -61,14 +61,14 @@ def test_impossible_order(transforms, text):
 @pytest.mark.parametrize(
     ("transforms", "text"),
     [
-        (T.CenterCrop(8), "transforms must be a list, got one CenterCrop; write [CenterCrop(size=(8, 8))]"),
+        (T.CenterCrop(8), "transforms must be a list, got a single CenterCrop; write [CenterCrop(size=(8, 8))]"),
         (3, "transforms must be a list of transforms, got int"),
         (len, "got builtin_function_or_method; write [T.Lambda(len)] to call it with a batch"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
         (
             [T.CenterCrop(8), len],
-            "transforms[1] is not a gpuload transform: got <built-in function len> (builtin_function_or_method); write "
-            "one of gpuload.transforms, or a torch nn.Module, or T.Lambda(len) to call it with a batch",
+            "transforms[1] is not a gpuload transform: got <built-in function len> (builtin_function_or_method); use a "
+            "transform of gpuload.transforms or a torch nn.Module, or T.Lambda(len) to call it with a batch",
         ),
         (
             [[T.CenterCrop(8)], T.Resize(8)],
@@ -84,7 +84,7 @@ def test_no_transform(transforms, text):
 
 def test_a_transform_of_torchvision_is_named():
     foreign = type("Resize", (), {"__module__": "torchvision.transforms.v2._geometry"})()
-    with pytest.raises(TypeError, match=re.escape("which is torchvision's; write gpuload.transforms.Resize(…)")):
+    with pytest.raises(TypeError, match=re.escape("a torchvision transform; write gpuload.transforms.Resize(…)")):
         T.Chain([foreign])
 
 
@@ -94,7 +94,7 @@ def torchvisions(name: str, base: type = torch.nn.Module, place: str = "torchvis
 
 @pytest.mark.parametrize("place", ["torchvision.transforms.v2._geometry", "torchvision.transforms.transforms"])
 def test_a_transform_of_torchvision_is_none_of_the_modules_that_may_stand_last(place):
-    text = "which is torchvision's; write gpuload.transforms.RandomCrop(…), where there is one, or let"
+    text = "a torchvision transform; write gpuload.transforms.RandomCrop(…) if it exists, or convert"
     with pytest.raises(TypeError, match=re.escape(text)):
         T.Chain([T.Resize(8), torchvisions("RandomCrop", place=place)])
     # Nor within a Sequential; one that holds other modules too is the user's own affair.
@@ -107,17 +107,17 @@ def test_a_transform_of_torchvision_is_none_of_the_modules_that_may_stand_last(p
 
 def test_a_chain_of_torchvisions_in_the_list():
     for base in (torch.nn.Module, object):
-        text = "a chain of torchvision's; write *gpuload.transforms.from_torchvision(…) in its place"
+        text = "a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
         with pytest.raises(TypeError, match=re.escape(text)):
             T.Chain([torchvisions("Compose", base), T.Resize(8)])
 
 
 def test_a_chain_of_torchvisions_in_place_of_the_list():
     for base in (torch.nn.Module, object):
-        text = "got one Compose of torchvision's; write transforms=T.from_torchvision(…)"
+        text = "got torchvision's Compose; write transforms=T.from_torchvision(…)"
         with pytest.raises(TypeError, match=re.escape(text)):
             T.Chain(torchvisions("Compose", base))
-    with pytest.raises(TypeError, match="got one Sequential of torchvision's"):
+    with pytest.raises(TypeError, match="got torchvision's Sequential"):
         T.Chain(torch.nn.Sequential(torchvisions("RandomCrop")))
 
 
@@ -256,7 +256,7 @@ def test_an_image_smaller_than_the_crop_is_named():
 
 
 def test_sizes_must_go_with_the_positions():
-    with pytest.raises(ValueError, match=re.escape("must be of shape (B, 2) beside 3 positions, got (2, 2)")):
+    with pytest.raises(ValueError, match=re.escape("must be of shape (B, 2) with B = 3 positions, got (2, 2)")):
         T.Chain([T.RandomCrop(3)]).draw(KEY, np.arange(3), sizes_of(2))
 
 

@@ -29,7 +29,7 @@ def draw(transform, n: int = N, seed: int = 8):
         (lambda: T.RandomInvert(-0.1), ValueError, "RandomInvert(p=…) is a probability and must lie in 0 … 1"),
         (lambda: T.RandomEqualize("x"), TypeError, "RandomEqualize(p=…) must be a number, got 'x' (str)"),
         (lambda: T.RandomAutocontrast(2), ValueError, "RandomAutocontrast(p=…) is a probability"),
-        (lambda: T.RandomSolarize(256), ValueError, "RandomSolarize(threshold=…) is in levels of a uint8 image"),
+        (lambda: T.RandomSolarize(256), ValueError, "RandomSolarize(threshold=…) must be a level of a uint8 image"),
         (lambda: T.RandomSolarize(128, 7), ValueError, "RandomSolarize(p=…) is a probability and must lie in 0 … 1"),
         (
             lambda: T.Chain([T.RandomSolarize(0.5)]),
@@ -45,7 +45,7 @@ def draw(transform, n: int = N, seed: int = 8):
         (lambda: T.RandomPhotometricDistort(hue=(-1, 0)), ValueError, "(hue=…) must lie in -0.5 … 0.5, got (-1, 0)"),
         (lambda: T.RandomPhotometricDistort(contrast=(-1, 1)), ValueError, "(contrast=…) must lie in 0 … inf, got"),
         (lambda: T.RandomPhotometricDistort(p=2), ValueError, "RandomPhotometricDistort(p=…) is a probability"),
-        (lambda: T.GaussianBlur(4), ValueError, "GaussianBlur(kernel_size=…) must be odd, so that it has a middle"),
+        (lambda: T.GaussianBlur(4), ValueError, "GaussianBlur(kernel_size=…) must be odd, so that the kernel has"),
         (lambda: T.GaussianBlur(0), ValueError, "GaussianBlur(kernel_size=…) must be at least 1, got 0"),
         (lambda: T.GaussianBlur(3, -1), ValueError, "GaussianBlur(sigma=…) must be greater than 0, got (-1.0, -1.0)"),
         (lambda: T.GaussianBlur(3, (2, 1)), ValueError, "GaussianBlur(sigma=…) must be (low, high) with low ≤ high"),

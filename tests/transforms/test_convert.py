@@ -24,7 +24,7 @@ def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
 
 
 def test_a_mean_of_0_to_1_is_refused_where_levels_are_converted_as_they_are():
-    text = r"is for 0 … 1, but a ToDtype without scale=True leaves levels, 0 … 255, as they are; give it scale=True, or"
+    text = r"is for 0 … 1, but a ToDtype without scale=True leaves levels in 0 … 255; set scale=True, or"
     with pytest.raises(ValueError, match=text):
         T.Chain([T.ToDtype("float32"), T.RandomHorizontalFlip(), FLOATS])
 

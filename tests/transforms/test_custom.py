@@ -99,7 +99,7 @@ def test_what_draw_returns_is_checked(drawn, got):
         def draw(self, uniforms, sizes_hw):
             return drawn(uniforms, sizes_hw)
 
-    text = "Own.draw must return numpy arrays with an entry for each sample, of shape (12, …), or tuples and dicts of "
+    text = "Own.draw must return numpy arrays with one entry for each sample, of shape (12, …), or tuples and dicts of "
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         T.Chain([Own()]).draw(KEY, POSITIONS, SIZES)
     assert str(caught.value).endswith(got)
@@ -128,7 +128,7 @@ def test_workers_get_neither_it_nor_other_regions(transforms):
 
 def test_what_a_worker_gets_cannot_be_applied():
     there = pickle.loads(pickle.dumps(T.Chain([Several(), NORMALIZE])))
-    with pytest.raises(RuntimeError, match="Several was left out when its transforms were pickled"):
+    with pytest.raises(RuntimeError, match="Several was dropped when its chain was pickled"):
         T.apply(there.transforms, np.zeros((4, 4, 3), np.uint8))
 
 
@@ -161,7 +161,7 @@ def test_a_fingerprint_has_the_arguments_and_no_address():
     ("make", "error", "text"),
     [
         (lambda: T.Lambda(3), TypeError, "Lambda(fn=…) must be a function of images, got 3 (int)"),
-        (lambda: T.Lambda(T.Resize(8)), TypeError, "a transform already; write it without Lambda"),
+        (lambda: T.Lambda(T.Resize(8)), TypeError, "which is already a transform; write it without Lambda"),
         (lambda: T.Lambda(abs, per="sample"), ValueError, "Lambda(per=…) must be 'batch' or 'image', got 'sample'"),
     ],
 )
@@ -181,8 +181,8 @@ def test_beside_what_needs_levels_it_may_not_get_floats():
     held = T.RandomApply([Several(), T.ColorJitter(0.5)])
     T.Chain([held, NORMALIZE])
     text = (
-        "RandomApply (number 2) holds ColorJitter, which needs levels, beside a transform of your own, which gets the "
-        "floats of ToDtype; put RandomApply before ToDtype, or one of the two out of it"
+        "RandomApply (number 2) holds ColorJitter, which needs levels, together with a transform of your own, which "
+        "gets the floats of ToDtype; put RandomApply before ToDtype, or move one of the two out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain([FLOAT, held, NORMALIZE])
@@ -210,6 +210,6 @@ def test_boxes_that_do_not_come_back_are_an_error():
             return boxes[:1]
 
     program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
-    text = "Loses.apply_boxes must return a numpy array of shape (2, 4), as given; got an array of shape (1, 4)"
+    text = "Loses.apply_boxes must return a numpy array of the input's shape, (2, 4); got an array of shape (1, 4)"
     with pytest.raises(ValueError, match=re.escape(text)):
         follow(program.records, [Trail([np.zeros((2, 4))])])

@@ -31,12 +31,12 @@ FLOAT = T.ToDtype("float32", scale=True)
         ({"scale": (0.3, 0.2)}, ValueError, "RandomErasing(scale=…) must be (low, high) with low ≤ high"),
         ({"scale": 0.3}, TypeError, "RandomErasing(scale=…) must be a pair (low, high), got 0.3"),
         ({"ratio": (0, 1)}, ValueError, "RandomErasing(ratio=…) must be greater than 0, got (0.0, 1.0)"),
-        ({"value": "noise"}, ValueError, "RandomErasing(value=…) as a text must be 'random', got 'noise'"),
+        ({"value": "noise"}, ValueError, "RandomErasing(value=…) must be 'random' if it is a string, got 'noise'"),
         ({"value": float("nan")}, ValueError, "RandomErasing(value=…) must be finite, got nan"),
         ({"value": (1, "a")}, TypeError, "RandomErasing(value=…) must be a number, got 'a' (str)"),
         ({"value": ()}, ValueError, "must be one number, or one for each channel, got ()"),
         ({"mode": "color"}, ValueError, "RandomErasing(mode=…) must be one of 'const', 'rand', 'pixel' or None"),
-        ({"mode": "const", "value": "random"}, ValueError, "(value='random') does not go with mode='const'; give a n"),
+        ({"mode": "const", "value": "random"}, ValueError, "(value='random') cannot be combined with mode='const'"),
         (
             {"mode": "rand", "value": 3},
             ValueError,
@@ -56,19 +56,19 @@ def test_arguments_that_cannot_be(arguments, error, text):
     [
         (
             [T.RandomErasing(value="random"), NORMALIZE],
-            "RandomErasing(value='random') makes normal numbers, which levels cannot hold, and is before ToDtype "
+            "RandomErasing(value='random') draws normal numbers, which levels cannot hold, but is before ToDtype "
             "or Normalize; put it after Normalize",
         ),
-        ([T.RandomErasing(mode="rand")], "RandomErasing(mode='rand') makes normal numbers, which levels cannot hold"),
+        ([T.RandomErasing(mode="rand")], "RandomErasing(mode='rand') draws normal numbers, which levels cannot hold"),
         (
             [FLOAT, T.RandomErasing(value="random"), NORMALIZE],
-            "which levels cannot hold, and is before a transform that needs levels; put it last, after Normalize",
+            "which levels cannot hold, but is before a transform that needs levels; put it last, after Normalize",
         ),
         ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which levels cannot hold"),
         (
             [T.RandomErasing(value=0.5), NORMALIZE],
             "RandomErasing(value=0.5) is used where images are levels, so it takes whole numbers in 0 … 255; put it "
-            "after Normalize for a number of finished images",
+            "after Normalize to give a value of finished images",
         ),
         (
             [T.RandomErasing(value=(1, 2, 256))],

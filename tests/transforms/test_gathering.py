@@ -44,7 +44,7 @@ def drawn(transform):
             T.CopyPaste,
             {"labels_getter": None},
             ValueError,
-            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs to",
+            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and returns the fields of",
         ),
     ],
 )
@@ -58,16 +58,16 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
     [
         (
             [T.Mosaic(40), T.RandomIoUCrop()],
-            "RandomIoUCrop draws from the boxes of a sample, which are not known before Mosaic has put several samples "
-            "together; put RandomIoUCrop before Mosaic",
+            "RandomIoUCrop draws from the boxes of a sample, which are not known once Mosaic has combined several "
+            "samples; put RandomIoUCrop before Mosaic",
         ),
-        ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic does not go with MultiView: a sample has its boxes"),
-        ([T.MultiView([[T.Resize(40)], [T.CopyPaste()]])], "CopyPaste does not go with MultiView: a sample has its"),
+        ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic cannot be combined with MultiView: a sample has"),
+        ([T.MultiView([[T.Resize(40)], [T.CopyPaste()]])], "CopyPaste cannot be combined with MultiView: a sample"),
         (
             [T.Mosaic(40), T.CopyPaste(), T.Compose([T.Mosaic(40)])],
-            "a chain has at most one Mosaic, but this one has 2; leave all but one out",
+            "a chain can have at most one Mosaic, but this chain has 2; keep only one",
         ),
-        ([T.CopyPaste(), T.CopyPaste(0.5)], "a chain has at most one CopyPaste, but this one has 2"),
+        ([T.CopyPaste(), T.CopyPaste(0.5)], "a chain can have at most one CopyPaste, but this chain has 2"),
         (
             [T.Normalize((0.5,) * 3, (0.5,) * 3), T.CopyPaste()],
             "CopyPaste (number 2) cannot come after Normalize (number 1)",

@@ -320,8 +320,8 @@ class Own(nn.Module):
         (
             lambda: v2.Lambda(second),
             TypeError,
-            "transforms is Lambda, which gpuload does not have: torchvision calls its function with all that a sample "
-            "holds; gpuload's own, T.Lambda(fn, per='image'), calls",
+            "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
+            "sample; gpuload's T.Lambda(fn, per='image') calls",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (
@@ -334,7 +334,7 @@ class Own(nn.Module):
             ValueError,
             "transforms.transforms[1] is RGB",
         ),
-        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
+        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images from one"),
         (lambda: [v2.Resize(8, antialias=0.5)], TypeError, "transforms[0]: Resize(antialias=…) must be True or False"),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
         (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would turn"),
@@ -347,14 +347,14 @@ class Own(nn.Module):
         (
             lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
             ValueError,
-            "transforms[1], ToDtype, converts floats back to levels; leave it out",
+            "transforms[1], ToDtype, converts floats back to levels; leave out both",
         ),
-        (lambda: [second], TypeError, "transforms[0] is no transform of torchvision: got <function second"),
+        (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (
             lambda: [v2.Resize(8), Own()],
             TypeError,
-            "take it out; if it takes a batch, write transforms=[*T.from_torchvision(…), module]",
+            "remove it from the chain; if it takes a batch, write transforms=[*T.from_torchvision(…), module]",
         ),
     ],
 )
@@ -402,13 +402,13 @@ def test_a_preset_of_classifiers_is_four_transforms():
         (
             "SemanticSegmentation",
             {"resize_size": 520, "mean": (0.5, 0.4, 0.3)},
-            "transforms is the preset SemanticSegmentation, which is not read: write "
+            "transforms is the preset SemanticSegmentation, which cannot be converted: write "
             "transforms=[T.Resize(520, 'bilinear'), T.ToDtype('float32', scale=True), "
             "T.Normalize((0.5, 0.4, 0.3), (0.229, 0.224, 0.225))]; masks",
         ),
         ("SemanticSegmentation", {"resize_size": None}, "write transforms=[T.ToDtype('float32', scale=True), T.Norm"),
-        ("ObjectDetection", {}, "is not read: write transforms=[T.ToDtype('float32', scale=True)]"),
-        ("VideoClassification", {"crop_size": (8, 8), "resize_size": (9,)}, "do it in the dataset's __getitem__"),
+        ("ObjectDetection", {}, "cannot be converted: write transforms=[T.ToDtype('float32', scale=True)]"),
+        ("VideoClassification", {"crop_size": (8, 8), "resize_size": (9,)}, "apply it in the dataset's __getitem__"),
         ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
     ],
 )
@@ -427,7 +427,7 @@ def test_each_refusal_says_what_to_do(name):
 
 def test_one_that_no_version_has_yet():
     kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
-    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; do it in the"):
+    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; call it in"):
         T.from_torchvision([kind()])
 
 
@@ -598,17 +598,17 @@ def test_what_training_scripts_override():
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (([1],), TypeError, "from_timm(data_config=…) must be a dict, as timm.data.resolve_model_data_config(model)"),
-        (({"crop_pt": 1},), ValueError, "holds 'crop_pt', which is none of the arguments of timm's create_transform"),
-        (({"naflex": True},), ValueError, "from_timm: naflex=True cannot be mapped"),
-        (({"use_prefetcher": True},), ValueError, "use_prefetcher=True cannot be mapped: gpuload puts batches on"),
-        (({"separate": True},), ValueError, "from_timm: separate=True cannot be mapped"),
-        (({"tf_preprocessing": True},), ValueError, "from_timm: tf_preprocessing=True cannot be mapped"),
-        (({"patchify": True},), ValueError, "from_timm: patchify=True cannot be mapped"),
-        (({"re_num_splits": 3},), ValueError, "from_timm: re_num_splits=3 cannot be mapped"),
+        (([1],), TypeError, "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config"),
+        (({"crop_pt": 1},), ValueError, "has 'crop_pt', which is not an argument of timm's create_transform"),
+        (({"naflex": True},), ValueError, "from_timm: naflex=True cannot be converted"),
+        (({"use_prefetcher": True},), ValueError, "use_prefetcher=True cannot be converted: gpuload itself moves"),
+        (({"separate": True},), ValueError, "from_timm: separate=True cannot be converted"),
+        (({"tf_preprocessing": True},), ValueError, "from_timm: tf_preprocessing=True cannot be converted"),
+        (({"patchify": True},), ValueError, "from_timm: patchify=True cannot be converted"),
+        (({"re_num_splits": 3},), ValueError, "from_timm: re_num_splits=3 cannot be converted"),
         (({"interpolation": "random"},), ValueError, "interpolation='random' is for training; name a filter"),
         (({"interpolation": "box"},), ValueError, "Resize(interpolation=…) must be one of"),
-        (({"crop_pct": 1.5},), ValueError, "from_timm(crop_pct=…) must be greater than 0, and at most 1, got 1.5"),
+        (({"crop_pct": 1.5},), ValueError, "from_timm(crop_pct=…) must be greater than 0 and at most 1, got 1.5"),
         (({"crop_mode": "zoom"},), ValueError, "from_timm(crop_mode=…) must be 'center', 'squash' or 'border'"),
         (({"train_crop_mode": "zoom"}, True), ValueError, "(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr'"),
         (({"hflip": 1.5}, True), ValueError, "from_timm(hflip=…) is a probability and must lie in 0 … 1"),

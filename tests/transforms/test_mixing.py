@@ -35,7 +35,7 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
         (
             {"label_smoothing": 0.1, "labels_getter": None},
             ValueError,
-            "(label_smoothing=0.1) smooths labels, but labels_getter=None says that there are none; leave one of them",
+            "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; leave",
         ),
         ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
         ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),
@@ -56,8 +56,8 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
     [
         (
             [T.CenterCrop(8), T.MixUp()],
-            "transforms in an impossible order: MixUp (number 2) takes float or normalized images and gets uint8 ones; "
-            "put ToDtype('float32', scale=True) or Normalize before it",
+            "transforms in an impossible order: MixUp (number 2) takes float or normalized images but gets uint8 "
+            "images; put ToDtype('float32', scale=True) or Normalize before it",
         ),
         (
             [FLOAT, T.CutMix(), NORMALIZE],
@@ -67,40 +67,40 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ([FLOAT, T.RandomApply([T.CutMix()]), T.CenterCrop(8)], "CenterCrop (number 3) cannot come after RandomApply"),
         (
             [NORMALIZE, T.MixUp(), T.CutMix()],
-            "a chain mixes an image once, but has MixUp and CutMix; put them into one RandomChoice, which takes one of "
-            "them for each sample",
+            "a chain can mix an image only once, but has MixUp and CutMix; put them into one RandomChoice, which "
+            "applies one of them to each sample",
         ),
         (
             [NORMALIZE, T.RandomOrder([T.MixUp(), T.CutMix()])],
-            "RandomOrder mixes an image once, but has MixUp and CutM",
+            "RandomOrder can mix an image only once, but has MixUp and CutM",
         ),
         (
             [NORMALIZE, T.RandomChoice([T.Compose([T.MixUp(), T.CutMix()])])],
-            "RandomChoice mixes an image once, but has MixUp and CutMix",
+            "RandomChoice can mix an image only once, but has MixUp and CutMix",
         ),
         (
             [NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.MixUp()])],
-            "RandomApply cannot hold RandomHorizontalFlip beside MixUp, which mixes images after all else is done; put "
-            "RandomHorizontalFlip into a RandomApply of its own",
+            "RandomApply cannot hold RandomHorizontalFlip together with MixUp, which mixes images after all other "
+            "transforms; put RandomHorizontalFlip into a separate RandomApply",
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(num_classes=3), T.CutMix(num_classes=4)])],
-            "MixUp(num_classes=3) and CutMix(num_classes=4) are for the labels of one batch; give both the same",
+            "MixUp(num_classes=3) and CutMix(num_classes=4) apply to the labels of one batch; give both the same",
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
-            "MixUp(labels_getter='default') and CutMix(labels_getter=None) are for the labels of one batch",
+            "MixUp(labels_getter='default') and CutMix(labels_getter=None) apply to the labels of one batch",
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(label_smoothing=0.1), T.CutMix()])],
-            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) are for the labels of one batch; give both",
+            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) apply to the labels of one batch; give both",
         ),
         (
             [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],
-            "MixUp does not go with MultiView: a sample has one label, but its views would be mixed with "
+            "MixUp cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
             "different shares",
         ),
-        ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp does not go with MultiView"),
+        ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp cannot be combined with MultiView"),
     ],
 )
 def test_where_they_cannot_stand(transforms, text):

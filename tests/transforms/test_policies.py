@@ -16,7 +16,16 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, TORCHVISION, WIDE, policy
+from gpuload.transforms.policies import (
+    AUTO_SPACE,
+    KINDS,
+    MIX_SPACES,
+    POLICIES,
+    RAND_SPACE,
+    TORCHVISION,
+    WIDE_SPACE,
+    policy,
+)
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
 
 N = 6_000
@@ -69,11 +78,11 @@ def test_policies_are_torchvisions(v2, name):
 @pytest.mark.parametrize("bins", [2, 7, 10, 30, 31])
 def test_magnitudes_are_torchvisions(v2, bins, size):
     spaces = (
-        (AUTO, v2.AutoAugment._AUGMENTATION_SPACE),
-        (RAND, v2.RandAugment._AUGMENTATION_SPACE),
-        (WIDE, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
-        (MIX[True], v2.AugMix._AUGMENTATION_SPACE),
-        (MIX[False], v2.AugMix._PARTIAL_AUGMENTATION_SPACE),
+        (AUTO_SPACE, v2.AutoAugment._AUGMENTATION_SPACE),
+        (RAND_SPACE, v2.RandAugment._AUGMENTATION_SPACE),
+        (WIDE_SPACE, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+        (MIX_SPACES[True], v2.AugMix._AUGMENTATION_SPACE),
+        (MIX_SPACES[False], v2.AugMix._PARTIAL_AUGMENTATION_SPACE),
     )
     places, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
     for space, theirs in spaces:
@@ -101,7 +110,7 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
     number = KINDS.index(kind)
     places = np.arange(31)[:, None]
     sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
-    strengths = WIDE.magnitudes(np.full((31, 1), number), 31, places, sizes)
+    strengths = WIDE_SPACE.magnitudes(np.full((31, 1), number), 31, places, sizes)
     signs = (1, -1) if 1 <= number <= 9 else (1,)
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
@@ -209,7 +218,7 @@ def test_defaults_and_arguments_in_order():
         (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
         (
             lambda: T.RandAugment(2, 31),
-            "RandAugment(magnitude=…) is one of the 31 bins of num_magnitude_bins, 0 … 30, got 31",
+            "RandAugment(magnitude=…) must be the index of one of the num_magnitude_bins=31 bins, 0 … 30, got 31",
         ),
         (lambda: T.RandAugment(magnitude=-2), "RandAugment(magnitude=…) must be at least 0, got -2"),
         (lambda: T.RandAugment(num_magnitude_bins=1), "RandAugment(num_magnitude_bins=…) must be at least 2, got 1"),

@@ -37,14 +37,14 @@ def draw(transform, height: int, width: int, n: int = N):
             ValueError,
             "ScaleJitter(antialias=…) must be True for interpolation='lanczos'",
         ),
-        (lambda: T.RandomShortestSize([]), ValueError, "(min_size=…) must be a length or several, got []"),
+        (lambda: T.RandomShortestSize([]), ValueError, "(min_size=…) must be a length or a list of lengths, got []"),
         (lambda: T.RandomShortestSize([8, "9"]), TypeError, "(min_size=…) must be an integer, got '9' (str)"),
         (lambda: T.RandomShortestSize(0), ValueError, "RandomShortestSize(min_size=…) must be at least 1, got 0"),
         (lambda: T.RandomShortestSize(8, max_size=0), ValueError, "(max_size=…) must be at least 1, got 0"),
         (
             lambda: T.RandomResize(8, 8),
             ValueError,
-            "RandomResize(max_size=8) must be greater than min_size=8: the long",
+            "RandomResize(max_size=8) must be greater than min_size=8: the max",
         ),
         (lambda: T.RandomResize(0, 8), ValueError, "RandomResize(min_size=…) must be at least 1, got 0"),
         (
@@ -209,7 +209,7 @@ def test_random_places_are_distributed_as_timms(theirs, size_hw, crop):
 
 
 def test_trim_border_refuses_what_it_would_leave_nothing_of():
-    with pytest.raises(DrawError, match=re.escape("TrimBorder(7) leaves nothing of an image of 14×40")) as caught:
+    with pytest.raises(DrawError, match=re.escape("TrimBorder(7) would remove an entire image of 14×40")) as caught:
         drawn(T.TrimBorder(7), (14, 40), 1)
     assert caught.value.row == 0
 

@@ -44,10 +44,10 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
         (lambda: T.RandomRotation(5, center=3), TypeError, "RandomRotation(center=…) must be a pair (x, y), got 3"),
         (lambda: T.RandomRotation(5, fill="black"), TypeError, "RandomRotation(fill=…) must be a number, got 'black'"),
         (lambda: T.RandomAffine(5, translate=0.5), TypeError, "RandomAffine(translate=…) must be a pair (x, y)"),
-        (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height, 0 … 1, got"),
+        (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height in 0 … 1, got"),
         (lambda: T.RandomAffine(5, scale=(0, 1)), ValueError, "RandomAffine(scale=…) must be greater than 0"),
         (lambda: T.RandomAffine(5, shear=-3), ValueError, "RandomAffine(shear=…) as a single number must not be neg"),
-        (lambda: T.RandomAffine(5, shear=(1, 2, 3)), ValueError, "must be one number, or 2 or 4 of them, got 3"),
+        (lambda: T.RandomAffine(5, shear=(1, 2, 3)), ValueError, "must be 1, 2 or 4 numbers, got 3"),
         (
             lambda: T.RandomAffine(5, shear=(1, 2, 4, 3)),
             ValueError,

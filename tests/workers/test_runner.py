@@ -42,7 +42,7 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
             Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves=False, **options),
             guard_generators=False,
         )
-        runner._reader._looks = 0  # as after its first samples
+        runner._reader._searches_left = 0  # as after its first samples
         made.append(runner)
     made[1]._row_copier = None
     return made[0], made[1]
@@ -212,7 +212,7 @@ def test_a_file_that_is_written_to_is_an_error_of_each_sample(tmp_path):
     rows, ordinary = runners(dataset)
     (found, slot, _), (expected, other, _) = done(rows, IN_ORDER), done(ordinary, IN_ORDER)
     assert content_of(found, slot) == content_of(expected, other)
-    assert "it has been written to since" in read_content(slot, found.meta, found.meta_at).errors[0][1].cause
+    assert "was changed after the dataset" in read_content(slot, found.meta, found.meta_at).errors[0][1].cause
 
 
 class Own(gl.ArrayFile):

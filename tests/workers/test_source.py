@@ -266,9 +266,7 @@ def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
     get = source.open(request(1, 2, 0))
     assert get(0) == b"\1" * 70_000
     os.truncate(tmp_path / "x.tar", 2 * 70_656)  # without the third
-    with pytest.raises(
-        ValueError, match=r"x.tar' returned 0 bytes at offset .*, where its index expects 70,000: it was"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset .*, but its index expects 70,000: it was"):
         get(1)
     assert get(2) == b"\0" * 70_000
     with pytest.raises(IndexError, match="index 3 is out of range"):
@@ -280,5 +278,5 @@ def test_what_cannot_be_read_with_others_is_read_by_itself(tmp_path: Path) -> No
     get = source.open(request(0, 1, 2))
     os.truncate(tmp_path / "x.tar", 2 * 1536)
     assert [get(0), get(1)] == [b"\0" * 700, b"\1" * 700]
-    with pytest.raises(ValueError, match="returned 0 bytes at offset 3,584, where its index expects 700"):
+    with pytest.raises(ValueError, match="returned 0 bytes at offset 3,584, but its index expects 700"):
         get(2)

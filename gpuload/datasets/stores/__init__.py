@@ -1,1 +1,1 @@
-"""Datasets that keep many samples in few files, one module each. None imports its library before it is used."""
+"""Datasets that store many samples in few files, one per module. Libraries are imported on first use."""

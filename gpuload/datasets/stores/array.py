@@ -1,7 +1,7 @@
 """`ArrayFile`: decoded samples in one memory-mapped file, ``.npy`` or raw.
 
-Only pixels of the batch are copied: a sample is a view of the mapping, and a worker copies the region that the first
-crop needs directly to its slot. All processes share the pages.
+Only the pixels that a batch needs are copied: a sample is a view of the mapping, and a worker copies the region of the
+first crop directly to its slot. All processes share the pages.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MAGIC: Final = b"\x93NUMPY"
 COLD_CHUNKS: Final = 4  # chunks to prefetch after one that was read from disk
 # The first bytes of other file types, with a remedy for each.
 FOREIGN_FILES: Final = (
-    (b"PK\x03\x04", "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
-    (b"\x80", "perhaps a pickle, which is never loaded; write the array with numpy.save(path, array)"),
-    (b"\x89HDF", "HDF5, which gpuload.HDF5 reads"),
+    (b"PK\x03\x04", "an .npz or another zip file; write the array itself with numpy.save(path, array)"),
+    (b"\x80", "probably a pickle, which gpuload never loads; write the array with numpy.save(path, array)"),
+    (b"\x89HDF", "an HDF5 file; read it with gpuload.HDF5"),
 )
 
 
@@ -48,7 +48,7 @@ class Pixels:
 
     Args:
         shape, dtype: the shape and dtype of one entry.
-        layout: as in `ArrayFile`; None means an image if dtype and axes permit.
+        layout: as in `ArrayFile`; None treats entries as images if their dtype and axes allow it.
         as_dtype: the dtype to convert entries to, or None.
         what: the file's name in messages.
 
@@ -80,15 +80,15 @@ class Pixels:
         description = f"{what} holds samples of shape {shape}, {dtype}"
         if target.name not in PIXELS:
             raise ValueError(
-                f"{description}, but images are uint8, uint16 or float32: as_dtype='float32' converts them, "
-                "layout='data' yields plain arrays"
+                f"{description}, but images must be uint8, uint16 or float32; convert them with as_dtype='float32', or "
+                "get plain arrays with layout='data'"
             )
         if len(shape) != len(layout):
-            raise ValueError(f"{description}, which lacks the {len(layout)} axes of layout={layout!r}")
+            raise ValueError(f"{description}, but layout={layout!r} needs {len(layout)} axes")
         try:
             zeros = self._image(np.broadcast_to(np.zeros((), target), shape)).hwc
             if is_guess:
-                Image(zeros)  # refuses a channel axis that looks like height or width
+                Image(zeros)  # raises if the channel axis looks like height or width
             self.size_hw = zeros.shape[-3:-1]
         except ValueError as error:
             raise ValueError(
@@ -117,14 +117,15 @@ class ArrayFile(Store):
 
     Args:
         path: a ``.npy`` file, or a raw file without a header, with `dtype` and `shape`.
-        labels: one for each sample: an array or list, or the path of a ``.npy``.
-        layout: the axes of a sample, without the first axis of the file: ``"HW"``, ``"HWC"``, ``"CHW"``; for volumes
-            and clips, whose slices share their draws, ``"DHW"``, ``"DHWC"``, ``"DCHW"``; ``"data"`` for non-images.
-            Default: H×W, H×W×C or D×H×W×C by number of axes for uint8, uint16 and float32, else ``"data"``.
+        labels: one label per sample, as an array, a list, or the path of a ``.npy`` file.
+        layout: the axes of a sample, without the first axis of the file: ``"HW"``, ``"HWC"``, ``"CHW"``; ``"DHW"``,
+            ``"DHWC"``, ``"DCHW"`` for volumes and clips, whose slices share their random draws; ``"data"`` for
+            non-images. Default: H×W, H×W×C or D×H×W×C, depending on the number of axes, for uint8, uint16 and float32;
+            otherwise ``"data"``.
         as_dtype: ``"uint8"``, ``"uint16"`` or ``"float32"``: convert (and copy) each sample. Required for images of
             other dtypes.
-        dtype, shape: dtype and shape of a raw file, in C order; the first axis may be -1.
-        offset: the offset of the first number in a raw file, in bytes.
+        dtype, shape: the dtype and shape of a raw file, in C order; the first axis may be -1.
+        offset: the byte offset of the first number in a raw file.
         storage_options: for URLs, fsspec options or a `Remote`.
 
     Attributes:
@@ -133,10 +134,10 @@ class ArrayFile(Store):
         labels: an array, or None.
 
     Raises:
-        FileNotFoundError, IsADirectoryError: there is no such file.
+        FileNotFoundError, IsADirectoryError: the path does not exist, or is a folder.
         TypeError: labels are neither numbers nor strings.
         ValueError: the file is not an array, is truncated, holds objects, or is in Fortran order; labels or layout do
-            not fit. The message includes a remedy.
+            not match the array. The message includes a remedy.
 
     Example:
         >>> import pathlib, tempfile
@@ -171,7 +172,7 @@ class ArrayFile(Store):
             if start.startswith(MAGIC):
                 if dtype is not None or shape is not None or offset:
                     raise ValueError(
-                        f"{self.path!r} is a .npy file, whose header has the dtype and shape; omit dtype=, shape= "
+                        f"{self.path!r} is a .npy file, whose header states dtype and shape; omit dtype=, shape= "
                         "and offset="
                     )
                 header = _npy_header(file, self.path)
@@ -180,20 +181,20 @@ class ArrayFile(Store):
         self.shape, self.dtype, self._offset = header
         _check_kind(self.path, self.dtype)
         if not self.shape:
-            raise ValueError(f"{self.path!r} holds a single number; expected an array with an axis of samples")
+            raise ValueError(f"{self.path!r} holds a single number; expected an array whose first axis is the samples")
         if 0 in self.shape[1:]:
-            raise ValueError(f"{self.path!r} holds an array of shape {self.shape}, whose samples are empty")
+            raise ValueError(f"the samples of {self.path!r} are empty: its array has shape {self.shape}")
         self._sample_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
         expected = self._offset + self.shape[0] * self._sample_bytes
         if nbytes < expected:
             raise ValueError(
-                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} ends at byte {expected:,}, but "
+                f"{self.path!r} is truncated: {self.dtype} of shape {self.shape} ends at byte {expected:,}, but "
                 f"the file has {nbytes:,} bytes; write or copy it again"
             )
         if not start.startswith(MAGIC) and nbytes > expected:
             raise ValueError(
                 f"{self.path!r} has {nbytes:,} bytes, but {self.dtype} of shape {self.shape} at offset {offset} ends "
-                f"at byte {expected:,}: are dtype, shape and offset right?"
+                f"at byte {expected:,}; check dtype, shape and offset"
             )
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
@@ -235,8 +236,8 @@ class ArrayFile(Store):
         return self._sample_bytes if is_direct and len(self) else 0
 
     def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
-        """Return all samples as images N×H×W×C in the mapped file, and prefetch the samples that the caller is going
-        to copy; return None if `_row_bytes` is 0."""
+        """Return a view of the mapped file as images N×H×W×C, and prefetch the samples that the caller is about to
+        copy. Return None if `_row_bytes` is 0."""
         if not self._row_bytes:
             return None
         self._prefetch(self._handle, numbers)
@@ -251,9 +252,9 @@ class ArrayFile(Store):
         return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def _prefetch(self, mapped: _Mapped, numbers: list[int]) -> None:
-        """Ask the kernel to read a chunk's samples concurrently instead of page fault by page fault. This only pays off
-        while samples come from disk, and not for adjacent samples: there the kernel's own read-ahead also allocates
-        larger pages than `madvise` does, which cost less CPU time on this and every later read."""
+        """Ask the kernel to read a chunk's samples concurrently instead of one page fault at a time. This only pays off
+        while samples come from disk, and not for adjacent samples: there the kernel's read-ahead also allocates larger
+        pages than `madvise` does, and larger pages cost less CPU time on every read."""
         if not numbers or mapped.mapping is None or not mapped.is_cold():
             return
         ordered = np.unique(numbers)
@@ -266,8 +267,8 @@ class ArrayFile(Store):
             mapped.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
 
     def __repr__(self) -> str:
-        each = "×".join(map(str, self.shape[1:])) or "one number"
-        return f"ArrayFile({self.path!r}: {len(self)} samples of {each}, {self.dtype})"
+        sample_shape = "×".join(map(str, self.shape[1:])) or "one number"
+        return f"ArrayFile({self.path!r}: {len(self)} samples of {sample_shape}, {self.dtype})"
 
 
 class _Mapped:
@@ -286,15 +287,15 @@ class _Mapped:
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype, and the offset of the data."""
+    """Read the header of a ``.npy`` file. Return shape, dtype, and the offset of the data."""
     file.seek(0)
     try:
         shape, fortran, dtype = read_npy_header(file)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
+        raise ValueError(f"the header of the .npy file {path!r} cannot be read: {error}") from error
     if fortran and len(shape) > 1:
         raise ValueError(
-            f"{path!r} is stored in Fortran order, which scatters each sample over the file; store it with "
+            f"{path!r} is stored in Fortran order, which scatters each sample across the file; save it again with "
             "numpy.save(path, numpy.ascontiguousarray(array))"
         )
     return shape, dtype, file.tell()
@@ -303,35 +304,35 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
 def _raw_header(
     path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype and offset of a file without a header, from the arguments."""
+    """Return the shape, dtype and offset of a file without a header, as given by the arguments."""
     if dtype is None or shape is None:
         hint = next((text for magic, text in FOREIGN_FILES if start.startswith(magic)), None)
         raise ValueError(
             f"{path!r} is not a .npy file: it begins with {start[:8]!r}"
             + (f" ({hint})" if hint else "; for a raw file pass dtype= and shape=(n, height, width, channels)")
         )
-    kind, sides = np.dtype(dtype), tuple(int(side) for side in shape)
+    number_type, sides = np.dtype(dtype), tuple(int(side) for side in shape)
     if any(side < 0 for side in sides[1:]) or (sides and sides[0] < -1):
-        raise ValueError(f"shape must consist of lengths, of which the first may be -1, got {shape}")
+        raise ValueError(f"shape must consist of lengths of 0 or more, except that the first may be -1, got {shape}")
     if type(offset) is not int or offset < 0:
         raise ValueError(f"offset must be a number of bytes, 0 or more, got {offset!r}")
     if sides and sides[0] == -1:
-        sample_bytes = int(np.prod(sides[1:], dtype=np.int64)) * kind.itemsize
+        sample_bytes = int(np.prod(sides[1:], dtype=np.int64)) * number_type.itemsize
         count, remainder = divmod(max(nbytes - offset, 0), sample_bytes) if sample_bytes else (0, 0)
         if remainder:
             raise ValueError(
                 f"{path!r} has {nbytes - offset:,} bytes after offset {offset}, not a multiple of the sample size of "
-                f"{sample_bytes:,} bytes: are dtype and shape right?"
+                f"{sample_bytes:,} bytes; check dtype and shape"
             )
         sides = (count, *sides[1:])
-    return sides, kind, offset
+    return sides, number_type, offset
 
 
 def _check_kind(path: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise ValueError(
-            f"{path!r} holds pickled Python objects, which are refused, since unpickling can run arbitrary code. Store "
-            "numbers of one shape, or the images as files"
+            f"{path!r} holds pickled Python objects, which gpuload never loads, since unpickling can run arbitrary "
+            "code. Store an array of numbers, or store the images as files"
         )
     if dtype.kind not in "biufc":
         raise ValueError(f"{path!r} holds {dtype}; expected numbers")

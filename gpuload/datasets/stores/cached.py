@@ -1,10 +1,10 @@
-"""Indices that take long to build, kept in files: arrays of numbers and nothing else.
+"""A file cache for indexes that take long to build. The files contain only arrays of numbers.
 
-One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
-home in ``gpuload-UID`` in the temporary folder, if only this user can write to it. A source that has changed gets a new
-file in place of the old one. A file is a zip, whose members have a CRC-32 each: what the source was, as JSON,
-and arrays as ``.npy``. It is written under another name and then renamed, so nobody reads half of one. A damaged file
-is made again.
+Each source has one file, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
+home folder, in ``gpuload-UID`` in the temporary folder, if only this user can write to it. When a source has changed, a
+new file replaces the old one. A file is a zip archive, which has a CRC-32 for each member: the identity of the source
+as JSON, and arrays as ``.npy``. It is written under a temporary name and then renamed, so readers never see a partial
+file. A damaged file is rebuilt.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import numpy as np
 
 __all__ = ["cache_folder", "cached"]
 
-LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is read
+LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is loaded
 IDENTITY: Final = "identity.json"
-NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # nothing can be written there, so nothing is kept
+NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # not writable, so nothing is cached
 
 Arrays = dict[str, np.ndarray]
 
 
 def cache_folder() -> str:
-    """Return where indices are kept."""
+    """Return the folder for cached indexes."""
     if folder := os.environ.get("GPULOAD_CACHE"):
         return folder
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(base):
         return os.path.join(base, "gpuload")
-    # Without HOME and an entry in the table of users, as containers run programs, `~` stays as it is: a folder of that
-    # name wherever the program is started.
+    # In a container without HOME and without an entry in the user database, `~` is not expanded: it would be a folder
+    # of that name in the working directory.
     return _temporary_folder() or NOWHERE
 
 
 def _temporary_folder() -> str | None:
-    """Return a folder for temporary files that is this user's alone: others may have made one of its name."""
+    """Return a temporary folder that only this user can write to; None if another user has created the folder."""
     try:
         path = os.path.join(tempfile.gettempdir(), f"gpuload-{os.getuid()}")
         with contextlib.suppress(FileExistsError):
@@ -52,8 +52,8 @@ def _temporary_folder() -> str | None:
         status = os.lstat(path)
     except OSError:
         return None
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return path if ours else None
+    is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return path if is_private else None
 
 
 def cached(
@@ -65,36 +65,36 @@ def cached(
     is_kept: Callable[[Arrays], bool] = lambda arrays: True,
     least_bytes: int | None = None,
 ) -> Arrays:
-    """Return the index of a source: from its file if that is of the same source, else built, and kept for next time.
+    """Return the index of a source: from the cache if the cached identity matches, else newly built (and then cached).
 
     Args:
-        path: the source's, which names the file.
-        identity: all that the index depends on, such as size and time of the source and what was asked for; JSON.
-        build: makes the arrays.
-        is_fresh: whether arrays from a file are still true, where `identity` does not say it.
-        is_kept: whether the arrays that were built may be kept.
-        least_bytes: a smaller index is not kept; default `LEAST_BYTES`.
+        path: the path of the source, which determines the name of the cache file.
+        identity: everything that the index depends on, such as the source's size and time, and the arguments; JSON.
+        build: a function that builds the arrays.
+        is_fresh: returns whether cached arrays are still valid, where `identity` is not sufficient.
+        is_kept: returns whether newly built arrays may be cached.
+        least_bytes: smaller indexes are not cached; default `LEAST_BYTES`.
     """
     file = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
-    described = json.dumps([path, identity]).encode()
+    encoded_identity = json.dumps([path, identity]).encode()
     arrays: Arrays | None = None
-    with contextlib.suppress(Exception):  # whatever zipfile and NumPy raise for a file that is damaged
-        arrays = _read(file, described)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of arrays that are not what `build` makes
+    with contextlib.suppress(Exception):  # zipfile and NumPy raise many types for a damaged file
+        arrays = _read(file, encoded_identity)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # arrays of another form
         if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()
     minimum = LEAST_BYTES if least_bytes is None else least_bytes
     if sum(array.nbytes for array in arrays.values()) >= minimum and is_kept(arrays):
-        with contextlib.suppress(OSError, ValueError):  # a zip takes no time before 1980, which a clock may show
-            _write(file, described, arrays)
+        with contextlib.suppress(OSError, ValueError):  # zip has no times before 1980, which a wrong clock may show
+            _write(file, encoded_identity, arrays)
     return arrays
 
 
 def _read(path: str, identity: bytes) -> Arrays | None:
-    """Return the arrays in a file; None if they are of another source."""
+    """Return the arrays in a file; None if the file belongs to another source."""
     with zipfile.ZipFile(path) as file:
-        # A damaged directory, or head of an array, takes no memory beyond its file.
+        # A damaged zip directory or array header must not allocate more memory than the file has bytes.
         if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path) or file.read(IDENTITY) != identity:
             return None
         arrays: Arrays = {}

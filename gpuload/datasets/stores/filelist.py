@@ -1,11 +1,11 @@
-"""`FileList`: image files that a manifest or a table names, or whose names are made of their numbers.
+"""`FileList`: image files listed in a manifest or a table, or with names generated from their numbers.
 
-A manifest is read once, in the main process, row by row whatever its form, to paths in one buffer and an array of
-targets for each column. Those of a long manifest are kept in a file for the next time. Generated names take no memory.
+The main process reads a manifest once, row by row, into one buffer of paths and one array of targets per column. The
+result is cached in a file if the manifest is long. Generated names take no memory.
 
-Whether a column of targets holds whole numbers, numbers, or names of classes is read from its cells. Python's own `int`
-and `float` take more for a number than a table means by one: ``007`` is a code, ``nan`` and ``inf`` are words,
-``1_000`` has no place in a CSV file.
+The cells of a target column determine whether it holds integers, floats, or class names. Python's `int` and `float`
+accept text that is not meant as a number in a table: ``007`` is a code, ``nan`` and ``inf`` are words, and ``1_000`` is
+not a number in CSV.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
-Rows = Iterable[tuple[int, Sequence[Any]]]  # of each its line or number, and its cells: the path, then the targets
-INDEX: Final = 3  # which form an index has; one of another form is built again
-NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every other byte is one): save it as UTF-8"
-TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # told by their names, without an import
+Rows = Iterable[tuple[int, Sequence[Any]]]  # per row: its line or number, and its cells (the path, then the targets)
+INDEX_VERSION: Final = 3  # an index of another version is rebuilt
+NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (UTF-16 text is full of NUL bytes): save it as UTF-8"
+TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # recognized by name, without importing the libraries
 SEPARATORS: Final = (",", ";", "\t", "|")
-WHOLE: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
+INTEGER: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 PADDED: Final = re.compile(r"0[0-9]+")
-WIDEST: Final = 1 << 63
-STRAYS: Final = 10  # at most one of this many cells is a stray
-DIGITS: Final = 20  # of the longest int64, with its sign
-FEWEST: Final = 4  # cells, of which one is a stray
+INT64_LIMIT: Final = 1 << 63
+CELLS_PER_STRAY: Final = 10  # at most one cell of this many may be a stray
+INT64_DIGITS: Final = 20  # the longest int64, including the sign
+MIN_CELLS: Final = 4  # a shorter column has no strays
 
 
 @dataclass(frozen=True, repr=False)
 class NumberedPaths(Lazy[str]):
-    """Paths that are made of their numbers, each when it is asked for.
+    """A lazy sequence of paths that are generated from numbers.
 
     Args:
-        root: an absolute path, which names are relative to.
-        pattern: with ``{index}`` where the number stands, and a format as in ``{index:07d}``.
-        length: how many there are.
+        root: the absolute path of the folder that names are relative to.
+        pattern: a name with ``{index}`` in place of the number, optionally with a format, as in ``{index:07d}``.
+        length: the number of paths.
         start: the first number.
 
     Example:
@@ -88,9 +88,9 @@ class NumberedPaths(Lazy[str]):
 
 
 class FileList(ImageFileDataset):
-    """Image files from a list: of a manifest or a table, or with generated names.
+    """Image files listed in a manifest or a table, or with generated names.
 
-    Yields ``(Encoded, target)``, or `Encoded` where there are no targets; of several columns of targets a dict::
+    Yields ``(Encoded, target)``, or `Encoded` if there are no targets. With several target columns, targets are dicts::
 
         gl.FileList("train.csv", root="/data/images")                       # columns path and label
         gl.FileList(frame, path="file", target=["age", "sex"], root="/data")  # a pandas.DataFrame; target: a dict
@@ -98,36 +98,38 @@ class FileList(ImageFileDataset):
 
     Args:
         manifest: a CSV file (``.tsv`` and ``.txt``: separated by tabs), a ``.parquet`` file (needs pyarrow:
-            ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a name with
-            ``{index}`` in it.
-        path: the column of paths: its name, or its number from 0 in a CSV file without a line of names.
-        target: the column of targets, likewise; None for none; or a list of several, whose values come as a dict with
-            the columns as keys. Numbers come as they are; where one cell is none, all are names of classes, and targets
-            their places among the sorted names. Text such as ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
-        classes: the names of all classes, in the order of their labels; or a data set whose `classes` they are, such
-            as the train split. Targets are then their places among these; one that is not among them is an error. For
-            several targets, a dict of names by column.
-        root: the folder that paths are relative to, and may not leave. Default: the manifest's own, or the working
-            directory. Absolute paths need one that they are in.
-        delimiter: what separates the columns of a CSV file.
-        count, start: how many generated names there are, and the first number.
-        labels: of generated names, one for each: an array or list. With `classes`, names or their places.
-        mode: what the pixels become, see `Encoded`.
-        storage_options: of a manifest or root at a URL, what fsspec takes, or a `Remote`.
+            ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a file name that
+            contains ``{index}``.
+        path: the column of paths: its name, or for a CSV file without a header, its number, counted from 0.
+        target: the column of targets, by name or number; None for no targets; or a list of columns: each target is
+            then a dict keyed by column. Numbers are kept. If any cell of a column is not a number, all its cells are
+            class names, and each target is the index of its name among the sorted names. Text such as ``007``, ``nan``,
+            ``inf`` and ``1_000`` is a name.
+        classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to use, such as
+            the train split. Each target is then the index of its name in this list; an unknown name is an error. For
+            several target columns, a dict from column to names.
+        root: the folder that paths are relative to; paths must not lead out of it. Default: the folder of the manifest,
+            or the working directory. Absolute paths must be inside it.
+        delimiter: the character that separates the columns of a CSV file.
+        count, start: the number of generated names, and the first index.
+        labels: one label per generated name, as an array or list. With `classes`, names or their indices.
+        mode: the pixel mode of images, see `Encoded`.
+        storage_options: for a manifest or root at a URL, fsspec options or a `Remote`.
 
     Attributes:
-        paths: the full path of each image: a sequence that makes each str when it is asked for.
-        labels: the target of each image, as an array; or None. Also `targets`. Of several targets a dict of arrays.
-        classes: the names of classes, or None. Of several targets a dict of those that have names.
+        paths: the full path of each image, as a lazy sequence of str.
+        labels: the target of each image, as an array, or None; also available as `targets`. With a list of target
+            columns, a dict of arrays.
+        classes: the class names, or None. With a list of target columns, a dict of the columns that have class names.
 
     Warns:
-        UserWarning: nearly all targets are numbers, but not all, so that they became names.
+        UserWarning: nearly all targets of a column are numbers, but not all, so they were treated as class names.
 
     Raises:
-        FileNotFoundError: there is no such manifest. (Image files are looked for when they are read.)
+        FileNotFoundError: the manifest does not exist. (Image files are only checked when they are read.)
         TypeError: `labels` are neither numbers nor strings.
-        ValueError: a column or an entry is missing, a path leaves the root, or a target is not among `classes`, with
-            the line; arguments do not go together.
+        ValueError: a column or a cell is missing, a path leads out of the root, or a target is not among `classes` (the
+            message includes the line); or arguments cannot be combined.
 
     Example:
         >>> import pathlib, tempfile
@@ -162,31 +164,31 @@ class FileList(ImageFileDataset):
             return
         if count is not None or start or labels is not None:
             raise ValueError(
-                "count=, start= and labels= are for generated names, as in 'img_{index:07d}.jpg'; a manifest has its "
-                f"own, got the manifest {'a table' if is_table else repr(name)}"
+                "count=, start= and labels= are for generated names such as 'img_{index:07d}.jpg', but the manifest is "
+                f"{'a table' if is_table else repr(name)}; leave these arguments out"
             )
-        wanted = _wanted(path, target, classes)
-        (_, *columns), _ = wanted
+        selection = _select_columns(path, target, classes)
+        (_, *columns), _ = selection
         if is_table:
             self._remote = remote_for(root, storage_options)
             folder = absolute("." if root is None else root)
-            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *wanted)
-            arrays = _packed(_table_rows(manifest, source), source)
+            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *selection)
+            arrays = _pack(_table_rows(manifest, source), source)
         else:
             remote = remote_for([manifest, root], storage_options)
-            file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it", streams=True)
+            file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", streams=True)
             folder = os.path.dirname(file) if root is None else absolute(root)
-            between = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
-            read, unit = (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, between), "line")
-            source = Source(repr(file), unit, folder, root is not None, *wanted)
+            mark = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+            read, unit = (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, mark), "line")
+            source = Source(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None
             arrays = cached(
                 file,
-                [INDEX, *stamp(file, remote), *scope_of(remote), folder, *wanted, between],
-                lambda: _packed(read(file, source, remote), source),
+                [INDEX_VERSION, *stamp(file, remote), *scope_of(remote), folder, *selection, mark],
+                lambda: _pack(read(file, source, remote), source),
             )
         self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
-        targets: list[Any] = [arrays[f"targets {place}"] for place in range(len(columns))]
+        targets: list[Any] = [arrays[f"targets {number}"] for number in range(len(columns))]
         names, remarks = json.loads(arrays["words"].tobytes())
         self.labels: Any = next(iter(targets), None)
         self.classes: Any = next(iter(names), None)
@@ -204,7 +206,7 @@ class FileList(ImageFileDataset):
         self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
         self.classes = classes
         if classes is not None:
-            self.labels = _check_places(self.labels, classes)
+            self.labels = _class_indices_of_labels(self.labels, classes)
         self._remote = remote if is_url(self.paths.root) else None
 
     @property
@@ -222,8 +224,14 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """A table that is read: what messages call it and its rows; the folder of the paths, and whether the user named it;
-    the column of paths and those of targets, and the classes of each of these, or None."""
+    """The table that is being read.
+
+    Attributes:
+        name, unit: the name of the table and of its rows (``"line"`` or ``"row"``) in messages.
+        root, has_root: the folder that paths are relative to, and whether the user has passed it.
+        columns: the column of paths, followed by the target columns.
+        classes: for each target column, the class names that the user has passed, or None.
+    """
 
     name: str
     unit: str
@@ -233,20 +241,22 @@ class Source(NamedTuple):
     classes: list[list[str] | None]
 
     def where(self, number: int) -> str:
+        """Describe a row for messages."""
         return f"{self.unit} {number} of {self.name}"
 
 
-def _wanted(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
-    """Return the columns that are asked for, of paths first, and the classes of the others, checked."""
+def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
+    """Validate the column arguments. Return the column of paths followed by the target columns, and the classes of each
+    target column."""
     if target is None or isinstance(target, str | int):
         if classes is not None and target is None:
-            raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
+            raise ValueError("classes= names the targets, but target=None reads no targets; leave one of the two out")
         return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
-        raise ValueError(f"target must be the name of a column, or a list of several, each once, got {target!r}")
+        raise ValueError(f"target must be a column, or a list of different columns, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
-        raise ValueError(f"with several targets classes= is a dict of them, {{{targets[0]!r}: names}}, got {classes!r}")
+        raise ValueError(f"with several targets, classes= must be a dict {{{targets[0]!r}: names, …}}, got {classes!r}")
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 
@@ -256,65 +266,65 @@ def _checked_delimiter(delimiter: str | None) -> str | None:
     return delimiter
 
 
-def _check_places(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
-    """Return labels of generated names, which are names of classes or their places, as places."""
+def _class_indices_of_labels(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
+    """Convert labels, which are class names or class indices, to class indices."""
     if labels is None:
-        raise ValueError("classes= numbers the labels, but there are none; give labels=, or leave classes out")
+        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or leave classes= out")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise ValueError(
-            f"with classes= labels must be names of classes or their places, one for each, got {labels.dtype} of shape "
+            f"with classes=, labels must be one class name or class index per image, got {labels.dtype} of shape "
             f"{labels.shape}"
         )
     if labels.dtype.kind == "U":
-        return _places(labels.tolist(), classes, "labels[{}]".format)
+        return _class_indices(labels.tolist(), classes, "labels[{}]".format)
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(outside):
         raise ValueError(
-            f"labels[{outside[0]}] is {labels[outside[0]]}, but the {len(classes):,} classes have the places 0 … "
+            f"labels[{outside[0]}] is {labels[outside[0]]}, but the {len(classes):,} classes have the indices 0 … "
             f"{len(classes) - 1:,}"
         )
     return labels
 
 
-def _places(values: list[Any], classes: list[str], where: Callable[[int], str]) -> np.ndarray:
-    """Return the places of values among the names of classes; `where` says in an error where a value is."""
-    places = {name: place for place, name in enumerate(classes)}
+def _class_indices(values: list[Any], classes: list[str], where: Callable[[int], str]) -> np.ndarray:
+    """Return the index of each value in the list of class names; `where` describes a value's position in errors."""
+    indices = {name: index for index, name in enumerate(classes)}
     for number, value in enumerate(values):
-        if str(value) not in places:
-            check_known(str(value), places, where(number))
-    return in_smallest_type(np.array([places[str(value)] for value in values]))
+        if str(value) not in indices:
+            check_known(str(value), indices, where(number))
+    return in_smallest_type(np.array([indices[str(value)] for value in values]))
 
 
 def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
     if type(count) is not int or count < 1:
-        raise ValueError(f"generated names need count=, how many there are, got {count!r}")
+        raise ValueError(f"generated names need count=, a number of images of 1 or more, got {count!r}")
     if type(start) is not int:
         raise ValueError(f"start must be a whole number, the first index, got {start!r}")
     try:
         pattern.format(index=start)
     except (ValueError, LookupError) as error:
         raise ValueError(
-            f"{pattern!r} cannot be filled in: {error}; expected a name such as 'img_{{index:07d}}.jpg'"
+            f"{pattern!r} cannot be formatted: {error}; expected a name such as 'img_{{index:07d}}.jpg'"
         ) from None
     if is_url(pattern):
-        above, _, pattern = pattern.rpartition("/")
-        if root is not None or "{index" in above:
+        folder, _, pattern = pattern.rpartition("/")
+        if root is not None or "{index" in folder:
             raise ValueError(
-                f"{above + '/' + pattern!r} is a URL: give root= the part that stays the same, and the generated name "
-                "below it"
+                f"{folder + '/' + pattern!r} is a URL: pass its constant part as root=, and the remainder as the "
+                "generated name"
             )
-        root = above
+        root = folder
     return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
 
 
 def _table_rows(table: Any, source: Source) -> Rows:
-    """Return the rows of a table of pyarrow or pandas."""
+    """Return the rows of a pyarrow or pandas table."""
     columns = source.columns
     if hasattr(table, "to_batches"):
         return _arrow_rows(table.to_batches(), table.column_names, columns, source)
     _check_names(list(table.columns), columns, source)
     values = [  # None where pandas has NaN or no value
-        [value if there else None for value, there in zip(column.tolist(), column.notna(), strict=True)]
+        [value if is_present else None for value, is_present in zip(column.tolist(), column.notna(), strict=True)]
         for column in (table[name] for name in columns)
     ]
     return enumerate(zip(*values, strict=True))
@@ -323,7 +333,7 @@ def _table_rows(table: Any, source: Source) -> Rows:
 def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
     columns = list(map(str, source.columns))
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
-    with naming(file, lambda text: ValueError(f"{file!r} is no Parquet file, or is cut off: {text}")):
+    with naming(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
     with naming(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
         batches = opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False)
@@ -340,8 +350,8 @@ def _check_names(names: list[Any], columns: Sequence[str | int], source: Source)
     for column in columns:
         if column not in names:
             raise ValueError(
-                f"{source.name} has no column {column!r}; its columns are {', '.join(map(repr, names))}. Name them "
-                "with path= and target="
+                f"{source.name} has no column {column!r}; its columns are {', '.join(map(repr, names))}. Select "
+                "columns with path= and target="
             )
 
 
@@ -349,29 +359,30 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
     columns = source.columns
     if len({type(column) for column in columns}) > 1:
         raise ValueError(
-            f"path and target must both be names of columns, or both numbers (without a line of names), got {columns}"
+            f"path and target must either be column names, or column numbers (for a file without a header), got "
+            f"{columns}"
         )
     with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
         rows = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
             if isinstance(columns[0], str):
                 names = next(rows, [])
-                _check_first_line(file, names, [str(column) for column in columns], delimiter)
-                places = [names.index(str(column)) for column in columns]
+                _check_header(file, names, [str(column) for column in columns], delimiter)
+                positions = [names.index(str(column)) for column in columns]
             else:
-                places = [int(column) for column in columns]
-            most = max(places)
+                positions = [int(column) for column in columns]
+            last = max(positions)
             for row in rows:
                 if not row:
                     continue
-                if len(row) <= most:
-                    other = next((one for one in SEPARATORS if len(delimiter.join(row).split(one)) > most), None)
-                    hint = "" if other is None else f"; if {other!r} separates them, write delimiter={other!r}"
+                if len(row) <= last:
+                    other = next((mark for mark in SEPARATORS if len(delimiter.join(row).split(mark)) > last), None)
+                    hint = "" if other is None else f"; if {other!r} separates them, pass delimiter={other!r}"
                     raise ValueError(
-                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {most} (from 0) is needed: "
+                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {last} (from 0) is needed: "
                         f"{row}{hint}"
                     )
-                yield rows.line_num, [row[place] for place in places]
+                yield rows.line_num, [row[position] for position in positions]
         except (csv.Error, UnicodeDecodeError) as error:
             remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
             raise ValueError(
@@ -379,27 +390,27 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
             ) from error
 
 
-def _check_first_line(file: str, names: list[str], wanted: list[str], delimiter: str) -> None:
-    """Refuse a first line that lacks a column; the message says what may be wrong with the line."""
+def _check_header(file: str, names: list[str], required: list[str], delimiter: str) -> None:
+    """Raise a ValueError if the first line lacks a column; the message suggests a likely remedy."""
     text = delimiter.join(names)
     if "\0" in text:
         raise ValueError(f"the first line of {file!r} has {NUL}")
-    for column in wanted:
+    for column in required:
         if column in names:
             continue
-        remedy = "Name columns with path= and target=, or give their numbers if that line is no header"
-        other = next((one for one in SEPARATORS if set(wanted) <= set(text.split(one))), None)
-        alike = next((name for name in names if name.strip().casefold() == column.strip().casefold()), None)
+        remedy = "Select columns with path= and target=, by number if the file has no header"
+        other = next((mark for mark in SEPARATORS if set(required) <= set(text.split(mark))), None)
+        similar = next((name for name in names if name.strip().casefold() == column.strip().casefold()), None)
         if other is not None:
-            remedy = f"It is separated by {other!r}: write delimiter={other!r}"
-        elif alike is not None:
-            remedy = f"If {alike!r} is meant, write {'path' if column == wanted[0] else 'target'}={alike!r}"
-        raise ValueError(f"{file!r} has no column {column!r}; its first line says {names}. {remedy}")
+            remedy = f"Its columns are separated by {other!r}: pass delimiter={other!r}"
+        elif similar is not None:
+            remedy = f"If you mean {similar!r}, pass {'path' if column == required[0] else 'target'}={similar!r}"
+        raise ValueError(f"{file!r} has no column {column!r}; its first line is {names}. {remedy}")
 
 
-def _packed(rows: Rows, source: Source) -> dict[str, np.ndarray]:
-    """Return the paths relative to the root in one buffer, an array for each column of targets, and as JSON the names
-    of the classes of each column and the remarks on all of them."""
+def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
+    """Read all rows. Return the paths relative to the root in one buffer, an array for each target column, and as JSON
+    the class names of each column and the warnings about all columns."""
     joined, lengths = bytearray(), array("q")
     columns: list[list[Any]] = [[] for _ in source.classes]
     numbers = array("q")  # the line or number of each row
@@ -411,86 +422,86 @@ def _packed(rows: Rows, source: Source) -> dict[str, np.ndarray]:
         numbers.append(number)
         for column, value in zip(columns, values, strict=True):
             if value is None or value == "":
-                raise ValueError(f"{where} has no target; leave such rows out, or read none with target=None")
+                raise ValueError(f"{where} has no target; remove such rows, or pass target=None to read no targets")
             if isinstance(value, str) and "\0" in value:
                 raise ValueError(f"{where} has {NUL}")
             column.append(value)
     if not lengths:
-        raise ValueError(f"{source.name} names no images")
+        raise ValueError(f"{source.name} lists no images")
     paths = Paths.pack(source.root, joined, lengths)
     arrays = {"data": paths.data, "offsets": paths.offsets}
-    words: tuple[list[Any], list[str]] = [], []
-    for place, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
+    texts: tuple[list[Any], list[str]] = [], []
+    for index, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
         if names is not None:
-            targets = _places(values, names, lambda row: source.where(numbers[row]))
+            targets = _class_indices(values, names, lambda row: source.where(numbers[row]))
         else:
             targets, names = encode_targets(values)
             if names is not None and (stray_numbers := stray_cells(values)):
-                words[1].append(_remark(values, stray_numbers, numbers, source, target))
-        arrays[f"targets {place}"] = targets
-        words[0].append(names)
-    return {**arrays, "words": np.frombuffer(json.dumps(words).encode(), np.uint8)}
+                texts[1].append(_stray_warning(values, stray_numbers, numbers, source, target))
+        arrays[f"targets {index}"] = targets
+        texts[0].append(names)
+    return {**arrays, "words": np.frombuffer(json.dumps(texts).encode(), np.uint8)}
 
 
 def _relative(path: Any, where: str, source: Source) -> bytes:
-    """Return a path as one relative to the root, in the file system's bytes."""
+    """Return a path relative to the root, encoded for the file system."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str) or not path:
-        raise ValueError(f"{where} has no path, but {path!r}")
+        raise ValueError(f"{where} must have a path, got {path!r}")
     if "\0" in path:
         raise ValueError(f"{where} has {NUL}")
     if path.startswith("/") or ".." in path or is_url(path):
-        inside = os.path.join(source.root, "")
+        prefix = os.path.join(source.root, "")
         full = path if is_url(path) else normal(source.root, path)
-        if not full.startswith(inside) or "/../" in full:
+        if not full.startswith(prefix) or "/../" in full:
             if path.startswith("/") and not source.has_root:
                 raise ValueError(
-                    f"{where} has the absolute path {path!r}, but without root= paths are below {source.root!r}; name "
-                    f"the folder that holds all images, as root={os.path.dirname(path)!r}"
+                    f"{where} has the absolute path {path!r}, which is outside {source.root!r}, the default of root=; "
+                    f"pass the folder that holds all images, as in root={os.path.dirname(path)!r}"
                 )
             raise ValueError(
-                f"{where} has the path {path!r}, which leads out of {source.root!r}; give a root= that holds all images"
+                f"{where} has the path {path!r}, which leads out of {source.root!r}; pass a root= that holds all images"
             )
-        path = full[len(inside) :]
+        path = full[len(prefix) :]
     return os.fsencode(path)
 
 
-def _remark(
+def _stray_warning(
     values: list[Any], stray_numbers: list[int], numbers: Sequence[int], source: Source, target: str | int
 ) -> str:
-    """Return what to say of a column that is not of numbers because of a few cells."""
+    """Return the warning about a column that would be numeric but for a few cells."""
     first, count = stray_numbers[0], len(stray_numbers)
-    more = f", and {count - 1:,} more are none" if count > 1 else ""
+    more = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
     return (
         f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
-        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{more}: so all became names of classes, and "
-        "labels are their places among the sorted names, in which '10' comes before '9'. Correct the cell, or leave "
-        "its row out; if they are names, list them in classes="
+        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{more}. So all targets were treated as "
+        "class names, and labels are indices into the sorted names, in which '10' comes before '9'. Correct the cell, "
+        "or remove its row; if the targets are names, list them in classes="
     )
 
 
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return targets as integers or float64; or as the places among the sorted names, and these names."""
+    """Return targets as integers or float64, and None; or as indices into the sorted names, and these names."""
     texts = {value for value in values if isinstance(value, str)}
     kinds = set(map(type, values)) - {str}
     if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
-        if kinds <= {int, bool} and all(map(WHOLE.fullmatch, texts)):
-            if all(-WIDEST <= value < WIDEST for value in values if not isinstance(value, str)):
+        if kinds <= {int, bool} and all(map(INTEGER.fullmatch, texts)):
+            if all(-INT64_LIMIT <= value < INT64_LIMIT for value in values if not isinstance(value, str)):
                 return in_smallest_type(np.fromiter(map(int, values), np.int64, len(values))), None
         else:
             return np.fromiter(map(float, values), np.float64, len(values)), None
     names = sorted(set(map(str, values)))
-    return _places(values, names, str), names
+    return _class_indices(values, names, str), names
 
 
 def stray_cells(values: list[Any]) -> list[int]:
-    """Return which of the values are no numbers, if these are few: one of four or more, or one of ten. Codes that are
-    padded with zeros to one length (``08``, ``09``, ``10``) are no strays.
+    """Return the indices of the values that are not numbers, if there are few: one in a column of four or more, or at
+    most a tenth. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``) do not count as strays.
     """
     texts = Counter(value for value in values if isinstance(value, str))
     stray_numbers = _not_numbers(texts)
-    if len(values) < FEWEST or sum(texts[text] for text in stray_numbers) > max(1, len(values) // STRAYS):
+    if len(values) < MIN_CELLS or sum(texts[text] for text in stray_numbers) > max(1, len(values) // CELLS_PER_STRAY):
         return []
     if all(map(PADDED.fullmatch, stray_numbers)) and len(set(map(len, texts))) == 1:
         return []
@@ -498,8 +509,8 @@ def stray_cells(values: list[Any]) -> list[int]:
 
 
 def _not_numbers(texts: Collection[str]) -> set[str]:
-    """Return the texts that are no numbers; where all are whole numbers, those that int64 does not hold."""
-    others = {text for text in texts if NUMBER.fullmatch(text) is None or not math.isfinite(float(text))}
-    if others or not all(map(WHOLE.fullmatch, texts)):
-        return others
-    return {text for text in texts if len(text.strip()) > DIGITS or not -WIDEST <= int(text) < WIDEST}
+    """Return the texts that are not numbers; if all are integers, return those that do not fit into int64."""
+    words = {text for text in texts if NUMBER.fullmatch(text) is None or not math.isfinite(float(text))}
+    if words or not all(map(INTEGER.fullmatch, texts)):
+        return words
+    return {text for text in texts if len(text.strip()) > INT64_DIGITS or not -INT64_LIMIT <= int(text) < INT64_LIMIT}

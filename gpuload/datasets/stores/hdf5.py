@@ -1,7 +1,7 @@
 """`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
 
-HDF5 reads whole chunks of a dataset, decompresses them, and keeps those read last. So samples that are asked for
-together are read in the file's order, each chunk once.
+HDF5 reads and decompresses entire chunks of a dataset, and caches the most recent ones. So the samples of one call are
+read in the file's order, which decompresses each chunk once.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
 
 __all__ = ["HDF5"]
 
-MOST_LINKS: Final = 64  # soft links on the way to a dataset
-LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
-SHOWN: Final = 20
-AT_ONCE: Final = 16  # neighbours that are read by one call, which costs as much as for one
+MAX_LINKS: Final = 64  # soft links that are followed to find a dataset
+LOOKED_AT: Final = 1000  # objects that are searched for datasets, for an error message
+MAX_LISTED: Final = 20
+ADJACENT_ROWS: Final = 16  # rows read by one call, which takes as long as a call for one row
 
 
 class HDF5(Store):
     """Images in an HDF5 file: variable-length bytes (each an encoded image), or an array N×… of pixels.
 
-    Yields ``(Encoded, target)`` of bytes, ``(Image, target)`` of pixels, arrays where those are no images, as
-    `ArrayFile` does; without the target if there is none. Needs h5py: ``pip install 'gpuload[hdf5]'``.
+    Yields ``(Encoded, target)`` for bytes, and ``(Image, target)`` for pixels, or arrays if the entries cannot be
+    images, as in `ArrayFile`; without the target if there are no targets. Needs h5py: ``pip install 'gpuload[hdf5]'``.
 
     Args:
-        path: the file.
-        image: the name of the dataset of images, such as ``"images"`` or ``"train/images"``. Of bytes: one axis, with
-            the type ``h5py.vlen_dtype("uint8")``.
-        target: the name of the dataset of targets, as long as that of images; None for none. A number or string for
-            each sample is read at once, at the start; arrays are read with the image.
-        layout, as_dtype: of pixels, as `ArrayFile` has them.
-        mode: of bytes, what the pixels become, see `Encoded`.
-        cache_bytes: the size of each worker's chunk cache (HDF5's own), at least one chunk.
-        storage_options: of a URL, what fsspec takes, or a `Remote`. There chunks are read one after the other.
+        path: the path of the file.
+        image: the name of the dataset of images, such as ``"images"`` or ``"train/images"``. Encoded images need one
+            axis and the type ``h5py.vlen_dtype("uint8")``.
+        target: the name of the dataset of targets, with one entry per image; None for no targets. Numbers and strings
+            are all read at construction; arrays are read along with each image.
+        layout, as_dtype: for pixels, as in `ArrayFile`.
+        mode: for encoded images, the pixel mode, see `Encoded`.
+        cache_bytes: the size of HDF5's chunk cache in each worker; raised to the size of one chunk if necessary.
+        storage_options: for URLs, fsspec options or a `Remote`. At a URL, chunks are read one at a time.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         TypeError: images are neither bytes nor numbers.
-        ValueError: the file is no HDF5, is cut off or lacks a dataset; targets are more or fewer than images.
+        ValueError: the file is not HDF5, is truncated, or lacks a dataset; the numbers of targets and images differ.
         ModuleNotFoundError: h5py is not installed.
 
-    While reading, DecodeError names a row of a damaged chunk.
+    While reading, a DecodeError names the row if a chunk is damaged.
     """
 
     @dataset_arguments
@@ -93,34 +93,34 @@ class HDF5(Store):
         self.labels: np.ndarray | None = None
         with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
-            each = h5py.check_vlen_dtype(images.dtype)
+            item_type = h5py.check_vlen_dtype(images.dtype)
             what = f"dataset {image!r} of {self.path!r}"
             self._pixels: Pixels | None = None
-            if each is None and images.dtype.kind in "biufc":
+            if item_type is None and images.dtype.kind in "biufc":
                 self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, what)
-            elif each is None or np.dtype(each).itemsize != 1 or images.ndim != 1:
+            elif item_type is None or np.dtype(item_type).itemsize != 1 or images.ndim != 1:
                 raise TypeError(
                     f"{what} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
-                    'length, of h5py.vlen_dtype("uint8"): strings end at the first zero, which images hold many of'
+                    'length, of type h5py.vlen_dtype("uint8") (strings would end at the first zero byte of an image)'
                 )
             elif layout is not None or as_dtype is not None:
-                raise ValueError(f"{what} holds encoded images; layout= and as_dtype= are for pixels")
+                raise ValueError(f"{what} holds encoded images; leave out layout= and as_dtype=, which are for pixels")
             self._count = len(images)
-            self._chunk = images.chunks[0] if images.chunks else 1  # samples that are read as one
+            self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
             if target is not None:
-                self._take_targets(h5py, self._dataset(file, target, "target"))
+                self._read_targets(h5py, self._dataset(file, target, "target"))
 
-    def _take_targets(self, h5py: Any, targets: Any) -> None:
-        """Look at the targets; read them if each is one number or string."""
+    def _read_targets(self, h5py: Any, targets: Any) -> None:
+        """Check the targets, and read them if each is one number or string."""
         if len(targets) != self._count:
             raise ValueError(
                 f"{self.path!r} has {len(targets)} targets in {self.target!r}, but {self._count} images in "
-                f"{self.image!r}; there must be one for each"
+                f"{self.image!r}; expected one target per image"
             )
         if (nbytes := targets.dtype.itemsize * targets.size) > MAX_BYTES and targets.ndim == 1:
             raise ValueError(
                 f"the targets in {self.target!r} of {self.path!r} take {nbytes:,} bytes, more than the {MAX_BYTES:,} "
-                "that are read at the start; give target=None, and the targets by a dataset of your own"
+                "that are read at construction; pass target=None, and add the targets in your own dataset"
             )
         if targets.ndim == 1:
             text = h5py.check_string_dtype(targets.dtype) is not None
@@ -131,31 +131,31 @@ class HDF5(Store):
 
     def _dataset(self, file: Any, name: str, argument: str) -> Any:
         dataset = self._look_up(file, name)
-        # What lies elsewhere is seen before anything else is asked of it: that may open those files.
+        # Refuse data in other files before any other access, which could open those files.
         if isinstance(dataset, _h5py().Dataset):
             if dataset.is_virtual or dataset.external:
-                raise self._elsewhere(name)
+                raise self._external(name)
             if dataset.shape:
-                # The file's type: NumPy's, of bytes of varying length, is a pointer, which is smaller.
+                # For bytes of varying length, NumPy's type is a pointer, which is smaller than the type in the file.
                 chunk_bytes = dataset.id.get_type().get_size() * math.prod(dataset.chunks) if dataset.chunks else 0
                 self._cache_bytes = max(self._cache_bytes, chunk_bytes)
                 return dataset
         names: list[str] = []
         more = ""
-        for number, names_there in enumerate(_objects(file)):
-            if number == LOOKED_AT or len(names) == SHOWN:
-                more = ", …" if names else f" among the {LOOKED_AT:,} objects that were looked at"
+        for number, dataset_names in enumerate(_objects(file)):
+            if number == LOOKED_AT or len(names) == MAX_LISTED:
+                more = ", …" if names else f" among its first {LOOKED_AT:,} objects"
                 break
-            names += names_there
-        none = ", or target=None" if argument == "target" else ""
+            names += dataset_names
+        alternative = ", or target=None" if argument == "target" else ""
         raise ValueError(
             f"{self.path!r} has no dataset {name!r} with an axis of samples; it has "
-            f"{', '.join(map(repr, sorted(names))) or 'none'}{more}. Say which with {argument}={none}"
+            f"{', '.join(map(repr, sorted(names))) or 'none'}{more}. Choose one with {argument}={alternative}"
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
-        """Return what has this name, None if nothing has. No link into another file is followed: that may be a FIFO,
-        which waits for a writer, and ctrl-C does not end it."""
+        """Return the object with this name, or None. Links into other files are refused: the target may be a FIFO,
+        and opening it would wait for a writer, which ctrl-C does not interrupt."""
         h5l, node, links = _h5py().h5l, file, 0
         parts = deque(name.split("/"))
         while parts:
@@ -164,32 +164,32 @@ class HDF5(Store):
                 continue
             if not isinstance(node, _h5py().Group) or not node.id.links.exists(part):
                 return None
-            kind = node.id.links.get_info(part).type
-            if kind == h5l.TYPE_SOFT and links < MOST_LINKS:
+            link_type = node.id.links.get_info(part).type
+            if link_type == h5l.TYPE_SOFT and links < MAX_LINKS:
                 target = node.id.links.get_val(part).decode()
                 parts.extendleft(reversed(target.split("/")))
                 node, links = file if target.startswith("/") else node, links + 1
-            elif kind == h5l.TYPE_HARD:
+            elif link_type == h5l.TYPE_HARD:
                 node = node[part]
             else:
-                raise self._elsewhere(name)
+                raise self._external(name)
         return node
 
-    def _elsewhere(self, name: str) -> ValueError:
+    def _external(self, name: str) -> ValueError:
         return ValueError(
-            f"the dataset {name!r} of {self.path!r} lies in other files, which are not read because a data file "
-            "names them; copy it into one file"
+            f"the dataset {name!r} of {self.path!r} is stored in other files, which gpuload refuses to open for a data "
+            "file; copy the dataset into this file"
         )
 
     def _unreadable(self, text: str) -> ValueError:
-        return ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {text}")
+        return ValueError(f"{self.path!r} is not an HDF5 file, or is truncated: {text}")
 
     def __len__(self) -> int:
         return self._count
 
     def blocks(self) -> np.ndarray | None:
-        """Return where each chunk, which is read as one, begins, and the number of samples, for ``shuffle="block"``;
-        None if a chunk is one sample."""
+        """Return the first sample of each chunk, and the number of samples at the end, for ``shuffle="block"``; None
+        if each chunk is one sample."""
         return None if self._chunk == 1 else np.append(np.arange(0, self._count, self._chunk), self._count)
 
     def _open(self) -> Any:
@@ -219,22 +219,22 @@ class HDF5(Store):
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
-        """Return rows of a dataset by their numbers, read in the file's order, so that a chunk is decompressed once."""
+        """Return rows of a dataset, keyed by number. Read in the file's order, so each chunk is decompressed once."""
         if self._pixels is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
             what = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
         rows: dict[int, np.ndarray] = {}
         ordered = np.array(sorted(set(numbers)), np.int64)
-        for neighbours in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
-            for start in range(0, len(neighbours), AT_ONCE):
-                run = neighbours[start : start + AT_ONCE].tolist()
-                rows.update(zip(run, self._neighbours(dataset, run), strict=True))
+        for adjacent in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
+            for start in range(0, len(adjacent), ADJACENT_ROWS):
+                run = adjacent[start : start + ADJACENT_ROWS].tolist()
+                rows.update(zip(run, self._adjacent_rows(dataset, run), strict=True))
         return rows
 
-    def _neighbours(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
+    def _adjacent_rows(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
         if len(run) > 1:
-            with contextlib.suppress(Exception):  # read again one by one, which names the row that fails
+            with contextlib.suppress(Exception):  # then read rows one at a time, so the error names the row
                 return [np.asarray(row) for row in dataset[run[0] : run[-1] + 1]]
         return [self._row(dataset, number) for number in run]
 
@@ -253,13 +253,13 @@ def _h5py() -> Any:
 
 
 def _objects(file: Any) -> Iterator[list[str]]:
-    """Yield the names of a file's objects, the uppermost first: a list of one for a dataset, of none for others."""
+    """Walk a file's objects breadth-first. Yield a list for each: the name of a dataset, or empty."""
     h5py, groups = _h5py(), deque([("", file)])
     while groups:
-        above, group = groups.popleft()
+        prefix, group = groups.popleft()
         for name in group:
-            is_here = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
-            item = group[name] if is_here else None
+            is_internal = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
+            item = group[name] if is_internal else None
             if isinstance(item, h5py.Group):
-                groups.append((f"{above}{name}/", item))
-            yield [f"{above}{name}"] if isinstance(item, h5py.Dataset) else []
+                groups.append((f"{prefix}{name}/", item))
+            yield [f"{prefix}{name}"] if isinstance(item, h5py.Dataset) else []

@@ -1,13 +1,13 @@
-"""`LMDB`: the values of an LMDB database, found by their keys.
+"""`LMDB`: the values of an LMDB database, looked up by key.
 
-Opened read-only, without a lock and without read-ahead. A reader without a lock is not known to a writer, which may
-reuse the pages that it reads; so each read is followed by a look at the number of the last transaction, and what was
-read while somebody wrote is refused instead of given.
+The database is opened read-only, without a lock and without read-ahead. Writers do not know about a reader without a
+lock, and may overwrite pages that it is reading. So each read is followed by a check of the number of the last
+transaction, and raises an error instead of returning data that was read during a write.
 
-LMDB allows a file to be opened once in a process, so all datasets of one file share it there.
+LMDB allows a process to open a file only once, so all datasets of a file share one environment in each process.
 
-LMDB trusts its file: where pages are damaged, it aborts the process or reads beyond the mapping (SIGBUS, of 400 files
-with one or two changed bytes 35). So the keys are walked in a process of their own, once, before the dataset is there.
+LMDB trusts its file: if pages are damaged, it aborts the process or reads beyond the mapping (35 of 400 files with one
+or two changed bytes caused a SIGBUS). So a separate process walks over all keys once, when the dataset is created.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
 
-DATABASES: Final = 16  # named ones that can be open at once
-PICKLES: Final = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # what pickles begin with
+DATABASES: Final = 16  # the maximum number of named databases that are open concurrently
+PICKLES: Final = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # the first bytes of pickles
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -47,33 +47,34 @@ write_keys(*arguments)
 
 
 class LMDB(Store):
-    """Images in an LMDB database: each value is the bytes of an encoded image, and keys give the order.
+    """Images in an LMDB database, in the order of their keys. Each value is the bytes of an encoded image.
 
-    Yields `Encoded`; ``(Encoded, target)`` with `labels` or `target`; or what `decode` returns. Needs lmdb:
-    ``pip install 'gpuload[lmdb]'``. Keys that begin and end with two underscores (``__len__``) are no samples.
+    Yields `Encoded`; ``(Encoded, target)`` with `labels` or `target`; or the result of `decode`. Needs lmdb:
+    ``pip install 'gpuload[lmdb]'``. Keys that begin and end with two underscores (``__len__``) are not samples.
 
     Args:
-        path: the folder that holds ``data.mdb``, or the file.
-        image: which keys are images, with ``{}`` for what differs, as in ``"image-{}"`` or ``"{}.jpg"``. Default: all.
-        target: the key of an image's target, with the same ``{}``, as in ``"label-{}"`` or ``"{}.cls"``.
-        target_type: what a target's value is: ``"int"``, a number as text, or ``"text"``.
-        labels: one for each sample, in the order of the keys, in place of `target`: an array or list.
-        decode: called with a sample's key and value, both bytes, returns the sample. For values in a format of your
-            own.
-        mode: what the pixels become, see `Encoded`.
-        database: the name of a database within the file, where it has several.
+        path: the folder that contains ``data.mdb``, or the file.
+        image: a pattern of the images' keys, with ``{}`` for the part that varies, as in ``"image-{}"`` or
+            ``"{}.jpg"``. Default: all keys.
+        target: the corresponding pattern of the targets' keys, as in ``"label-{}"`` or ``"{}.cls"``.
+        target_type: the type of a target: ``"int"``, stored as decimal text, or ``"text"``.
+        labels: one label per sample, in the order of the keys, as an array or list; instead of `target`.
+        decode: a function that gets a sample's key and value, both bytes, and returns the sample; for values in your
+            own format.
+        mode: the pixel mode of images, see `Encoded`.
+        database: the name of a database in a file that has several.
 
     Attributes:
-        keys: the key of each sample, as str: a sequence that makes each when it is asked for.
+        keys: the key of each sample, as a lazy sequence of str.
 
     Raises:
-        FileNotFoundError: there is no such database.
-        TypeError, ValueError: arguments do not go together; the file is no LMDB, or is cut off; `labels` are not one
-            for each key.
+        FileNotFoundError: the database does not exist.
+        TypeError, ValueError: arguments cannot be combined; the file is not LMDB, or is truncated; the number of
+            `labels` is not the number of keys.
         ModuleNotFoundError: lmdb is not installed.
 
-    Nothing is unpickled: a value that is a pickle is refused, unless `decode` reads it. While reading, DecodeError says
-    which key is missing or not what it should be, and that the database has been written to.
+    gpuload unpickles nothing: a value that is a pickle is refused, unless `decode` reads it. While reading, a
+    DecodeError says which key is missing or has an invalid value, or that the database has been written to.
     """
 
     @dataset_arguments
@@ -95,16 +96,16 @@ class LMDB(Store):
         if target_type not in ("int", "text"):
             raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
         if target is not None and image is None:
-            raise ValueError("target= needs image= too, the pattern of the images' keys, as in image='{}.jpg'")
+            raise ValueError("target= needs image=, the pattern of the images' keys, as in image='{}.jpg'")
         if sum(option is not None for option in (target, labels, decode)) > 1:
-            raise ValueError("target=, labels= and decode= each say what a sample is; give one of them")
+            raise ValueError("target=, labels= and decode= exclude each other; pass at most one of them")
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
         self.target_type, self.decode, self.database = target_type, decode, database
         if is_url(path):
             raise ValueError(
-                f"{path!r} is a URL, and LMDB maps its file into memory, so it has to be on this machine: copy it "
-                "here, or keep the images as tar archives, which gpuload.TarShards reads from URLs"
+                f"{path!r} is a URL, but LMDB maps its file into memory, so the file must be on this machine: copy "
+                "it, or store the images in tar archives, which gpuload.TarShards reads from URLs"
             )
         self.path = absolute(path)
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
@@ -127,9 +128,9 @@ class LMDB(Store):
         if (last := handle.last_number()) != self._transaction:
             raise damaged(
                 self._file,
-                f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} "
-                "now). It is read without a lock, so nobody may write meanwhile: make the dataset again when the "
-                "writer is done, or read a copy",
+                f"it was written to after the dataset was created (transaction {self._transaction} then, {last} now). "
+                "It is read without a lock, so no process may write to it meanwhile: create the dataset again when "
+                "the writer has finished, or read a copy",
             )
         return samples
 
@@ -141,8 +142,8 @@ class LMDB(Store):
         if data.startswith(PICKLES):
             raise damaged(
                 self._file,
-                f"the value of key {key!r} looks like a pickle, which is never loaded, as it may run any code; write "
-                "the images' own bytes, or read the values yourself with decode=",
+                f"the value of key {key!r} looks like a pickle, which gpuload never loads, since unpickling can run "
+                "arbitrary code; store the bytes of the image files, or read the values yourself with decode=",
             )
         encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[number]!r}")
         if self.labels is not None:
@@ -151,16 +152,16 @@ class LMDB(Store):
             return encoded
         begin, end = self._image
         before, after = self._target
-        return encoded, self._parsed(view, before + key[len(begin) : len(key) - len(end)] + after)
+        return encoded, self._parse_target(view, before + key[len(begin) : len(key) - len(end)] + after)
 
-    def _parsed(self, view: _View, key: bytes) -> int | str:
+    def _parse_target(self, view: _View, key: bytes) -> int | str:
         value = view.get(key)
         try:
             return int(value) if self.target_type == "int" else value.decode()
         except ValueError:
             expected = {
-                "int": "a whole number; target_type='text', or decode=, takes others",
-                "text": "text in UTF-8; decode= takes others",
+                "int": "a whole number; for other values, use target_type='text' or decode=",
+                "text": "text in UTF-8; for other values, use decode=",
             }[self.target_type]
             raise damaged(self._file, f"the target under key {key!r} is {value[:40]!r}, expected {expected}") from None
 
@@ -168,17 +169,17 @@ class LMDB(Store):
         return f"LMDB({self.path!r}: {len(self)} keys)"
 
 
-_open_here: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()  # by process and path
+_open_environments: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()  # keyed by process and path
 
 
 class _View:
-    """A snapshot of a database: what the last transaction before it has written.
+    """A snapshot of a database after its last transaction.
 
     Attributes:
-        number: of that transaction.
+        number: the number of that transaction.
 
     Raises:
-        ValueError: the file is no LMDB, is cut off, or has no database of that name.
+        ValueError: the file is not LMDB, is truncated, or has no database with this name.
     """
 
     def __init__(self, path: str, database: str | None = None) -> None:
@@ -187,17 +188,17 @@ class _View:
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
         if (expected := (last_page + 1) * page_bytes) > size:
             raise ValueError(
-                f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
-                "(with mdb_copy -c if that does not help)"
+                f"{path!r} is truncated: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
+                "(if that does not help, with mdb_copy -c)"
             )
         with naming(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
-            opened = None if database is None else env.open_db(database.encode(), create=False)
+            named_database = None if database is None else env.open_db(database.encode(), create=False)
         with naming(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
-            self._transaction = env.begin(db=opened)
+            self._transaction = env.begin(db=named_database)
         self.number: int = self._transaction.id()
 
     def get(self, key: bytes) -> bytes:
-        """Return a copy of the value, since the memory that it lies in is gone when the file is closed."""
+        """Return a copy of the value, whose memory in the mapping is invalid after the file is closed."""
         try:
             value = self._transaction.get(key)
         except Exception:
@@ -206,33 +207,33 @@ class _View:
             ):
                 raise
         if value is None:
-            raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
+            raise damaged(self._path, f"it lacks the key {key!r}, which a sample needs")
         return value
 
     def last_number(self) -> int:
-        """Return the number of the last transaction that anybody has finished by now."""
+        """Return the number of the last transaction that has been committed by now."""
         return self._environment.info()["last_txnid"]
 
     def each_key(self, begin: bytes = b"") -> Iterator[bytes]:
-        """Yield the keys in order, from `begin` on."""
+        """Yield the keys in order, starting at `begin`."""
         cursor = self._transaction.cursor()
         if cursor.set_range(begin):
             yield from cursor.iternext(keys=True, values=False)
 
 
 def _environment(path: str) -> Any:
-    """Return the file, opened once in this process, and closed when nobody uses it any more."""
-    place = os.getpid(), path
-    if (env := _open_here.get(place)) is None:
+    """Return the environment of a file, which is shared in this process, and closed with its last reference."""
+    owner = os.getpid(), path
+    if (env := _open_environments.get(owner)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
         with naming(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
             env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
-        _open_here[place] = env
+        _open_environments[owner] = env
     return env
 
 
 def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
-    """Return what stands before and after the ``{}`` of a pattern."""
+    """Return the parts of a pattern before and after ``{}``."""
     if not isinstance(text, str) or text.count("{}") != 1:
         raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
     before, _, after = text.partition("{}")
@@ -240,36 +241,36 @@ def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
 
 
 def _index(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:
-    """Return the keys of samples as `Paths` packs them, found by another process.
+    """List the samples' keys in a separate process. Return the keys as the arrays of `Paths`.
 
     Raises:
-        ValueError: there are none, or the file is damaged.
+        ValueError: there are no keys, or the file is damaged.
     """
     command, arguments = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
-    done = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
+    result = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
+    if result.returncode:
+        how = signal.Signals(-result.returncode).name if result.returncode < 0 else f"exit status {result.returncode}"
         raise ValueError(
-            f"{path!r} is damaged: LMDB ended the process that read its keys ({how}); copy it again, or write it again"
+            f"{path!r} is damaged: LMDB crashed the process that read its keys ({how}); copy or write the file again"
         )
-    arrays = dict(np.load(io.BytesIO(done.stdout), allow_pickle=False))
+    arrays = dict(np.load(io.BytesIO(result.stdout), allow_pickle=False))
     if "error" in arrays:
         raise ValueError(arrays["error"].tobytes().decode())
     return arrays
 
 
 def write_keys(path: str, database: str | None, image: str | None) -> None:
-    """Write the arrays of `_index`, or the error, to the standard output, in a process that may die of it."""
+    """Write the arrays of `_index`, or the error, to the standard output. Runs in a process that LMDB may crash."""
     try:
         with naming(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
-            packed = _walk(_View(path, database), path, image)
-        arrays = {"data": packed.data, "offsets": packed.offsets}
-    except Exception as error:  # the process that asked raises it
+            paths = _list_keys(_View(path, database), path, image)
+        arrays = {"data": paths.data, "offsets": paths.offsets}
+    except Exception as error:  # the calling process raises it
         arrays = {"error": np.frombuffer(str(error).encode(), np.uint8)}
     np.savez(sys.stdout.buffer, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def _walk(view: _View, path: str, image: str | None) -> Paths:
+def _list_keys(view: _View, path: str, image: str | None) -> Paths:
     begin, end = (b"", b"") if image is None else _pattern("image", image)
     joined, lengths = bytearray(), array("I")
     for key in view.each_key(begin):
@@ -281,7 +282,7 @@ def _walk(view: _View, path: str, image: str | None) -> Paths:
             joined += key
             lengths.append(len(key))
     if not lengths:
-        missing = f"no keys like {image!r}" if image is not None else "no keys"
-        first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none at all"
-        raise ValueError(f"{path!r} has {missing} in it; its first are {first}")
+        missing = f"no keys that match {image!r}" if image is not None else "no keys"
+        first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none"
+        raise ValueError(f"{path!r} has {missing}; its first keys are: {first}")
     return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))

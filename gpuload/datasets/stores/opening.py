@@ -1,9 +1,9 @@
-"""Opening files for reads at offsets: the one place that knows where a path's bytes are.
+"""Opening files for reads at offsets. All stores open local paths and URLs here.
 
-Runs where datasets do. `OpenFiles` keeps the last few files open, each process its own: descriptors are never pickled.
-It can map them, where a disk that fails may end the process by SIGBUS: 130 KB that are in memory are copied out of a
-mapping in 8 µs, by `pread` in 12 to 25.
-A path may be a URL: `gpuload.datasets.stores.remote` reads it, imported when the first URL is opened.
+Runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its own
+descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
+mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can end the process by SIGBUS.
+URLs are read by `gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "OpenFile",
     "OpenFiles",
+    "buffered_read_at",
     "client",
     "is_url",
     "named",
-    "near_reads",
     "normal",
     "open_file",
     "open_seekable",
@@ -47,33 +47,33 @@ URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://
 
 
 def is_url(path: Any) -> bool:
-    """Whether a path is a URL, as ``s3://bucket/key`` is."""
+    """Return whether a path is a URL, such as ``s3://bucket/key``."""
     return isinstance(path, str) and "://" in path and URL.match(path) is not None
 
 
 def named(path: str) -> str:
-    """Return a path as messages show it: a URL without a password, and without a query, which may be a signature."""
+    """Return a path for messages: a URL without its password and its query, which may be a signature."""
     return shown(path) if is_url(path) else path
 
 
 def normal(root: str, path: str) -> str:
-    """Return a path below a root, or an absolute one, without ``..`` and the like. Of a URL nothing leads out of its
-    beginning."""
+    """Join a root and a path that is relative to it, or absolute, and resolve ``..``, which cannot lead out of a URL's
+    host."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
-    start, between, path_of_root = root.partition("://")
-    return start + between + os.path.normpath(os.path.join("/" + path_of_root, path))[1:]
+    scheme, separator, path_of_root = root.partition("://")
+    return scheme + separator + os.path.normpath(os.path.join("/" + path_of_root, path))[1:]
 
 
 def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
-    """Return how the URLs among these paths are read; None if there are none.
+    """Return the options for reading the URLs among these paths; None if no path is a URL.
 
     Raises:
-        TypeError: `storage_options` are of a wrong type.
-        ValueError: they are given, but no path is a URL.
+        TypeError: `storage_options` have the wrong type.
+        ValueError: there are `storage_options`, but no path is a URL.
     """
-    listed = paths if isinstance(paths, list | tuple) else [paths]
-    if any(map(is_url, listed)):
+    path_list = paths if isinstance(paths, list | tuple) else [paths]
+    if any(map(is_url, path_list)):
         from gpuload.datasets.stores.remote import Remote
 
         if isinstance(storage_options, Remote):
@@ -81,20 +81,20 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
         return Remote({} if storage_options is None else storage_options)
     if storage_options is not None:
         raise ValueError(
-            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(listed), None)!r}"
+            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(path_list), None)!r}"
         )
     return None
 
 
 def client(remote: Remote | None) -> Client:
-    """Return what reads URLs in this process."""
+    """Return this process's client, which reads URLs."""
     from gpuload.datasets.stores.remote import client_of
 
     return client_of(remote)
 
 
 def scope_of(remote: Remote | None) -> tuple[str, ...]:
-    """Return what belongs to the identity of whatever is cached of URLs, see `digest_of`; nothing for local files."""
+    """Return the part of a cache's identity that depends on the options, see `digest_of`; empty for local files."""
     if remote is None:
         return ()
     from gpuload.datasets.stores.remote import digest_of
@@ -103,39 +103,39 @@ def scope_of(remote: Remote | None) -> tuple[str, ...]:
 
 
 class OpenFile:
-    """A regular file, opened for reading; closed with its last reference, so no thread loses it while it reads.
+    """A regular file that is open for reading. It is closed with its last reference, so not while a thread reads it.
 
     Args:
-        path: where it is.
-        mapped: read it out of a mapping, where its filesystem allows that.
+        path: the path of the file.
+        mapped: read from a memory mapping, if the file system supports it.
 
     Attributes:
-        size, mtime_ns: bytes, and when it was last changed, as it was opened.
+        size, mtime_ns: the size in bytes and the modification time when the file was opened.
 
     Raises:
-        OSError: it is missing, or no regular file.
+        OSError: the file is missing, or is not a regular file.
     """
 
-    __slots__ = ("_descriptor", "_held", "_map", "mtime_ns", "path", "size")
+    __slots__ = ("_descriptor", "_descriptors", "_map", "mtime_ns", "path", "size")
 
     def __init__(self, path: str, mapped: bool = False) -> None:
-        self._held: list[int] = []
+        self._descriptors: list[int] = []
         self._map: mmap.mmap | None = None
         self.path = path
-        self._held.extend(map(os.open, (path,), (FLAGS,)))  # so that no ctrl-C loses it, as in `read_file`
-        self._descriptor = self._held[0]
+        self._descriptors.extend(map(os.open, (path,), (FLAGS,)))  # ctrl-C cannot leak it, as in `read_file`
+        self._descriptor = self._descriptors[0]
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "special")
-            raise OSError(f"{path!r} is no regular file, but {what}")
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+            raise OSError(f"{path!r} is {kind}; expected a regular file")
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         if mapped and self.size:
-            with contextlib.suppress(OSError):  # some filesystems map nothing
+            with contextlib.suppress(OSError):  # some file systems do not support mappings
                 self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only where the file ends."""
-        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
+        """Return these bytes; fewer only at the end of the file."""
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # shorter: SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
         while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
@@ -144,37 +144,37 @@ class OpenFile:
         return b"".join(parts)
 
     def will_read(self, offset: int, nbytes: int) -> None:
-        """Let the kernel read these bytes, which are asked for soon."""
+        """Ask the kernel to prefetch these bytes."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # as Python ends, `os` may be gone before
-        for descriptor in self._held:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, `os` may be cleared first
+        for descriptor in self._descriptors:
             close(descriptor)
 
 
 def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
-    """Open the file at a path or URL, for reads at offsets. All stores open their files here."""
+    """Open the file at a path or URL for reads at offsets."""
     if is_url(path):
         return client(remote).stat([path])[0]  # pyright: ignore[reportReturnType]
     return OpenFile(path, mapped)
 
 
 def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
-    """Read whole image files, those at URLs together."""
+    """Read entire image files. URLs are read concurrently."""
     return list(map(read_file, paths)) if remote is None else client(remote).read_files(paths)
 
 
-def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
-    """Return a `read_at` for small reads that lie near each other: it reads at least this many bytes at once, and of a
-    file at a URL as many as seem wise."""
+def buffered_read_at(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
+    """Return a `read_at` for small reads that are close together: each system call reads at least `nbytes` bytes, and
+    requests to a URL read a window of adaptive size."""
     if not isinstance(file, OpenFile):
         from gpuload.datasets.stores.remote import RemoteIO
 
         return RemoteIO(file).read_at
-    os.posix_fadvise(file._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
+    os.posix_fadvise(file._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
     stream = open(file._descriptor, "rb", nbytes, closefd=False)  # noqa: SIM115
 
-    def read_at(offset: int, nbytes: int, file: OpenFile = file) -> bytes:  # its last reference closes the descriptor
+    def read_at(offset: int, nbytes: int, file: OpenFile = file) -> bytes:  # the reference keeps the descriptor open
         stream.seek(offset)
         return stream.read(nbytes)
 
@@ -182,12 +182,12 @@ def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
 
 
 class OpenFiles:
-    """The files that were used last, kept open. A copy in another process, or from a pickle, begins with none.
+    """A cache of the most recently used files, which stay open. A copy in another process starts empty.
 
     Args:
-        limit: how many are kept.
-        remote: how URLs are read, if they are URLs.
-        mapped: read them out of mappings.
+        limit: the maximum number of open files.
+        remote: the options for reading URLs; None for local files.
+        mapped: read from memory mappings.
     """
 
     def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None, mapped: bool = False) -> None:
@@ -196,7 +196,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> OpenFile:
-        """Return the file, opened if it is not; the one that was not used for longest is closed."""
+        """Return the file, and open it if necessary. Beyond the limit, the least recently used file is closed."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
@@ -207,16 +207,16 @@ class OpenFiles:
                 self._files.move_to_end(path)
             return file
 
-    def read(self, places: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
-        """Return bytes at these places (a file of `get`, offset, how many); fewer only where a file ends. Those at URLs
-        are asked for together."""
+    def read(self, ranges: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
+        """Return bytes of files, given as (file from `get`, offset, number of bytes); fewer only at the end of a file.
+        URLs are read concurrently."""
         if self.remote is None:
-            return [file.read_at(offset, nbytes) for file, offset, nbytes in places]
-        remote: Any = places
-        return client(self.remote).read(remote)
+            return [file.read_at(offset, nbytes) for file, offset, nbytes in ranges]
+        remote_ranges: Any = ranges
+        return client(self.remote).read(remote_ranges)
 
     def look(self, paths: Iterable[str]) -> None:
-        """Open the URLs among these that are not, together."""
+        """Open the URLs that are not open yet, concurrently."""
         if self.remote is None:
             return
         with self._lock:
@@ -230,7 +230,7 @@ class OpenFiles:
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:
-    """Open a path or URL for reading from its beginning on: a file, a FIFO, or with ``"-"`` the standard input."""
+    """Open a file, a FIFO, a URL, or ``"-"`` (standard input) for sequential reading."""
     if path == "-":
         return open(0, "rb", buffering=STREAM_BYTES, closefd=False)
     if is_url(path):
@@ -239,7 +239,7 @@ def open_stream(path: str, remote: Remote | None = None) -> Any:
 
 
 def open_seekable(path: str, remote: Remote | None = None) -> Any:
-    """Open a path or URL as a file object, for libraries that read where they like."""
+    """Open a path or URL as a seekable file object, for libraries."""
     if is_url(path):
         from gpuload.datasets.stores.remote import RemoteIO
 

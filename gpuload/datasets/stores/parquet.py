@@ -1,8 +1,8 @@
-"""`Parquet`: rows of Parquet files, with the image's bytes in one column.
+"""`Parquet`: rows of Parquet files, with the bytes of an image in one column.
 
-A Parquet file is read by row groups. The footers say how many rows each has, so the index is a few numbers for each
-group. A worker keeps the groups that it has read lately, as Arrow tables of the wanted columns; samples of one group
-that are asked for together are taken from it together.
+A Parquet file is read in row groups. The footers state the number of rows of each group, so the index is a few numbers
+per group. A worker caches the columns of recently read groups. A call that reads several samples of one group reads the
+group only once.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
 
 __all__ = ["Parquet"]
 
-OPEN_FILES: Final = 16  # in each worker
-MOST_ROWS: Final = 64  # that are read between two looks at how much memory they take
-LEAST_BYTES: Final = 32 << 10  # what 4,000 row groups take: reading it from this many takes a hundred times as long
+OPEN_FILES: Final = 16  # per worker
+MAX_BATCH_ROWS: Final = 64  # rows to read before checking their memory usage again
+LEAST_BYTES: Final = 32 << 10  # the index of 4,000 row groups: reading their footers takes 100 times as long
 
 
 class Parquet(Store):
     """Images and targets in the columns of Parquet files, such as Hugging Face's.
 
-    Yields ``(Encoded, target)``, `Encoded` alone with ``target=None``, or a dict if there are further `columns`. Rows
-    come in the order of the files and of the rows in each. Needs pyarrow: ``pip install 'gpuload[parquet]'``.
+    Yields ``(Encoded, target)``, `Encoded` alone with ``target=None``, or a dict if there are additional `columns`. The
+    order is that of the files, and of the rows in each file. Needs pyarrow: ``pip install 'gpuload[parquet]'``.
 
-    A row group is read as a whole, so write groups of about 100 rows (``row_group_size=100``) for a shuffled order.
+    Row groups are read in full, so for a shuffled order, write groups of about 100 rows (``row_group_size=100``).
 
     Args:
-        paths: a file, a pattern such as ``"data/train-*.parquet"``, a folder (its ``*.parquet``), or several of them.
-            Files of a pattern or folder are sorted by name.
-        image: the column of images' bytes; ``"image.bytes"`` is the field of a column of structs, Hugging Face's
-            layout.
-        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays; structs,
-            maps and other lists are metadata: null is None there, and a batch has a list of the rows' values.
-        columns: further columns. Then a sample is a dict of all: the image (its key is the column's name without
-            ``.bytes``), the target, and these. No other columns are read.
-        mode: what the pixels become, see `Encoded`.
-        cache_bytes: how much of the row groups read last each worker keeps; of the last one everything.
-        storage_options: of URLs, what fsspec takes, or a `Remote`.
+        paths: a file, a pattern such as ``"data/train-*.parquet"``, a folder (its ``*.parquet`` files), or a list of
+            these. The files of a pattern or folder are sorted by name.
+        image: the column with the bytes of the images; ``"image.bytes"`` selects a field in a column of structs, which
+            is Hugging Face's layout.
+        target: the column of targets, or None. Numbers and strings are kept, lists of numbers become arrays. Structs,
+            maps and other lists are metadata: null becomes None, and a batch contains a list of the rows' values.
+        columns: additional columns. A sample is then a dict of the image (its key is the column's name without
+            ``.bytes``), the target, and these columns. No other columns are read.
+        mode: the pixel mode of images, see `Encoded`.
+        cache_bytes: the size of each worker's cache of recently read row groups. The last group is always cached.
+        storage_options: for URLs, fsspec options or a `Remote`.
 
     Attributes:
         files: the path of each file.
 
     Raises:
-        FileNotFoundError: there are no such files.
-        TypeError: a column of images holds something else than bytes.
-        ValueError: a file is no Parquet file, is cut off, lacks a column or differs in the type of one.
+        FileNotFoundError: no files are found.
+        TypeError: the column of images does not contain bytes.
+        ValueError: a file is not Parquet, is truncated, lacks a column, or has a column of another type.
         ModuleNotFoundError: pyarrow is not installed.
 
-    While reading, DecodeError names file, row group and row of a null, and file and row group of damage.
+    While reading, a DecodeError names the file and row group of damaged data, and also the row of a null.
     """
 
     @dataset_arguments
@@ -92,38 +92,38 @@ class Parquet(Store):
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
-        wanted = [image, *([] if target is None else [target]), *columns]
+        selected = [image, *([] if target is None else [target]), *columns]
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
-        identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
-        index = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
-        self._wanted = list(dict.fromkeys(wanted))
+        identity = ["parquet", self.files, stamps, selected, *scope_of(self._remote)]
+        index = cached(self.path, identity, lambda: self._read_footers(selected), least_bytes=LEAST_BYTES)
+        self._wanted = list(dict.fromkeys(selected))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
-        self._ends = np.cumsum(index["rows"], dtype=np.int64)  # of the row groups, one file after the other
-        self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # of the files
+        self._ends = np.cumsum(index["rows"], dtype=np.int64)  # per row group, across all files
+        self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # per file
 
-    def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
-        """Return how many row groups each file has, and how many rows each group; refuse files that do not fit."""
-        first: list[Any] = []
+    def _read_footers(self, names: list[str]) -> dict[str, np.ndarray]:
+        """Return the number of row groups in each file, and of rows in each group. Check that the schemas match."""
+        first_types: list[Any] = []
         groups: list[int] = []
         rows: list[int] = []
         for path in self.files:
             problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
             with naming(path, problem), _open(path, self._remote) as file:
                 schema, meta = file.schema_arrow.empty_table(), file.metadata
-                types = [_type(schema, name, path) for name in wanted]
+                types = [_type(schema, name, path) for name in names]
                 groups.append(meta.num_row_groups)
                 rows += [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
-            if not first:
-                first = types
+            if not first_types:
+                first_types = types
                 _check_image(schema, types[0], self.image, path)
-            for name, kind, expected in zip(wanted, types, first, strict=True):
-                if kind != expected:
+            for name, column_type, expected in zip(names, types, first_types, strict=True):
+                if column_type != expected:
                     raise ValueError(
-                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(kind))} "
-                        f"there, {visible(str(expected))} in the first; read them as two datasets, or write one of "
-                        "them again"
+                        f"{path!r} and {self.files[0]!r} have different schemas: column {name!r} is "
+                        f"{visible(str(column_type))} in the former, {visible(str(expected))} in the latter; read them "
+                        "as two datasets, or write one of them again"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -131,45 +131,45 @@ class Parquet(Store):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def blocks(self) -> np.ndarray:
-        """Return where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
+        """Return the first row of each row group, and the number of rows at the end, for ``shuffle="block"``."""
         return np.concatenate([np.zeros(1, np.int64), self._ends])
 
     def _open(self) -> _Groups:
         return _Groups(self._cache_bytes, self._remote)
 
     def _read(self, handle: _Groups, numbers: list[int]) -> list[Any]:
-        places = np.searchsorted(self._ends, numbers, "right").tolist()
+        group_numbers = np.searchsorted(self._ends, numbers, "right").tolist()  # counted across all files
         samples: list[Any] = [None] * len(numbers)
-        for place in sorted(set(places)):
-            begin = int(self._ends[place - 1]) if place else 0
-            which = int(np.searchsorted(self._first_groups, place, "right")) - 1
-            group = place - int(self._first_groups[which])
-            columns = handle.columns(place, lambda which=which, group=group: self._columns(handle, which, group))
-            path = self.files[which]
-            for at, number in enumerate(numbers):
-                if places[at] == place:
-                    what = f"row {number - begin} of row group {group} cannot be read"
+        for number in sorted(set(group_numbers)):
+            begin = int(self._ends[number - 1]) if number else 0
+            file = int(np.searchsorted(self._first_groups, number, "right")) - 1
+            group = number - int(self._first_groups[file])
+            columns = handle.columns(number, lambda file=file, group=group: self._columns(handle, file, group))
+            path = self.files[file]
+            for at, row in enumerate(numbers):
+                if group_numbers[at] == number:
+                    what = f"row {row - begin} of row group {group} cannot be read"
                     with naming(path, lambda text, path=path, what=what: damaged(path, f"{what}: {text}")):
-                        samples[at] = self._sample(columns, which, group, number - begin)
+                        samples[at] = self._sample(columns, file, group, row - begin)
         return samples
 
-    def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
-        path = self.files[which]
-        file = handle.file(path, tuple(self._stamps[which].tolist()))
+    def _columns(self, handle: _Groups, file_number: int, group: int) -> dict[str, Any]:
+        path = self.files[file_number]
+        file = handle.file(path, tuple(self._stamps[file_number].tolist()))
         with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
-            table = self._table(file, path, group)
+            table = self._read_group(file, path, group)
             return {name: _column(table, name) for name in self._wanted}
 
-    def _table(self, file: Any, path: str, group: int) -> Any:
-        """Read a row group, a few rows at a time: a dictionary may hold one value for all rows, so that a few bytes
-        become as many as they are long, times the rows."""
+    def _read_group(self, file: Any, path: str, group: int) -> Any:
+        """Read a row group a few rows at a time, and check the size in memory: with dictionary encoding, a small file
+        can contain one long value that all rows repeat."""
         columns = _columns_of(file.metadata.row_group(group), self._wanted)
         if self._remote is not None:
             file.source.load([_range(column) for column in columns])
         what, remedy = f"row group {group}", ", or write smaller row groups"
         nbytes = sum(column.total_uncompressed_size for column in columns)
         check_expanded(nbytes, what, remedy, path)
-        rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MOST_ROWS))
+        rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MAX_BATCH_ROWS))
         batches, nbytes = [], 0
         for batch in file.iter_batches(rows, row_groups=[group], columns=self._wanted, use_threads=False):
             nbytes += batch.nbytes
@@ -177,19 +177,19 @@ class Parquet(Store):
             batches.append(batch)
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
-    def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
+    def _sample(self, columns: dict[str, Any], file: int, group: int, row: int) -> Any:
         values = {name: column[row] for name, column in columns.items()}
         for name, value in values.items():
             if not value.is_valid and not _is_meta(value.type):
-                hint = "; a row with nothing but the path of its image has to be written again with the bytes"
+                hint = "; if the row only has the path of its image, write the file again with the bytes"
                 is_nested_image = name == self.image and "." in name
                 complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
-                raise damaged(self.files[which], complaint)
+                raise damaged(self.files[file], complaint)
         data = values[self.image].as_py()
-        encoded = Encoded(data, self.mode, f"{named(self.files[which])}: row group {group}, row {row}")
+        encoded = Encoded(data, self.mode, f"{named(self.files[file])}: row group {group}, row {row}")
         if self.columns:
-            others = [name for name in self._wanted if name != self.image]
-            return {self._key: encoded, **{name: _plain(values[name]) for name in others}}
+            names = [name for name in self._wanted if name != self.image]
+            return {self._key: encoded, **{name: _plain(values[name]) for name in names}}
         return encoded if self.target is None else (encoded, _plain(values[self.target]))
 
     def __repr__(self) -> str:
@@ -197,26 +197,26 @@ class Parquet(Store):
 
 
 class _Groups:
-    """The data that a process has read last: columns of row groups, up to a number of bytes; and open files."""
+    """A process's cache of recently read row groups, up to a number of bytes, and of open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0
         self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
 
         @functools.lru_cache(OPEN_FILES)
-        def file(path: str, stamped: tuple[int, int]) -> Any:
-            check_stamp(path, stamped, remote)
+        def file(path: str, expected_stamp: tuple[int, int]) -> Any:
+            check_stamp(path, expected_stamp, remote)
             return _open(path, remote)
 
         self.file = file
 
-    def columns(self, place: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if place in self._groups:
-            self._groups.move_to_end(place)
-            return self._groups[place][0]
+    def columns(self, number: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if number in self._groups:
+            self._groups.move_to_end(number)
+            return self._groups[number][0]
         columns = read()
         nbytes = sum(column.nbytes for column in columns.values())
-        self._groups[place] = columns, nbytes
+        self._groups[number] = columns, nbytes
         self._nbytes += nbytes
         while self._nbytes > self._limit and len(self._groups) > 1:
             self._nbytes -= self._groups.popitem(last=False)[1][1]
@@ -225,7 +225,7 @@ class _Groups:
 
 def _open(path: str, remote: Remote | None) -> Any:
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    with naming(path, lambda text: ValueError(f"{path!r} is no Parquet file, or is cut off: {text}")):
+    with naming(path, lambda text: ValueError(f"{path!r} is not a Parquet file, or is truncated: {text}")):
         if not is_url(path):
             return parquet.ParquetFile(path, page_checksum_verification=True)
         source = open_seekable(path, remote)
@@ -235,9 +235,9 @@ def _open(path: str, remote: Remote | None) -> Any:
 
 
 def _columns_of(group: Any, names: list[str]) -> list[Any]:
-    """Return what the footer says of columns, or of the fields within them."""
+    """Return the footer's metadata of columns, or of the fields of struct columns."""
     columns = [group.column(number) for number in range(group.num_columns)]
-    return [one for one in columns if any((one.path_in_schema + ".").startswith(name + ".") for name in names)]
+    return [chunk for chunk in columns if any((chunk.path_in_schema + ".").startswith(name + ".") for name in names)]
 
 
 def _range(column: Any) -> tuple[int, int]:
@@ -271,7 +271,7 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
 
 
 def _column(table: Any, name: str) -> Any:
-    """Return a column of a table, or the field of a struct, at any depth; None if there is none."""
+    """Return a column of a table, or a field of a struct column at any depth; None if it does not exist."""
     while name not in table.column_names:
         flat = table.flatten()
         if flat.column_names == table.column_names:
@@ -284,23 +284,23 @@ def _type(table: Any, name: str, path: str) -> Any:
     if (column := _column(table, name)) is None:
         columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in table.schema)
         raise ValueError(
-            f"{path!r} has no column {name!r}; its columns are {columns}. Say which with image= and target="
+            f"{path!r} has no column {name!r}; its columns are {columns}. Select columns with image= and target="
         )
     return column.type
 
 
-def _check_image(table: Any, kind: Any, name: str, path: str) -> None:
-    if str(kind) in ("binary", "large_binary", "binary_view") or str(kind).startswith("fixed_size_binary"):
+def _check_image(table: Any, dtype: Any, name: str, path: str) -> None:
+    if str(dtype) in ("binary", "large_binary", "binary_view") or str(dtype).startswith("fixed_size_binary"):
         return
     hint = "" if _column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
     raise TypeError(
-        f"column {name!r} of {path!r} is {visible(str(kind))}; expected the bytes of encoded images, of type "
+        f"column {name!r} of {path!r} is {visible(str(dtype))}; expected the bytes of encoded images, of type "
         f"binary{hint}"
     )
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
+    """Convert an Arrow value for a sample: lists of numbers become arrays, other nested values metadata."""
     plain = value.as_py()
     if _is_meta(value.type):
         return as_meta(plain)
@@ -311,12 +311,12 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def _is_meta(kind: Any) -> bool:
-    """Return whether values of an Arrow type are metadata: nested, and no lists of numbers."""
-    if not kind.num_fields:
+def _is_meta(arrow_type: Any) -> bool:
+    """Return whether values of an Arrow type are metadata: nested values, except lists of numbers."""
+    if not arrow_type.num_fields:
         return False
-    if not hasattr(kind, "value_type"):
+    if not hasattr(arrow_type, "value_type"):
         return True
     with contextlib.suppress(NotImplementedError):
-        return np.dtype(kind.value_type.to_pandas_dtype()).kind not in "biuf"
+        return np.dtype(arrow_type.value_type.to_pandas_dtype()).kind not in "biuf"
     return True

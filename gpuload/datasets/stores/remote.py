@@ -1,12 +1,12 @@
-"""Files at URLs, read through fsspec: ranges joined, several requests in flight, a time limit for each, retries.
+"""Reading files at URLs through fsspec, with merged ranges, concurrent requests, timeouts and retries.
 
-`Remote` holds the options, a plain value that travels to workers. A `Client` opens file systems, which hold threads and
-connections: it belongs to one process, a child after a fork opens another, and it is never pickled. Requests run on
+`Remote` holds the options, a plain value that is sent to workers. A `Client` opens file systems, which hold threads and
+connections: it belongs to one process and is never pickled; a child after a fork opens another client. Requests run on
 fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
 
 fsspec's functions for ranges are not used. `cat_ranges` has no time limit for a request, and reads ranges one at a time
 from a file system that is not asynchronous; `merge_offset_ranges` loses the end of a range that contains another range
-(in fsspec 2025.3, which is supported); and over HTTP fsspec never retries a request.
+(in fsspec 2025.3, which is supported). Over HTTP, fsspec never retries a request.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from gpuload.errors import DecodeError, import_optional, visible
 __all__ = ["Client", "Remote", "RemoteFile", "RemoteIO", "RemoteScanner", "StorageOptions", "client_of", "digest_of"]
 
 GAP_BYTES: Final = 256 << 10
-BLOCK_BYTES: Final = 128 << 10  # of the cache
+BLOCK_BYTES: Final = 128 << 10  # blocks of the disk cache
 PIECE_BYTES: Final = 8 << 20  # a longer range is split into several requests
 MIN_WINDOW: Final = 64 << 10
 MAX_WINDOW: Final = 32 << 20
 WINDOWS: Final = 8
 BYTES_PER_S: Final = 1 << 20  # the time limit of a request grows by one second for each MiB
-# The names that file systems use for the version of a file, the most reliable first; times are the last resort.
+# The names that file systems use for the version of a file, most reliable first; times are the last resort.
 TIMES: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
 VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "blob_id", "sha256", *TIMES)
 # With other values of these variables, libraries behind fsspec open another store or account for the same URL.
@@ -71,8 +71,8 @@ class Remote:
         gap_bytes: two ranges of one file that are read together become one request if the gap between them is no
             larger than this.
         in_flight: the maximum number of requests that a process has in flight.
-        retries: how often a request is repeated that timed out, lost its connection, was cut short, or was answered
-            429 or 5xx. The delay is 0.25 s and doubles each time, up to 10 s, unless the server asks for another one.
+        retries: how often to repeat a request that timed out, lost its connection, was truncated, or was answered with
+            429 or 5xx. The delay is 0.25 s and doubles each time, up to 10 s, unless the server requests another delay.
         timeout_s: the time limit of a request, to which one second is added for each MiB of the answer.
         cache_bytes: the size of a cache of the data on this machine's disk, which all processes share. The least
             recently used data is evicted first; 0 disables the cache.
@@ -112,7 +112,7 @@ StorageOptions = Mapping[str, Any] | Remote | None
 
 
 def digest_of(remote: Remote) -> str:
-    """Return a digest of all that selects the store and the account in addition to the URL: the options, fsspec's
+    """Return a digest of everything but the URL that selects the store and the account: the options, fsspec's
     configuration, and environment variables; empty if none of these is set. Data cached under one digest is not visible
     under another."""
     configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
@@ -138,7 +138,7 @@ Request = Callable[[], Awaitable[Any]]
 
 _defaults = Remote()
 _clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
-_lock = threading.RLock()  # while a client or a file system is opened: threads that ask for one wait for it
+_lock = threading.RLock()  # held while a client or a file system is opened
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -187,8 +187,8 @@ class Client:
             return self._ranges([(file.path, begin, end) for file, begin, end in spans])
         blocks = {(file, at): self._disk.get(_key(file, at)) for file, *span in spans for at in _blocks(*span)}
         missing = [block for block, data in blocks.items() if data is None]
-        wanted = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing]
-        for block, data in zip(missing, self._ranges(wanted), strict=True):
+        missing_ranges = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing]
+        for block, data in zip(missing, self._ranges(missing_ranges), strict=True):
             blocks[block] = data
             self._disk.put(_key(*block), data)
         contents = []
@@ -232,7 +232,7 @@ class Client:
         Raises:
             OSError: a file is missing, is a folder, or the server does not state its size.
         """
-        described = []
+        described_files = []
         for url, info in zip(urls, self._send([self._request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
                 raise IsADirectoryError(21, "it is a folder; expected the URL of a file", shown(url))
@@ -243,12 +243,12 @@ class Client:
             version = next((str(info[name]) for name in VERSIONS if info.get(name)), "")
             digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
             number = int.from_bytes(digest, "little") >> 1 if version else 0
-            written = next((info[name] for name in TIMES if info.get(name)), None)
-            described.append(RemoteFile(self, url, int(info["size"]), number, _seconds(written)))
-        return described
+            modified = next((info[name] for name in TIMES if info.get(name)), None)
+            described_files.append(RemoteFile(self, url, int(info["size"]), number, _seconds(modified)))
+        return described_files
 
     def files(self, root: str) -> list[tuple[str, str]]:
-        """Return all files below a folder: their URLs relative to it, and these as names (a space for ``%20``)."""
+        """Return all files below a folder: each file's URL relative to the folder, and its name (without ``%20``)."""
         (infos,) = self._send([self._request(root, "find", detail=True)])
         prefix = self._file_system(root)[1].rstrip("/") + "/"
         names = [name[len(prefix) :] for name, info in infos.items() if info.get("type") != "directory"]
@@ -311,7 +311,7 @@ class Client:
                 raise
             except Exception as error:
                 failure = failure_of(error, url, limit_s)
-                if not failure.again or attempt > self.retries:
+                if not failure.is_transient or attempt > self.retries:
                     raise failure.error(url, attempt) from error
             await asyncio.sleep(failure.wait_s(attempt))
 
@@ -360,10 +360,10 @@ def _open_file_system(url: str, options: dict[str, Any]) -> Any:
             return system(**{**system._get_kwargs_from_urls(url), **options})
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:
-        remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install the package that it names"
+        remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install the missing package"
         raise type(error)(
             f"{shown(url)!r} cannot be opened: {visible(str(error))}"
-            + (f"; {remedy}" if isinstance(error, ImportError) else "; look at the URL and storage_options")
+            + (f"; {remedy}" if isinstance(error, ImportError) else "; check the URL and storage_options")
         ) from error
 
 
@@ -427,8 +427,8 @@ class RemoteIO(io.RawIOBase):
         for begin, data in reversed(self._windows + self._loaded):
             if begin <= offset and offset + nbytes <= begin + len(data):
                 return data[offset - begin : offset - begin + nbytes]
-        follows = self._end - nbytes <= offset <= self._end + self._length
-        self._length = min(2 * self._length, MAX_WINDOW) if follows else MIN_WINDOW
+        is_sequential = self._end - nbytes <= offset <= self._end + self._length
+        self._length = min(2 * self._length, MAX_WINDOW) if is_sequential else MIN_WINDOW
         data = self.file.read_at(offset, max(nbytes, self._length))
         is_long = len(data) > MIN_WINDOW
         short = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW)]
@@ -455,10 +455,10 @@ class RemoteIO(io.RawIOBase):
 
 
 class RemoteScanner:
-    """The image files below a URL, listed once, in the same order as by a `Scanner`.
+    """A listing of the image files below a URL, in the same order as that of a `Scanner`.
 
     Attributes:
-        left_out: files of other programs, which are not images of the dataset.
+        left_out: the ignored files of other programs, which are not images of the dataset.
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:

@@ -1,11 +1,12 @@
-"""What was read from URLs, kept on this machine's disk, within a limit, for all of its processes.
+"""A disk cache for data read from URLs, with a size limit, shared by all processes of this machine.
 
-One file for each key, named by a digest of it, in 256 folders: a head (8 bytes of magic, the number of bytes that
-follow, their CRC-32), then the bytes. A file is written as a draft and then renamed, so nobody reads half of one. One
-that a power failure has damaged counts as absent. How many bytes there are is written in ``used``, under a lock. The
-process that exceeds the limit removes the least recently used files, a tenth of the limit, and old drafts.
+Each key has one file, named after a digest of the key, in one of 256 folders: a header (8 bytes of magic, the number of
+bytes that follow, their CRC-32), then the data. A file is written as a draft and then renamed, so readers never see a
+partial file. A file damaged by a power failure counts as absent. The file ``used`` holds the total size, and is updated
+under a lock. The process that exceeds the limit evicts the least recently used files, down to 90% of the limit, and
+removes old drafts.
 
-(fsspec's caches have no limit but an age, and write the list of all that they hold again for each file.)
+(fsspec's caches are limited by age only, and rewrite their list of all entries for each new file.)
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ __all__ = ["Disk"]
 
 MAGIC: Final = b"glblock2"
 HEAD: Final = struct.Struct("<8sQI")
-LEFT: Final = 0.9  # of the limit, when room was made
-TOUCHED_S: Final = 60.0  # a file's time is set again when it is older
-CRASHED_S: Final = 3600.0  # the writer of an older draft was killed
+FILL_AFTER_EVICTION: Final = 0.9  # fraction of the limit
+TOUCHED_S: Final = 60.0  # on a cache hit, a file's time is updated if it is older than this
+CRASHED_S: Final = 3600.0  # the writer of a draft older than this must have crashed
 DRAFT: Final = ".part"
 
 
 class Disk:
-    """Bytes by keys, in the files of a folder.
+    """A mapping from keys to bytes, stored in the files of a folder.
 
     Args:
-        folder: made if it is not there.
-        limit_bytes: the most that the files may have together.
-        scope: what is put under a key is found again only under the same scope.
+        folder: the folder of the cache, created if it does not exist.
+        limit_bytes: the maximum total size of the files.
+        scope: a namespace: data stored in one scope is not visible in another.
 
     Raises:
         OSError: the folder cannot be written.
@@ -49,15 +50,15 @@ class Disk:
         os.close(os.open(self._used, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def get(self, key: str) -> bytes | None:
-        """Return what was kept under a key; None if it is not there, or damaged."""
+        """Return the data of a key; None if it is absent or damaged."""
         path = self._path(key)
         try:
             with open(path, "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
-                head, data = file.read(HEAD.size), file.read(status.st_size)
+                header, data = file.read(HEAD.size), file.read(status.st_size)
         except OSError:
             return None
-        if head != _head(data):
+        if header != _header(data):
             self.drop(key)
             return None
         if time.time() - status.st_mtime > TOUCHED_S:
@@ -66,7 +67,7 @@ class Disk:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep data under a key, if the disk lets it."""
+        """Store data under a key; do nothing if the disk does not allow it."""
         path = self._path(key)
         draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):
@@ -74,7 +75,7 @@ class Disk:
                 self._make_room(HEAD.size + len(data))
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 with open(draft, "xb") as file:
-                    file.writelines((_head(data), data))
+                    file.writelines((_header(data), data))
                 os.replace(draft, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -82,7 +83,7 @@ class Disk:
                 raise
 
     def drop(self, key: str) -> bool:
-        """Remove what is kept under a key; returns whether there was anything."""
+        """Remove the data of a key. Return whether there was any."""
         try:
             os.unlink(self._path(key))
         except OSError:
@@ -90,23 +91,23 @@ class Disk:
         return True
 
     def _path(self, key: str) -> str:
-        full = f"{key}\0\0{self.scope}" if self.scope else key
-        name = hashlib.blake2b(full.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        scoped_key = f"{key}\0\0{self.scope}" if self.scope else key
+        name = hashlib.blake2b(scoped_key.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, name[:2], name[2:])
 
     def _make_room(self, nbytes: int) -> None:
-        """Count bytes that are about to be written, and remove files if they would exceed the limit."""
+        """Add the size of data that is about to be written; evict files if the total would exceed the limit."""
         with open(self._used, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             count = file.read(8)
-            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # not known: look
+            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # unknown: recount
             if used + nbytes > self.limit_bytes:
-                used = self._remove(min(int(self.limit_bytes * LEFT), self.limit_bytes - nbytes))
+                used = self._evict(min(int(self.limit_bytes * FILL_AFTER_EVICTION), self.limit_bytes - nbytes))
             file.seek(0)
             file.write((used + nbytes).to_bytes(8, "little"))
 
-    def _remove(self, target: int) -> int:
-        """Remove the least recently used files; return how many bytes are left, `target` at most."""
+    def _evict(self, target: int) -> int:
+        """Evict the least recently used files. Return the remaining total size, at most `target` bytes."""
         files, now = sorted(self._files()), time.time()
         used = sum(size for _, size, _ in files)
         for modified, size, path in files:
@@ -117,7 +118,7 @@ class Disk:
         return used
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield the time, bytes and path of each file."""
+        """Yield the modification time, size and path of each file."""
         for number in range(256):
             with contextlib.suppress(FileNotFoundError), os.scandir(f"{self.folder}/{number:02x}") as entries:
                 for entry in entries:
@@ -126,5 +127,5 @@ class Disk:
                         yield status.st_mtime, status.st_size, entry.path
 
 
-def _head(data: bytes) -> bytes:
+def _header(data: bytes) -> bytes:
     return HEAD.pack(MAGIC, len(data), zlib.crc32(data))

@@ -1,10 +1,10 @@
-"""Which answers are refused, which errors are worth another attempt, and words for them.
+"""Checks of responses from servers, and the classification of errors: which to retry, and how to describe them.
 
-Each library behind fsspec has its own errors. They are told apart by what they have in common (the HTTP status, the
-name of the class, the code of the service), so that no library is imported for it.
+Each library behind fsspec has its own errors. They are classified by properties that they share (the HTTP status, the
+name of the class, the service's error code), so that no library needs to be imported.
 
-fsspec takes any answer over HTTP, of any length, unpacks it, and leaves out folders that it cannot list; s3fs takes
-other bytes than were asked for. `http_system` and `s3_system` do not.
+fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts
+other bytes than those it requested. `http_system` and `s3_system` do not.
 """
 
 from __future__ import annotations
@@ -21,100 +21,106 @@ from gpuload.errors import visible
 
 __all__ = ["Failure", "check_whole", "failure_of", "http_system", "s3_system", "shown"]
 
-LISTING_BYTES: Final = 1 << 28  # the longest page of links that is read
+LISTING_BYTES: Final = 1 << 28  # the maximum size of a page of links
 FIRST_WAIT_S: Final = 0.25
-LONGEST_WAIT_S: Final = 10.0
+MAX_WAIT_S: Final = 10.0
 NO_CREDENTIALS: Final = re.compile(r"(No|Default|Partial)Credentials|ProfileNotFound")
-CUT_SHORT: Final = re.compile(r"Short|ContentLengthError|IncompleteRead")
+TRUNCATED: Final = re.compile(r"Short|ContentLengthError|IncompleteRead")
 CLOSED: Final = re.compile(
     r"Connect|Disconnect|ChunkedEncoding|ClientOSError|ClientPayload|HTTPClientError|Protocol|\bReadError|ResponseStreaming"
 )
 EXPIRED: Final = re.compile(r"expired|RequestTimeTooSkewed|RefreshError", re.IGNORECASE)
 BUSY_CODES: Final = {"SlowDown", "Throttling", "ThrottlingException", "InternalError", "RequestTimeout", "503", "500"}
-START: Final = 1024  # bytes that say of what kind a file is
-TEXT: Final = 300  # characters of a library's own words
+PREFIX_BYTES: Final = 1024  # the bytes at the start of a file that show its type
+MAX_TEXT: Final = 300  # characters of a library's error message
 
 
 class Short(ConnectionError):
-    """An answer of fewer bytes than were asked for."""
+    """The error for a response with fewer bytes than requested."""
 
 
 class Failure(NamedTuple):
-    """A kind of error: whether another attempt may succeed, and how long the server asks to be left alone."""
+    """The classification of an error.
+
+    Attributes:
+        kind, number, text: the exception type to raise, its errno, and its message.
+        is_transient: whether a retry may succeed.
+        after_s: the delay in seconds that the server requests before a retry, if any.
+    """
 
     kind: type[OSError]
     number: int
     text: str
-    again: bool = False
+    is_transient: bool = False
     after_s: float | None = None
 
     def error(self, url: str, attempts: int) -> OSError:
-        """Return what is raised for it."""
-        times = f", in each of {attempts} attempts" if self.again and attempts > 1 else ""
+        """Return the exception to raise."""
+        times = f", in each of {attempts} attempts" if self.is_transient and attempts > 1 else ""
         return self.kind(self.number, self.text + times, shown(url))
 
     def wait_s(self, attempt: int) -> float:
-        """Return how long to wait before the attempt after this one."""
+        """Return the delay before the next attempt."""
         wait = FIRST_WAIT_S * 2 ** (attempt - 1) if self.after_s is None else self.after_s
-        # Not all at once again: half of it is drawn, from no generator that anybody seeds.
-        return min(LONGEST_WAIT_S, wait) * (0.5 + os.urandom(1)[0] / 512)
+        # Jitter of up to half the delay spreads the retries of many clients; it uses no generator that could be seeded.
+        return min(MAX_WAIT_S, wait) * (0.5 + os.urandom(1)[0] / 512)
 
 
 def shown(url: str) -> str:
-    """Return a URL as messages have it: without a password, and without the query, which may be a signature."""
-    start, between, after_scheme = url.partition("://")
+    """Return a URL for messages, without its password and its query, which may be a signature."""
+    scheme, separator, after_scheme = url.partition("://")
     host, slash, path = after_scheme.partition("/")
     name = host.rpartition("@")[2]
-    return f"{start}{between}{name}{slash}{path.partition('?')[0] if start.endswith(('http', 'https')) else path}"
+    return f"{scheme}{separator}{name}{slash}{path.partition('?')[0] if scheme.endswith(('http', 'https')) else path}"
 
 
 def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
-    """Return what went wrong with a request."""
+    """Classify the error of a request."""
     chain = [error]
     while len(chain) < 8 and (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)):
         chain.append(error := cause)
-    names = " ".join({cls.__name__ for one in chain for cls in type(one).__mro__})
-    statuses, codes, waits = zip(*map(_facts, chain), strict=True)
-    status, code, after_s = (next(filter(None, facts), None) for facts in (statuses, codes, waits))
-    words = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:TEXT]
+    names = " ".join({cls.__name__ for exception in chain for cls in type(exception).__mro__})
+    statuses, codes, waits = zip(*map(_details, chain), strict=True)
+    status, code, after_s = (next(filter(None, values), None) for values in (statuses, codes, waits))
+    message = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:MAX_TEXT]
     refused = functools.partial(Failure, PermissionError, errno.EACCES)
-    lost = functools.partial(Failure, ConnectionError, again=True)
+    lost = functools.partial(Failure, ConnectionError, is_transient=True)
     if NO_CREDENTIALS.search(names):
         return refused(
-            f"there are no credentials for it ({words}); give them in storage_options, or where its library looks for "
-            "them, and ask for public data without them (s3: storage_options={'anon': True})"
+            f"no credentials were found ({message}); pass them in storage_options, or store them where the library "
+            "looks for them; for public data, disable them (s3: storage_options={'anon': True})"
         )
     if "Timeout" in names:
-        return Failure(TimeoutError, errno.ETIMEDOUT, f"no whole answer within {timeout_s:g} s", again=True)
-    if CUT_SHORT.search(names) or any("ContentLengthError" in str(one) for one in chain):
-        return lost(errno.EIO, f"the answer has fewer bytes than it announced ({words})")
+        return Failure(TimeoutError, errno.ETIMEDOUT, f"no complete response within {timeout_s:g} s", is_transient=True)
+    if TRUNCATED.search(names) or any("ContentLengthError" in str(exception) for exception in chain):
+        return lost(errno.EIO, f"the response has fewer bytes than announced ({message})")
     if status == 429 or (status or 0) >= 500 or (status is None and code in BUSY_CODES):
-        answer = " ".join(str(fact) for fact in (status, code) if fact)
-        return Failure(OSError, errno.EIO, f"the server answered {answer}", again=True, after_s=after_s)
+        answer = " ".join(str(part) for part in (status, code) if part)
+        return Failure(OSError, errno.EIO, f"the server answered {answer}", is_transient=True, after_s=after_s)
     if status is None and CLOSED.search(names):
-        return lost(errno.ECONNRESET, f"the connection failed, or was closed early ({words})")
+        return lost(errno.ECONNRESET, f"the connection failed or was closed early ({message})")
     is_refused = "PermissionError" in names
-    if (status in (400, 401, 403) or code or is_refused) and EXPIRED.search(f"{words} {code}"):
+    if (status in (400, 401, 403) or code or is_refused) and EXPIRED.search(f"{message} {code}"):
         return refused(
-            f"the credentials have expired ({words}); renew them, and make the dataset again, or take credentials that "
-            "renew themselves"
+            f"the credentials have expired ({message}); renew them and create the dataset again, or use credentials "
+            "that renew themselves"
         )
     if status in (401, 403) or is_refused:
-        what = f"the server answered {status}" if status else words
+        what = f"the server answered {status}" if status else message
         return refused(
-            f"no permission to read it ({what}); look at the credentials in storage_options. Some servers say so of "
-            "files that do not exist"
+            f"permission denied ({what}); check the credentials in storage_options. Some servers also answer this "
+            "for files that do not exist"
         )
     if status in (404, 410) or (status is None and "FileNotFoundError" in names):
-        more = "; what is in memory:// belongs to one process, so it takes num_workers=0"
-        text = "there is no such file" + more * url.startswith("memory://")
+        hint = "; data in memory:// belongs to one process, so use num_workers=0"
+        text = "the file does not exist" + hint * url.startswith("memory://")
         return Failure(FileNotFoundError, errno.ENOENT, text)
-    return Failure(OSError, errno.EIO, words if status is None else f"the server answered {status} ({words})")
+    return Failure(OSError, errno.EIO, message if status is None else f"the server answered {status} ({message})")
 
 
-def _facts(error: Any) -> tuple[int | None, str, float | None]:
-    """Return what an error of aiohttp, botocore, requests or httpx says: the HTTP status, the name that an S3-like
-    service gives the error, and for how many seconds the server asks to be left alone."""
+def _details(error: Any) -> tuple[int | None, str, float | None]:
+    """Return details of an error of aiohttp, botocore, requests or httpx: the HTTP status, the error code of an S3-like
+    service, and the delay in seconds that the server requests."""
     answer: Any = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
     status, code, after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
@@ -128,8 +134,8 @@ def _facts(error: Any) -> tuple[int | None, str, float | None]:
 
 @functools.cache
 def http_system() -> Any:
-    """Return fsspec's file system for HTTP, with answers that are looked at before their body is taken, and read no
-    further than is allowed; and with folders that cannot be listed as an error."""
+    """Return fsspec's file system for HTTP with three changes: it checks a response's headers before reading the body,
+    limits the size of the body, and raises an error for a folder that cannot be listed."""
     import aiohttp
     from fsspec.implementations.http import HTTPFileSystem
 
@@ -138,21 +144,20 @@ def http_system() -> Any:
             if self._body is None:
                 body = bytearray()
                 try:
-                    range_asked = self.request_info.headers.get("Range", "") if self.status < 300 else ""
-                    limit = _limit_bytes(self.status, range_asked, self.headers.get("Content-Range", ""))
+                    requested_range = self.request_info.headers.get("Range", "") if self.status < 300 else ""
+                    limit = _limit_bytes(self.status, requested_range, self.headers.get("Content-Range", ""))
                     async for part in self.content.iter_any():
                         body += part
                         if len(body) <= limit:
                             continue
-                        if not range_asked:
+                        if not requested_range:
                             raise OSError(
-                                f"it answered more than {limit:,} bytes, where the list of a folder's files was "
-                                "expected"
+                                f"it answered more than {limit:,} bytes; expected the list of a folder's files"
                             )
                         if self.status != 200 or limit != files.LARGE_BYTES:
                             raise _no_ranges(f"more than {limit:,} bytes", limit)
-                        # From a server without ranges.
-                        files.check_large(len(body), bytes(body[:START]), shown(str(self.url)))
+                        # The server does not support ranges, so this is the entire file.
+                        files.check_large(len(body), bytes(body[:PREFIX_BYTES]), shown(str(self.url)))
                 except BaseException:
                     self.close()
                     raise
@@ -170,7 +175,7 @@ def http_system() -> Any:
                 return await super()._ls(url, detail, **options)
             except FileNotFoundError:
                 raise
-            except OSError as error:  # then fsspec would leave the folder out: a lost connection, a smaller data set
+            except OSError as error:  # otherwise fsspec would silently skip the folder
                 raise RuntimeError(f"the folder {shown(url)!r} cannot be listed") from error
 
     return BoundedHTTP
@@ -178,12 +183,12 @@ def http_system() -> Any:
 
 @functools.cache
 def s3_system() -> Any:
-    """Return s3fs's file system, with answers that are looked at before their body is taken."""
+    """Return s3fs's file system with a check of each response's headers before its body is read."""
     from s3fs import S3FileSystem
 
     class CheckedS3(S3FileSystem):
-        async def _call_s3(self, method: str, *more: Any, **options: Any) -> Any:
-            answer = await super()._call_s3(method, *more, **options)
+        async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
+            answer = await super()._call_s3(method, *arguments, **options)
             if "Range" in options and "Body" in answer:
                 status = answer["ResponseMetadata"]["HTTPStatusCode"]
                 limit = _limit_bytes(status, options["Range"], answer.get("ContentRange", ""))
@@ -194,37 +199,37 @@ def s3_system() -> Any:
     return CheckedS3
 
 
-def _limit_bytes(status: int, range_asked: str, answered: str) -> int:
-    """Return how many bytes an answer may have, by its status, the Range that was asked for and its
-    Content-Range. Refuse another part of the file than was asked for."""
-    span = re.fullmatch(r"bytes=(\d+)-(\d+)", range_asked)
+def _limit_bytes(status: int, requested_range: str, content_range: str) -> int:
+    """Return the maximum number of bytes of a response, given its status, the requested Range and the response's
+    Content-Range. Raise an error if it is not the requested part of the file."""
+    span = re.fullmatch(r"bytes=(\d+)-(\d+)", requested_range)
     if span is None:
         return LISTING_BYTES
     begin, end = int(span[1]), int(span[2]) + 1
-    if status == 206 or answered:  # rclone's S3 answers a range with 200
-        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answered)
+    if status == 206 or content_range:  # rclone's S3 answers a range with 200
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range)
         if match is None or int(match[1]) != begin or int(match[2]) >= end:
             raise OSError(
-                f"its answer is {answered or 'no Content-Range'!r} where the bytes {begin}-{end - 1} were asked for; "
-                "the server, or a proxy before it, serves ranges wrongly: copy the file, or serve it otherwise"
+                f"it answered {content_range or 'no Content-Range'!r} to a request for bytes {begin}-{end - 1}: the "
+                "server, or a proxy in front of it, serves ranges incorrectly; copy the file, or use another server"
             )
         if int(match[2]) + 1 < end and match[3] not in ("*", str(int(match[2]) + 1)):
-            raise Short(f"{answered} where the bytes {begin}-{end - 1} were asked for")
+            raise Short(f"{content_range} for a request of bytes {begin}-{end - 1}")
     elif begin:
-        raise _no_ranges("the whole file", end - begin)
+        raise _no_ranges("the entire file", end - begin)
     return end - begin
 
 
 def _no_ranges(what: str, nbytes: int) -> OSError:
     return OSError(
-        f"it answered {what} where {nbytes:,} were asked for: it does not serve ranges, which all but whole images "
-        "take; copy the file, or serve it otherwise"
+        f"it answered {what} to a request for {nbytes:,} bytes: it does not support ranges, which all reads other than "
+        "those of image files need; copy the file, or use another server"
     )
 
 
 def check_whole(begin: int, end: int, data: bytes) -> bytes:
     if len(data) < end - begin:
-        raise Short(f"{len(data):,} bytes from {begin:,} on, where {end - begin:,} were asked for")
+        raise Short(f"{len(data):,} of the {end - begin:,} requested bytes at offset {begin:,}")
     if len(data) > end - begin:
         raise _no_ranges(f"{len(data):,} bytes", end - begin)
     return data

@@ -1,8 +1,8 @@
-"""What all stores share: files that are opened where they are read, indices from the end, labels, words for errors.
+"""The base class and helpers of all stores: lazily opened files, negative indices, labels, and error messages.
 
-A store is made in the main process, which looks at its files once and keeps sizes and places in arrays. What it opens
-to read samples belongs to one process: it is opened at the first sample, left behind when the store is pickled, and
-opened again in a child after a fork.
+A store is created in the main process, which inspects its files once and keeps sizes and offsets in arrays. Open files
+and connections belong to one process: they are opened when the first sample is read, dropped when the store is pickled,
+and opened again in a child after a fork.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = [
 
 
 class Store(Dataset):
-    """Samples that are read from open files; a subclass says how, in `_open` and `_read`.
+    """A dataset that reads its samples from open files. Subclasses implement `_open` and `_read`.
 
     Attributes:
-        path: what it reads, as an absolute path.
+        path: the absolute path of the file or folder that is read.
     """
 
     path: str
-    _opened: tuple[int, Any] | None = None  # the process, and what it opened
+    _opened: tuple[int, Any] | None = None  # process ID and handle
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def _open(self) -> Any:
-        """Open the files, in the process that reads them."""
+        """Open the files in the process that reads them, and return a handle."""
         raise NotImplementedError
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        """Return the samples of these numbers, each 0 … n−1, in this order."""
+        """Return the samples with these numbers (0 … n−1), in the given order."""
         raise NotImplementedError
 
     @property
@@ -63,7 +63,7 @@ class Store(Dataset):
         return self._opened[1]
 
     def close(self) -> None:
-        """Close what this process has opened. The next sample opens it again."""
+        """Close the files that this process has opened. Reading another sample reopens them."""
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,12 +73,12 @@ class Store(Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Return several samples; neighbours at URLs are read together."""
-        numbers = self._numbers(indices)  # before anything is opened
+        """Return the samples at these indices. Adjacent samples at URLs are read together."""
+        numbers = self._numbers(indices)  # raises for a bad index before any file is opened
         return self._read(self._handle, numbers)
 
     def _numbers(self, indices: Iterable[SupportsIndex]) -> list[int]:
-        """Return indices that may count from the end as numbers from 0."""
+        """Convert indices, of which negative ones count from the end, to numbers from 0."""
         count = len(self)
         return [
             index
@@ -89,19 +89,20 @@ class Store(Dataset):
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return a path that does not depend on the working directory; a URL as it is."""
+    """Return an absolute path. A URL is returned without trailing slashes."""
     return os.fsdecode(path).rstrip("/") if is_url(path) else full_path(path)
 
 
 def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool = False) -> str:
-    """Return the absolute path of a file. A URL is looked at when its stamp is taken.
+    """Return the absolute path of a file. A URL is not checked here, but when its stamp is taken.
 
     Args:
-        path, expected: where it is, and what it should be, for the message.
-        streams: take FIFOs and devices too, which are read from their beginning on.
+        path: the path of the file.
+        expected: a description of the expected file, for the error message.
+        streams: also accept FIFOs and devices, which are read sequentially.
 
     Raises:
-        OSError: there is none, or it is no regular file; a FIFO, opened, waits for who writes to it.
+        OSError: the file does not exist, or is not a regular file (opening a FIFO would wait for a writer).
     """
     full = absolute(path)
     if is_url(full):
@@ -118,8 +119,8 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool 
 
 @contextlib.contextmanager
 def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Turn whatever a library raises into an error that names the file: `error_of` what it says. Errors that name it
-    pass as they are."""
+    """Replace any exception of a library with `error_of(its message)`, which names the file. Exceptions that already
+    name the file are not replaced."""
     try:
         yield
     except (ImportError, DecodeError):
@@ -131,7 +132,7 @@ def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
-    """Return what a file is known by: how many bytes it has, and when it was written (for a URL, its version)."""
+    """Return the size and the modification time of a file, by which changes are detected (for a URL, its version)."""
     if is_url(path):
         (file,) = client(remote).stat([path])
         return file.size, file.mtime_ns
@@ -140,59 +141,59 @@ def stamp(path: str, remote: Any = None) -> tuple[int, int]:
 
 
 def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
-    """Raise a `DecodeError` if a file is not the one that the dataset was made of."""
-    if (now := stamp(path, remote)) != expected:
+    """Raise a `DecodeError` if a file has changed since the dataset was created."""
+    if (current := stamp(path, remote)) != expected:
         raise damaged(
             path,
-            f"it has been written to since the dataset was made, when it had {expected[0]:,} bytes (now {now[0]:,}); "
-            "make the dataset again, once the file is finished",
+            f"it was changed after the dataset was created (it had {expected[0]:,} bytes, and now has {current[0]:,}); "
+            "create the dataset again when the file is complete",
         )
 
 
 def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
-    """Return labels as an array, one for each sample; None if there are none.
+    """Return labels as an array with one entry per sample; None if `labels` is None.
 
     Args:
-        labels: anything that `numpy.asarray` takes.
-        count, what: how many samples there are, and of what, for the message.
+        labels: anything that `numpy.asarray` accepts.
+        count: the number of samples.
+        what: a description of the samples, for the error message.
 
     Raises:
-        TypeError: they are neither numbers nor strings of one shape.
-        ValueError: there are more or fewer than samples.
+        TypeError: labels are neither numbers nor strings, or differ in shape.
+        ValueError: the number of labels is not the number of samples.
     """
     if labels is None:
         return None
     try:
         array = np.asarray(labels)
     except ValueError as error:
-        raise TypeError(f"labels must be an array of one entry for each sample, of one shape: {error}") from None
+        raise TypeError(f"labels must form an array with one entry per sample, all of one shape: {error}") from None
     if array.dtype.kind not in "biufU":
-        raise TypeError(
-            f"labels must be numbers or strings, one for each sample, got {array.dtype} of shape {array.shape}"
-        )
+        raise TypeError(f"labels must be numbers or strings, one per sample, got {array.dtype} of shape {array.shape}")
     if array.ndim == 0 or len(array) != count:
-        raise ValueError(f"labels has the shape {array.shape}, but there must be one for each of {what}")
+        raise ValueError(f"labels must have one entry for each of {what}, got shape {array.shape}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, whether columns come first, and dtype of an array in NumPy's format, up to where its numbers begin.
+    """Read the header of an array in NumPy's format. Return the shape, whether the array is in Fortran order, and the
+    dtype; the file is then positioned at the first number.
 
     Raises:
-        ValueError, EOFError: it is none, or not of a version that arrays of numbers have; or its shape holds other
-            things than lengths, which NumPy does not look at.
+        ValueError, EOFError: this is not an array, the format version is not one used for arrays of numbers, or the
+            shape contains something other than lengths, which NumPy does not check.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"numpy's format {version[0]}.{version[1]} is not read, but 1.0 and 2.0")
+        raise ValueError(f"expected version 1.0 or 2.0 of numpy's format, got {version[0]}.{version[1]}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
+    shape, is_fortran, dtype = read(file)
     if any(type(side) is not int or side < 0 for side in shape):
-        raise ValueError(f"its shape {shape} must hold whole numbers of 0 or more")
-    return shape, by_columns, dtype
+        raise ValueError(f"its shape must consist of whole numbers of 0 or more, got {shape}")
+    return shape, is_fortran, dtype
 
 
 def value_of(array: np.ndarray, number: int) -> Any:
-    """Return one entry: a plain number or str, or an array."""
+    """Return one entry of an array, as a Python number or str, or as an array."""
     value = array[number]
     return value.item() if isinstance(value, np.generic) else value

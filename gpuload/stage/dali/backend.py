@@ -1,5 +1,5 @@
-"""Which transforms DALI has, and why the reference runs all others. DALI is imported when a backend is made, not
-before."""
+"""Declares which transforms DALI supports, and why the reference runs the others. DALI is only imported when a backend
+is created."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["LACKING", "DaliBackend"]
 
 INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image that is doubled"
-BICUBIC: Final = "DALI does not clamp what bicubic overshoots between columns and rows: up to 23 levels from Pillow's"
-WARP: Final = "DALI's warp finds places in float32, and blends the fill with the image along its border"
+BICUBIC: Final = "DALI does not clamp bicubic overshoots between columns and rows: up to 23 levels from Pillow's"
+WARP: Final = "DALI's warp computes coordinates in float32, and blends the fill with the image along its border"
 NONE: Final = "DALI has no such operator"
 
-# The operations of `gpuload.transforms.program.ops.OPS` that DALI has otherwise than Pillow, or not at all.
+# The operations in `gpuload.transforms.program.ops.OPS` that DALI implements differently from Pillow, or not at all.
 LACKING: Final = {
-    "contrast": "DALI's turns about a constant, Pillow's about the mean of the image",
-    "saturation": "DALI's is a scaling in YIQ, Pillow's a blend with the grey",
-    "hue": "DALI's is a rotation in YIQ, Pillow's in HSV of 8 bits",
-    "grayscale": "DALI makes one channel of three, for one colour in 770 a level from Pillow's",
+    "contrast": "DALI's pivots around a constant, Pillow's around the mean of the image",
+    "saturation": "DALI's is a scaling in YIQ, Pillow's a blend with the grey levels",
+    "hue": "DALI's is a rotation in YIQ, Pillow's in 8-bit HSV",
+    "grayscale": "DALI reduces three channels to one, and for one colour in 770 differs by a level from Pillow's",
     "equalize": "DALI's is OpenCV's, not Pillow's",
     "jpeg": "DALI's is not libjpeg's",
     "noise": "DALI draws its own noise",
@@ -54,7 +54,7 @@ KINDS: Final = {
 
 
 class DaliBackend(Backend):
-    """NVIDIA's DALI; BackendError if it is not installed, or has no dynamic mode."""
+    """The backend of NVIDIA's DALI; raises a BackendError if DALI is not installed, or has no dynamic mode."""
 
     name: ClassVar[str] = "dali"
 
@@ -78,9 +78,9 @@ class DaliBackend(Backend):
         if outline.kind in KINDS:
             return KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
-            return "DALI erases with constants alone"
+            return "DALI erases only with constants"
         if outline.kind is Box and outline.padding_mode not in (None, "constant"):
-            return "DALI pads with constants alone"
+            return "DALI pads only with constants"
         if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
             rare = rare_filter(outline.filters)
             return rare or (NEAREST if "nearest" in outline.filters else BICUBIC)

@@ -1,13 +1,13 @@
-"""DALI as a stage uses it: one evaluation context, made at the first call, with as many threads as torch has.
+"""DALI's evaluation context for a stage, created at the first call with as many threads as torch uses.
 
-The context holds DALI's operators and its pool of threads, and ends with the `Engine`. Operators are cached by their
-constant arguments, so what changes from batch to batch is always given as a batch, never as a number.
+The context owns DALI's operators and its thread pool, and lives as long as the `Engine`. DALI caches operators by their
+constant arguments, so values that change from batch to batch are always passed as batches, never as numbers.
 
-**On the CPU** operators run while they are called, and are done with their inputs when they return.
+**On the CPU**, operators run synchronously, and no longer need their inputs when they return.
 
-**On CUDA** they are issued on torch's current stream. If that is the legacy default stream, which DLPack cannot name
-for certain, they are issued on a side stream of the engine, and each of the two waits for the other. DALI frees its
-memory in the order of that stream, so nothing waits on the host. This part was written without a GPU at hand and has
+**On CUDA**, operators are issued on torch's current stream. If that is the legacy default stream, which DLPack cannot
+name unambiguously, they are issued on a side stream of the engine, and each of the two streams waits for the other.
+DALI frees its memory in stream order, so the host never waits. This part was written without access to a GPU, and has
 not been run on one.
 """
 
@@ -23,43 +23,43 @@ from nvidia.dali.experimental import dynamic as ndd
 
 __all__ = ["Engine", "evaluated", "ndd", "samples", "types"]
 
-types: Any = dali_types  # made at run time, so that no type checker knows them
+types: Any = dali_types  # its members are created at run time, so type checkers do not know them
 
 
 class Engine:
-    """DALI on a device; used by one thread of the stage's process."""
+    """DALI on a device, for use by one thread of the stage's process."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_cpu = device.type == "cpu"
         self._device_and_context: tuple[ndd.Device, ndd.EvalContext] | None = None
-        self._made_for: tuple[int, int] | None = None
+        self._context_key: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run DALI's operators within this on the device, on torch's current stream there."""
+        """Run the DALI operators in the ``with`` block on the device, on torch's current stream there."""
         with self._stream() as stream:
             device, context = self._context(torch.get_num_threads(), stream)
             with device, context, ndd.EvalMode.sync_cpu:
                 yield
 
     def _context(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
-        made_for = (threads, 0 if stream is None else stream.cuda_stream)
-        if self._device_and_context is None or self._made_for != made_for:
+        context_key = (threads, 0 if stream is None else stream.cuda_stream)
+        if self._device_and_context is None or self._context_key != context_key:
             if self.on_cpu:
                 device = ndd.Device("cpu")
             else:
                 number = self.device.index
                 device = ndd.Device("gpu", torch.cuda.current_device() if number is None else number)
-            with device:  # else DALI would make a context for the GPU if there is one
+            with device:  # otherwise DALI would create a context for a GPU if the machine has one
                 context = ndd.EvalContext(num_threads=threads, device_id=device.device_id, cuda_stream=stream)
-            self._device_and_context, self._made_for = (device, context), made_for
+            self._device_and_context, self._context_key = (device, context), context_key
         return self._device_and_context
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[torch.cuda.Stream | None]:
-        """The stream for DALI, which is torch's current one within this; None on the CPU."""
+        """Yield the stream for DALI, and make it torch's current stream in the ``with`` block; None on the CPU."""
         if self.on_cpu:
             yield None
             return
@@ -74,21 +74,21 @@ class Engine:
             with torch.cuda.stream(self._side):
                 yield self._side
         finally:
-            # The inputs were allocated on the current stream, which may reuse their memory after this.
+            # The inputs were allocated on the current stream, which can reuse their memory from here on.
             current.wait_stream(self._side)
 
 
 def evaluated(batch: ndd.Batch) -> ndd.Batch:
-    """A batch that does not hold what it was made from.
+    """Evaluate a batch, and return it without references to its inputs.
 
-    In DALI 2.4 a result holds the call that made it, which holds its inputs, and so on back to the stage's: the memory
-    of a whole chain would be held up to its end.
+    In DALI 2.4, a result references the call that produced it, which references its inputs, and so on back to the
+    stage's inputs, so the memory of an entire chain would be kept until its end.
     """
     return ndd.Batch(batch.evaluate()._storage)
 
 
 def samples(batch: ndd.Batch) -> list[ndd.Tensor]:
-    """The images of a batch one by one. Those of `Batch.tensors` and the batch would hold each other, and their memory
-    would wait for the garbage collector."""
+    """Return the images of a batch one by one. Unlike here, the tensors of `Batch.tensors` and their batch reference
+    each other, so their memory is only freed by the garbage collector."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]

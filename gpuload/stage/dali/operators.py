@@ -1,4 +1,4 @@
-"""The effect of each kind of record on a DALI batch, with DALI's operators.
+"""Applies each kind of record to a DALI batch, with DALI's operators.
 
 Batches contain levels, uint8 H×W×C, or finished images in any layout. Windows are int64 (n, 4), as in
 `gpuload.stage.backend.Levels`: a record's inputs have the windows `before`, and its results the windows `after`. Every
@@ -7,8 +7,8 @@ operator call processes the entire batch; images that a record does not apply to
 **Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
 levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
-All other images keep the bits that they have in a batch without padding. DALI keeps floats between columns and rows,
-where Pillow rounds to levels, which leaves differences of one level.
+The results of all other images are bit-identical to those of a batch without padding. DALI keeps floats between columns
+and rows, where Pillow rounds to levels, so differences of one level remain.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Takes a batch through DALI: from the stage's memory, through records, into the memory of the results.
+"""Applies programs to a batch with DALI, from the stage's input to the memory of the results.
 
-Inputs are views that go to DALI through DLPack and are never copied; results are in DALI's memory and are copied once,
-by torch, which also makes float16 and bfloat16 of them. On the way images are levels, uint8 H×W×C: a batch of 64 at
-224×224 is 10 MB, where float32 would be 39 MB that every operator reads and writes. The operator at the end makes
-numbers and planes of them. On the CPU a batch goes in pieces, so that what is between two operators stays small. Only
-the engine is kept from call to call; its operators hold no images.
+Inputs are views that are passed to DALI through DLPack without a copy. Results are in DALI's memory; torch copies them
+once, and converts them to float16 or bfloat16 if needed. In between, images are levels, uint8 H×W×C: a batch of 64 at
+224×224 has 10 MB, where float32 would have 39 MB that every operator reads and writes. The last operator converts
+levels to values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small. Only
+the engine is kept between calls; its operators keep no images.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpuload.transforms.program.ops import Erase, Flip
 
 __all__ = ["DaliLate", "DaliLevels", "batch_of"]
 
-PIECE: Final = 64  # images at once on the CPU
+PIECE: Final = 64  # images processed at a time on the CPU
 
 
 class DaliLevels:
-    """Runs records that work on levels, and finishes the results."""
+    """A runner for records that work on levels, which also finishes the results."""
 
     def __init__(self, engine: Engine, finish: Finish) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class DaliLevels:
 
 
 class DaliLate:
-    """Erases and flips finished images in place."""
+    """A runner that erases and flips finished images in place."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -69,12 +69,12 @@ class DaliLate:
     def __call__(self, outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
         with self._engine.running():
             for rows in _pieces(_changed_rows(on_finished), self._engine):
-                changed = [outputs[row] for row in rows.tolist()]
-                images = [image.float() if image.is_floating_point() else image for image in changed]
+                targets = [outputs[row] for row in rows.tolist()]
+                images = [image.float() if image.is_floating_point() else image for image in targets]
                 batch = ndd.as_batch([image.contiguous() for image in images], layout="CHW")
                 _copy(
                     apply_program(batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)),
-                    changed,
+                    targets,
                 )
 
 
@@ -85,7 +85,7 @@ def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
 
 
 def _changed_rows(on_finished: Program) -> np.ndarray:
-    """Return the rows that a record flips, or erases a box of, int64."""
+    """Return the rows that a record flips or erases a box in, int64."""
     changes = np.zeros(len(on_finished), np.bool_)
     for record in on_finished.records:
         rows = slice(None) if record.rows is None else record.rows
@@ -97,7 +97,7 @@ def _changed_rows(on_finished: Program) -> np.ndarray:
 
 
 def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
-    """Windows of images: views of their memory, if these are the whole decoded regions."""
+    """Return windows of images as a DALI batch: views of the images' memory if the windows are the decoded regions."""
     assert images.steps is None
     views = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels)

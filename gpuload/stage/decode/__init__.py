@@ -1,8 +1,8 @@
-"""Decoding on the device: workers only read files, the main process has a batch of them decoded where the stage is.
+"""Decoding on the device: workers only read files, and the main process decodes a batch's files on the stage's device.
 
-Which decoder a device has, `choose` decides; `backend` is what gpuload needs of one, and `nvimagecodec` is the one that
-there is. `images` makes of a batch's files what workers' pixels would have been: nothing after it knows the difference.
-`crops` is the kernel that copies a batch's crops.
+`choose` decides which decoder a device uses; `backend` is the interface of decoders, and `nvimagecodec` is the only
+implementation. `images` turns a batch's files into the same pixels and tables that workers would have produced, so
+later code does not see a difference. `crops` is the kernel that copies a batch's crops.
 """
 
 from __future__ import annotations

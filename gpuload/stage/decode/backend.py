@@ -1,5 +1,5 @@
-"""The interface of a decoder on a device: it decodes files to regions of pixels, or returns the reason for a refusal.
-Batches and faults belong to `gpuload.stage.decode.images`."""
+"""The interface of a decoder on a device, which decodes files to regions of pixels, or returns why it refuses a file.
+`gpuload.stage.decode.images` handles batches and failures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuload.decode.header import upright
 
 __all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
 
-# Destination of a region: its upright shape H×W×C, the EXIF orientation to undo, the offset of its first byte.
+# Destination of a region: its upright shape H×W×C, the EXIF orientation to apply, the offset of its first byte.
 PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
 MAX_LEVELS: Final = 4.0  # mean difference allowed between two decoders; a larger one is an error
 
 
 class NoRoom(Exception):
-    """The device has not enough memory for all of these images; a smaller batch may fit."""
+    """The device does not have enough memory for all of these images; a smaller batch may fit."""
 
 
 class Source(NamedTuple):

@@ -1,7 +1,7 @@
-"""Which decoder a device has, or why none: asked once for a session, in the main process.
+"""Chooses a device's decoder, or finds out why there is none, once per session, in the main process.
 
-Nothing here is an error: whoever asks for decoding on a device that cannot do it gets the CPU's, is told once, and
-finds the reason in `Plan.decoder`.
+A missing decoder is not an error: if the requested device cannot decode, the CPU does, with one warning, and
+`Plan.decoder` has the reason.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WORKERS: Final = "workers (CPU)"
 
 
 class Choice(NamedTuple):
-    """Who decodes.
+    """The choice between decoding on the device and in workers.
 
     Attributes:
-        decoder: the device's, if it decodes.
-        share: of the samples that the device decodes, 0 to 1.
-        text: who decodes and why, for `Plan.decoder`; None means workers, as was asked for.
-        warning: what to tell the user once, if the device was to decode and cannot.
+        decoder: the device's decoder; None if the device does not decode.
+        share: the fraction of samples that the device decodes, 0 to 1.
+        text: what decodes and why, for `Plan.decoder`; None means that workers decode, as requested.
+        warning: a warning to show once, if the device was requested but cannot decode; else "".
     """
 
     decoder: NvImageCodec | None
@@ -42,35 +42,35 @@ class Choice(NamedTuple):
 
 
 def choose(options: Decode, device: torch.device, threads: int) -> Choice:
-    """Decide who decodes for a loader on this device; the main process may use `threads` of the CPU for it."""
+    """Decide what decodes for a loader on this device; the main process may use `threads` CPU threads for decoding."""
     if options.where == "cpu":
         return Choice(None, 0.0, None)
     try:
         decoder = find_decoder(device, threads)
     except Exception as error:  # whatever a broken installation raises
-        why = one_line(str(error) or type(error).__name__)
+        reason = one_line(str(error) or type(error).__name__)
         return Choice(
             None,
             0.0,
-            f"{WORKERS}, since {device} cannot: {why}",
-            f"Decode(where={options.where!r}): {device} cannot decode, so the workers' CPUs decode all images: {why}",
+            f"{WORKERS}, because {device} cannot decode: {reason}",
+            f"Decode(where={options.where!r}): {device} cannot decode, so workers decode all images: {reason}",
         )
     share = options.device_share or 1.0
-    shared = f", {share:.0%} of the samples; {WORKERS}, the others" if options.where == "both" else ""
+    split = f", {share:.0%} of the samples; {WORKERS}, the others" if options.where == "both" else ""
     note = f" ({decoder.note})" if decoder.note else ""
-    return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
+    return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{split}")
 
 
 def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
     """Return the decoder of a device.
 
     Raises:
-        Exception: there is none; the text says why, and what to do.
+        Exception: the device has no usable decoder; the message has the reason and the remedy.
     """
     if device.type not in ("cpu", "cuda") or torch.version.hip is not None:
-        raise RuntimeError("nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone")
+        raise RuntimeError("nvImageCodec decodes only on NVIDIA GPUs and on the CPU")
     if device.type != "cpu" and find_spec("triton") is None:
-        raise RuntimeError("crops are copied by a kernel of Triton's, which is not installed; pip install triton")
+        raise RuntimeError("crops are copied by a Triton kernel, but Triton is not installed; pip install triton")
     try:
         library = load_library()
     except Exception as error:
@@ -84,7 +84,7 @@ def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
 
 
 def _remedy(device: torch.device) -> str:
-    """Return what to install."""
+    """Return the command that installs a decoder."""
     major = int((torch.version.cuda or "12").split(".")[0])
     if device.type != "cpu" and (driver := driver_version()) is not None:
         major = min(major, driver[0])
@@ -92,32 +92,32 @@ def _remedy(device: torch.device) -> str:
 
 
 def _mismatch(device: torch.device) -> str:
-    """Return what versions say about a GPU that nothing decodes on; "" if nothing."""
+    """Return a hint about mismatched CUDA versions, which can be why a GPU cannot decode; "" if versions match."""
     if device.type == "cpu":
         return ""
-    built, driver = sorted(_installed()), driver_version()
-    shown = " and ".join(f"{PACKAGE}{major}" for major in built)
-    if driver is not None and built and built[0] > driver[0]:
+    majors, driver = sorted(_installed()), driver_version()
+    packages = " and ".join(f"{PACKAGE}{major}" for major in majors)
+    if driver is not None and majors and majors[0] > driver[0]:
         return (
-            f"; {shown} needs a driver for CUDA {built[0]}, and this one is for CUDA {driver[0]}.{driver[1]}: update "
-            f"the driver, or {_remedy(device)} in its place"
+            f"; {packages} needs a driver for CUDA {majors[0]}, but this driver is for CUDA {driver[0]}.{driver[1]}: "
+            f"update the driver, or {_remedy(device)} instead"
         )
     torch_cuda = torch.version.cuda
-    if torch_cuda is not None and built and int(torch_cuda.split(".")[0]) not in built:
-        return f"; {shown} is for another CUDA than torch ({torch_cuda}): {_remedy(device)}"
+    if torch_cuda is not None and majors and int(torch_cuda.split(".")[0]) not in majors:
+        return f"; {packages} is for another CUDA version than torch ({torch_cuda}): {_remedy(device)}"
     return ""
 
 
 def _installed() -> set[int]:
-    """Return the CUDA versions whose nvImageCodec is installed."""
-    names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
+    """Return the major CUDA versions for which nvImageCodec is installed."""
+    names = (distribution.metadata["Name"] or "" for distribution in importlib.metadata.distributions())
     matches = (re.fullmatch(PACKAGE + r"(\d+)", name.lower().replace("_", "-")) for name in names)
     return {int(match[1]) for match in matches if match is not None}
 
 
 @functools.cache
 def driver_version() -> tuple[int, int] | None:
-    """Return the newest CUDA that NVIDIA's driver knows, major and minor; None without a driver."""
+    """Return the newest CUDA version that the NVIDIA driver supports, major and minor; None without a driver."""
     try:
         driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
         if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:

@@ -1,18 +1,20 @@
-"""A batch's encoded images become what workers' pixels would have been: decoded, cropped, turned upright, in one memory
-on the device for each chunk, and in the tables of its content.
+"""Decodes a batch's encoded images on the device, crops them and turns them upright. The result is the same as if
+workers had decoded them: one tensor of pixels on the device per chunk, and entries in the tables of its content.
 
-Runs in the main process, on the transfer's stream, once a batch is complete and before it goes to the stage. It owns
-the decoders: the device's, and `gpuload.decode.Decoder` for what that refuses, one image after the other. A sample that
-neither decodes is taken out of its chunk and becomes the error that a worker would have made of it.
+Runs in the main process, on the transfer's stream, when a batch is complete and before it goes to the stage. It owns
+the decoders: the device's decoder, and `gpuload.decode.Decoder` for the images that the device refuses, which it
+decodes one by one. A sample that neither can decode is removed from its chunk, and becomes the error that a worker
+would have reported.
 
-**Memory.** The device's decoder gives whole images, which are only then cropped, or their regions alone. They are
-decoded a few at a time, and kept until the device has copied their crops: a GPU's JPEG engine writes when it is called,
-whatever its stream still has to do, so their memory must not be free before. The host does not wait for that unless
-`limit_bytes` would not hold what is kept and what comes; the crops of a batch come on top of that. Where the device has
-no room even so, half as many are tried, and no more from then on. An image that is too large alone goes to the CPU.
+**Memory.** The device's decoder returns either entire images, which are cropped afterwards, or only their regions. It
+decodes a few images at a time, which are kept until the device has copied their crops. Their memory must not be freed
+earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The host
+waits for these copies only if the kept images and the next ones together would exceed `limit_bytes`; the crops of a
+batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
+the limit. A single image that is too large goes to the CPU.
 
-**Time.** What is done for each image in Python is what decoding costs the training loop: so sizes, places and crops are
-columns.
+**Time.** Python code that runs per image is the time that decoding takes from the training loop, so sizes, places and
+crops are stored in columns.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageDecoder"]
 
-MOST_IMAGES: Final = 512  # at once, however small they are
-MOST_REASONS, MAX_REASON = 10, 100  # that are told apart; characters
+MAX_IMAGES: Final = 512  # images decoded at a time, however small they are
+MAX_REASONS, MAX_REASON = 10, 100  # distinct reasons that are counted separately; characters per reason
 
 
 class _Images(NamedTuple):
     """The encoded images of a batch, as columns.
 
     Attributes:
-        sources: what is decoded.
+        sources: the decoder's inputs.
         entries: each image's part, and its `EncodedImage` as a plain tuple.
-        places: `gpuload.stage.decode.backend.PLACE`, of each region in the batch's decoded memory.
-        nbytes: that the decoder takes for each.
-        part_bytes: the decoded bytes of each part.
+        places: `gpuload.stage.decode.backend.PLACE`, the place of each region in the batch's decoded memory.
+        nbytes: the memory that the decoder needs for each image, in bytes.
+        part_bytes: the number of decoded bytes of each part.
     """
 
     sources: list[Source]
@@ -66,28 +68,31 @@ class _Images(NamedTuple):
 
 
 class ImageDecoder:
-    """Decodes what workers left to the device.
+    """Decoder of the images that workers left to the device.
 
     Args:
-        decoder: the device's.
-        options: the loader's.
-        device: where pixels go.
-        transfer: whose stream it is.
+        decoder: the device's decoder.
+        options: the loader's decoding options.
+        device: the device of the pixels.
+        transfer: the transfer whose stream is used for decoding.
 
     Attributes:
-        counts: images by decoder, by the names of `Stats.decoders`.
-        refused: how many the device's decoder refused, by its reasons; the CPU decoded them, or refused them too.
-        halved: how often the device had no room.
-        seconds: host time.
-        images: how many came.
-        limit_bytes: that what the decoder gives may take at a time; peak_bytes: the most that it took.
+        counts: the number of images per decoder, with the names of `Stats.decoders`.
+        refused: the number of images that the device's decoder refused, by reason; the CPU decoded or also refused
+            them.
+        halved: how often the device ran out of memory.
+        seconds: host time spent here.
+        images: the number of images so far.
+        limit_bytes: the limit for decoded images that are kept at the same time.
+        peak_bytes: the largest total size of such images so far.
     """
 
     def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
         self._decoder, self._device, self._transfer = decoder, device, transfer
         self._cpu = Decoder(options)
         self._on_device = Counter(dict.fromkeys(decoder.names, 0))
-        self._copying: deque[tuple[Any, int, Any]] = deque()  # event, bytes and owners of what crops are copied from
+        # Decoded images whose crops are being copied: an event after the copy, the images' bytes, and their owners.
+        self._copying: deque[tuple[Any, int, Any]] = deque()
         self.limit_bytes = self._piece_bytes = options.device_memory
         self.refused: dict[str, int] = {}
         self.halved = self.images = self.peak_bytes = 0
@@ -106,7 +111,7 @@ class ImageDecoder:
         return failed
 
     def close(self) -> None:
-        """Give memory back; nothing reads it any more."""
+        """Free all memory; nothing may read it any more."""
         self._copying.clear()
         self._decoder.close()
 
@@ -115,35 +120,35 @@ class ImageDecoder:
         images = _gather(parts, regions=self._decoder.regions)
         memory = torch.empty(sum(images.part_bytes), dtype=torch.uint8, device=self._device)
         failed: dict[int, dict[int, ErrorRecord]] = {}
-        ends, at = images.nbytes.cumsum(), 0
-        while at < len(images.sources):
-            before = ends[at - 1] if at else 0
-            count = max(1, int(ends[at : at + MOST_IMAGES].searchsorted(before + self._piece_bytes, "right")))
-            nbytes = int(ends[at + count - 1] - before)
-            if (decoded := self._by_device(images.sources[at : at + count], nbytes)) is None:
+        ends, start = images.nbytes.cumsum(), 0
+        while start < len(images.sources):
+            before = ends[start - 1] if start else 0
+            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(before + self._piece_bytes, "right")))
+            nbytes = int(ends[start + count - 1] - before)
+            if (results := self._decode_on_device(images.sources[start : start + count], nbytes)) is None:
                 continue
-            rows = [row for row, one in enumerate(decoded, at) if isinstance(one, Pixels)]
-            pixels = [one for one in decoded if isinstance(one, Pixels)]
+            rows = [row for row, result in enumerate(results, start) if isinstance(result, Pixels)]
+            pixels = [result for result in results if isinstance(result, Pixels)]
             copy_crops(pixels, images.places[rows], memory)
-            self._on_device.update(one.decoder for one in pixels)
+            self._on_device.update(region.decoder for region in pixels)
             if (event := self._transfer.mark()) is not None:
                 self._copying.append((event, nbytes, pixels))
-            for row, one in enumerate(decoded, at):
-                if isinstance(one, Refused):
-                    self._refuse(one.reason)
-                    if (error := self._by_cpu(images, row, memory)) is not None:
+            for row, result in enumerate(results, start):
+                if isinstance(result, Refused):
+                    self._count_refusal(result.reason)
+                    if (error := self._decode_on_cpu(images, row, memory)) is not None:
                         failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
-            at += count
+            start += count
         self.images += len(images.sources)
         if failed or batch.errors:
-            self._free(0)  # its slots may be given back before anything else waits for the device
-        for part, piece in zip(parts, memory.split(images.part_bytes), strict=True):
-            part.decoded = piece
-        return [(part, _leave_out(part, failed[id(part)])) for part in parts if id(part) in failed]
+            self._free(0)  # the batch's slots may be freed before anything else waits for the device
+        for part, pixels_of_part in zip(parts, memory.split(images.part_bytes), strict=True):
+            part.decoded = pixels_of_part
+        return [(part, _remove(part, failed[id(part)])) for part in parts if id(part) in failed]
 
-    def _by_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
-        """Return what the device makes of images; None means it had no room for all of them, and it may now."""
-        if nbytes > self.limit_bytes:  # it is one
+    def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
+        """Decode images on the device. None means that it ran out of memory, and that another attempt may succeed."""
+        if nbytes > self.limit_bytes:  # only possible for a single image
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
         bytes_in_use = self._free(self.limit_bytes - nbytes)
         try:
@@ -161,8 +166,8 @@ class ImageDecoder:
         return decoded
 
     def _free(self, limit_bytes: int) -> int:
-        """Free the images whose crops are copied; wait for others until what is left takes no more than this. Return
-        how much that is."""
+        """Free images whose crops have been copied, and wait for further copies until the remaining images take at most
+        `limit_bytes`. Return the size of the remaining images."""
         bytes_in_use = sum(nbytes for _, nbytes, _ in self._copying)
         while self._copying and (bytes_in_use > limit_bytes or self._copying[0][0].query()):
             event, nbytes, _ = self._copying[0]
@@ -171,44 +176,45 @@ class ImageDecoder:
             self._copying.popleft()
         return bytes_in_use
 
-    def _refuse(self, why: str) -> None:
-        why = one_line(why, MAX_REASON)
-        if why not in self.refused and len(self.refused) == MOST_REASONS:
-            why = "other"
-        self.refused[why] = self.refused.get(why, 0) + 1
+    def _count_refusal(self, reason: str) -> None:
+        reason = one_line(reason, MAX_REASON)
+        if reason not in self.refused and len(self.refused) == MAX_REASONS:
+            reason = "other"
+        self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _by_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
-        """Decode an image as a worker would; if that fails, return its sample's row and the error."""
+    def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
+        """Decode an image as a worker would; if that fails, return the sample's row and the error."""
         part, encoded = images.entries[row][0], EncodedImage._make(images.entries[row][1])
         content = part.content
         assert content is not None
         column = content.images[encoded.column]
-        of_sample, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
-        source = encoded.source or content.names[of_sample]
+        sample_row, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
+        source = encoded.source or content.names[sample_row]
         file = sample.Encoded(images.sources[row].data.tobytes(), "L" if encoded.grey else "RGB", source)
         region = column.table["region_tlhw"][encoded.row].tolist()
         try:
             pixels = self._cpu.decode(file, self._cpu.header(file), tuple(region))
         except Exception as error:
-            row_of_sample = content.rows[of_sample]
-            where = part.batch.spec.epoch, part.positions[row_of_sample], part.indices[row_of_sample]
-            return of_sample, record_of(*where, source, error, places_of(content.structure(of_sample))[leaf])
+            row_in_part = content.rows[sample_row]
+            location = part.batch.spec.epoch, part.positions[row_in_part], part.indices[row_in_part]
+            return sample_row, record_of(*location, source, error, places_of(content.structure(sample_row))[leaf])
         start = int(images.places["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None
 
 
 def _gather(parts: Sequence[Part], *, regions: bool) -> _Images:
-    """Collect the encoded images of a batch, and enter into the tables of their parts where the stage will find them:
-    one after the other, as if behind the part's own bytes. `regions`: the decoder takes memory for regions alone."""
+    """Collect the encoded images of a batch, and enter the offsets of their decoded pixels into the tables of their
+    parts: the pixels are stored in order, after the part's own bytes. With `regions`, the decoder needs memory only for
+    regions."""
     sources, entries, part_bytes, end = [], [], [], 0
     places, image_bytes = [], []
     for part in parts:
         begin = end
         assert part.content is not None
         for number, column in enumerate(part.content.images):
-            column.table = column.table.copy()  # what was read from a message is read-only
-            encoded = [one for one in part.content.encoded if one[0] == number]
+            column.table = column.table.copy()  # arrays read from a message are read-only
+            encoded = [image for image in part.content.encoded if image[0] == number]
             if not encoded:
                 continue
             rows = [row for _, row, *_ in encoded]
@@ -228,7 +234,7 @@ def _gather(parts: Sequence[Part], *, regions: bool) -> _Images:
 
 
 def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
-    """Yield what is decoded for each image: the tables have upright sizes and regions."""
+    """Yield the decoder's input for each image. The tables have sizes and regions of upright images."""
     rows = zip(encoded, table["size_hw"].tolist(), table["region_tlhw"].tolist(), strict=True)
     for (_, _, offset, nbytes, orientation, grey, _), (height, width), region in rows:
         if orientation != 1:
@@ -237,8 +243,8 @@ def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterato
         yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
-def _leave_out(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
-    """Take failed samples out of a part's content."""
+def _remove(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
+    """Remove failed samples from a part's content; return their errors."""
     content = part.content
     assert content is not None
     errors = [*content.errors, *((content.rows[row], record) for row, record in failed.items())]

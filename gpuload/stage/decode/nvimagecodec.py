@@ -1,15 +1,16 @@
 """nvImageCodec as the decoder on a device: the JPEG engine and other decoders of a GPU, or its decoder on the CPU.
 
-On a GPU two decoders are used in turn: the first has only the JPEG engine, the second, without the engine, decodes the
-images that the first refuses. A single decoder with both would split a batch according to its size, so pixels would
-depend on the batch; with two decoders they depend on the image alone, and it is known which one decoded it. Each
-decoder is tested at the start with a small image, and is not used if it fails or returns different pixels.
+On a GPU, two decoders are called one after the other: the first uses only the JPEG engine; the second, without the
+engine, decodes the images that the first refuses. A single decoder with both would split a batch according to its size,
+so pixels would depend on the batch. With two decoders, pixels depend only on the image, and it is known which decoder
+produced them. Each decoder is tested at the start with a small image, and is not used if it fails or returns different
+pixels.
 
-On the CPU, libjpeg's messages count as in `gpuload.decode.jpeg`: an image that causes a message is refused. In a batch,
-that image is found by bisection.
+On the CPU, libjpeg's messages are treated as in `gpuload.decode.jpeg`: an image that causes a message is refused. In a
+batch, that image is found by bisection.
 
-A batch is decoded by one call. Addresses of images are read from `__cuda_array_interface__`, since DLPack would record
-an event and wait for it for each image. Only the stream that is current during the call orders the writes.
+A batch is decoded with one call. Addresses of images are read from `__cuda_array_interface__`, because DLPack would
+record an event and wait for it for each image. Writes are ordered only on the stream that is current during the call.
 
 Images stay in the library's memory as long as their `Pixels` are alive. EXIF orientation is not applied here.
 """
@@ -35,15 +36,16 @@ __all__ = ["CPU", "ENGINE", "GPU", "REGIONS_RIGHT", "NvImageCodec", "load_librar
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
 CPU: Final = "nvImageCodec (batch)"
-# For each decoder, the versions that decode a region to exactly the pixels of the whole image; with other versions,
-# whole images are decoded. `gpuload doctor` tests this in a separate process. A version is added after it passed on
-# several kinds of GPUs and no report names a fault. 0.9.0 is not listed for GPUs: an H200 once refused a region, and
-# https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
+# For each decoder, the versions that decode a region to exactly the same pixels as the whole image; with other
+# versions, whole images are decoded. `gpuload doctor` tests this in a separate process. A version is added when it has
+# passed on different GPU models and has no reported bugs. 0.9.0 is not listed for GPUs: an H200 once refused a region,
+# and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
 REGIONS_RIGHT: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # Upsample the chroma planes as libjpeg does, which all CPU decoders are based on; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
-# The engine writes immediately, not in stream order, so it must not get memory that others freed in stream order.
+# The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
+# order.
 DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
 SHARED_POOL: Final = "it would write to memory that {} has freed while it is still being read"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
@@ -73,15 +75,15 @@ class NvImageCodec:
         threads: the number of CPU threads that the library may use.
         library: the module ``nvidia.nvimgcodec``.
         regions_right: see `REGIONS_RIGHT`.
-        only: the name of a single decoder to use; "" for all.
+        only: the name of the only decoder to use; "" for all decoders.
 
     Attributes:
         names: its decoders, as `Stats.decoders` names them, in the order in which they are called.
         note: information about the decoders for the user, or "".
-        regions: whether memory is only needed for regions; if False, some images are decoded as a whole.
+        regions: whether memory is needed only for regions; if False, some images are decoded completely.
 
     Raises:
-        RuntimeError: no decoder works here; the message has the fault of each.
+        RuntimeError: no decoder works here; the message says why for each.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class NvImageCodec:
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise NoRoom(message)
         if images is not None and not self._on_cpu:
-            message = ""  # no image caused it: images are refused without a message
+            message = ""  # not caused by an image: on a GPU, images are refused without a message
         if message and (middle := len(sources) // 2):
             return self._run(name, decoder, sources[:middle]) + self._run(name, decoder, sources[middle:])
         if images is None or message:

@@ -1,4 +1,4 @@
-"""Fused Triton kernels: `kernel` has the kernel, `gpuload.transforms.program.fusing` how a program becomes its jobs."""
+"""Fused Triton kernels. `kernel` has the kernel; `gpuload.transforms.program.fusing` turns a program into its jobs."""
 
 from gpuload.stage.fused.backend import FusedBackend
 

@@ -1,7 +1,7 @@
-"""The backend ``"fused"``: Triton kernels that take each image through a whole chain in one pass, or in a few.
+"""The backend ``"fused"``: Triton kernels that apply an entire chain to each image in one pass or a few.
 
-They run on a GPU. If ``TRITON_INTERPRET=1`` was set before Python started, they run on the CPU in Triton's interpreter,
-thousands of times as slow, which is what tests do.
+Kernels run on a GPU. If ``TRITON_INTERPRET=1`` was set before Python started, they run on the CPU in Triton's
+interpreter, thousands of times slower; tests use this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuload.transforms.program.windows import rare_filter
 
 __all__ = ["FusedBackend"]
 
-# Operations that are not a map of single pixels, of a small neighbourhood, or of a statistic.
+# Operations that are not functions of single pixels, of a small neighbourhood, or of a statistic.
 LACKING: Final = {
     "jpeg": "blocks are coded by torch",
     "noise": "a normal number for each pixel and channel is drawn by torch",
@@ -34,8 +34,8 @@ LACKING: Final = {
 
 
 class FusedBackend(Backend):
-    """Fused kernels, for images of 1 or 3 channels: all transforms except noise, Pillow's blur, AugMix,
-    elastic deformation, JPEG, and resampling by lanczos or without antialiasing."""
+    """The backend of fused kernels, for images with 1 or 3 channels. They support all transforms except noise, Pillow's
+    blur, AugMix, elastic deformation, JPEG, and resampling with lanczos or without antialiasing."""
 
     name: ClassVar[str] = "fused"
 
@@ -97,7 +97,7 @@ class FusedBackend(Backend):
 
     @staticmethod
     def _cannot_compile(device: torch.device) -> str | None:
-        """Why kernels cannot be compiled here, found by trying it."""
+        """Try to compile kernels; return the reason if this fails."""
         try:
             if not _interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
@@ -106,7 +106,7 @@ class FusedBackend(Backend):
             from gpuload.stage.fused.runner import trial
 
             trial(device)
-        except torch.OutOfMemoryError:  # not the compiler's fault; the user has to know
+        except torch.OutOfMemoryError:  # not caused by the compiler; the user has to see it
             raise
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"

@@ -1,17 +1,17 @@
-"""Random erasing of finished images: boxes become a constant, a random colour, or normal numbers.
+"""Random erasing of finished images: boxes are filled with a constant, a random colour, or normal numbers.
 
-The fused kernel erases a tile before it writes it (`erase`); images that are already written, as after MixUp, are
-erased in place (`erase_images`).
+The fused kernel erases the boxes of a tile before it writes the tile (`erase`). Images that have already been written,
+as after MixUp, are erased in place (`erase_images`).
 
-The numbers are those of `gpuload.stage.noise`, to the last bit where the kernel is launched with
-``enable_fp_fusion=False``: number i of a key comes from block i // 8 of Philox, so each pixel makes its own, in
-whichever tile it is.
+The normal numbers are bit-identical to those of `gpuload.stage.noise` if the kernel is launched with
+``enable_fp_fusion=False``. Number i of a key comes from Philox block i // 8, so each pixel computes its own number,
+independent of tiles.
 
-Runs in the process of the stage, on the current stream; `erase` is a device function of Triton. The table of
-quantiles, 256 KB, is kept once for each device, and fits into the cache of a GPU.
+Runs in the stage's process, on the current stream; `erase` is a device function of Triton. The table of quantiles,
+256 KB, is stored once per device, and fits in a GPU's cache.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuload.transforms.program.ops import Erase
 
 __all__ = ["COLUMNS", "OPTIONS", "ROWS", "erase", "erase_images"]
 
-ROWS: Final = 16  # of a tile of images that are already written
+ROWS: Final = 16  # size of a tile in `erase_images`
 COLUMNS: Final = 64
 OPTIONS: Final = {"enable_fp_fusion": False}
 
@@ -48,11 +48,11 @@ _SINE: Final = tl.constexpr(ROTATION[1])
 
 
 def erase_images(outputs: Outputs, erase: Erase) -> None:
-    """Erase boxes of finished images, in place; reads only the smallest box around those of an image.
+    """Erase boxes of finished images, in place. Reads only the bounding box of an image's boxes.
 
     Args:
-        outputs: N×C×H×W in any memory format, or a list of C×H×W; of 1 or 3 channels.
-        erase: what was drawn for its rows.
+        outputs: N×C×H×W in any memory format, or a list of C×H×W; 1 or 3 channels.
+        erase: the record with the drawn boxes.
     """
     boxes = erase.boxes_tlhw
     rows = np.arange(len(boxes)) if erase.rows is None else erase.rows
@@ -60,23 +60,23 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
         for number, row in enumerate(rows.tolist()):
             erase_images(outputs[row][None], erase.take(np.array([number]), None))
         return
-    there = boxes[:, :, 2] > 0
-    chosen = np.flatnonzero(there.any(axis=1))
+    is_drawn = boxes[:, :, 2] > 0
+    chosen = np.flatnonzero(is_drawn.any(axis=1))
     if not len(chosen):
         return
-    # Boxes that are not there are all 0.
-    starts = np.where(there[chosen][:, :, np.newaxis], boxes[chosen, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    # Boxes that were not drawn are zeros, which must not count for the minimum.
+    starts = np.where(is_drawn[chosen][:, :, np.newaxis], boxes[chosen, :, :2], np.iinfo(np.int64).max).min(axis=1)
     ends = (boxes[chosen, :, :2] + boxes[chosen, :, 2:]).max(axis=1)
     around = np.concatenate([rows[chosen, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    drawn = erased_boxes(erase, channels)[chosen]
+    records = erased_boxes(erase, channels)[chosen]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
         for portion in portions(len(chosen), programs=down * across):
             _erase_images[down * across, len(chosen[portion])](
                 outputs,
                 upload(around[portion], device),
-                upload(drawn[portion], device),
+                upload(records[portion], device),
                 boxes.shape[1],
                 quantile_table(device),
                 across,
@@ -88,8 +88,8 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
             )
 
 
-# These depend on draws and sizes: where one is 1 or divisible by 16, or an image begins at such an address, Triton
-# would compile another kernel, in the middle of an epoch, and gain nothing.
+# These arguments depend on draws and sizes. If one is 1 or divisible by 16, or an image begins at such an address,
+# Triton would compile another kernel in the middle of an epoch, without any gain.
 @triton.jit(
     do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"],
     do_not_specialize_on_alignment=["images_ptr"],
@@ -109,25 +109,25 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Erase in a tile of the area around an image's boxes: its row, then top, left, bottom and right. Grid: tiles,
-    images."""
+    """Erase boxes in a tile of an image's bounding box, which `around_ptr` has as row, top, left, bottom and right.
+    Grid: (tiles, images)."""
     around_ptr += tl.program_id(1) * 5
     ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    there = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
+    is_inside = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
     places = images_ptr + tl.load(around_ptr) * image_stride
     places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
-    red = tl.load(places, there, 0).to(tl.float32)
+    red = tl.load(places, is_inside, 0).to(tl.float32)
     green, blue = red, red
     if CHANNELS == 3:
-        green = tl.load(places + channel_stride, there, 0).to(tl.float32)
-        blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
+        green = tl.load(places + channel_stride, is_inside, 0).to(tl.float32)
+        blue = tl.load(places + 2 * channel_stride, is_inside, 0).to(tl.float32)
     records_ptr += tl.program_id(1) * count * RECORD
     red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
-    tl.store(places, round_to(red, images_ptr.dtype.element_ty), there)
+    tl.store(places, round_to(red, images_ptr.dtype.element_ty), is_inside)
     if CHANNELS == 3:
-        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), there)
-        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), there)
+        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), is_inside)
+        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), is_inside)
 
 
 @triton.jit
@@ -135,25 +135,25 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     """Erase boxes of a tile of a finished image, one after the other.
 
     Args:
-        red, green, blue: float32 blocks rows × columns; of one channel, the same block three times.
+        red, green, blue: float32 blocks rows × columns; with one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), ascending, the coordinates of the tile in the image.
-        records_ptr: to the image's boxes, `ERASED` as int64.
-        count: how many boxes.
-        quantiles_ptr: to the table of normal quantiles, float32.
+        records_ptr: points to the image's boxes, `ERASED` as int64.
+        count: the number of boxes.
+        quantiles_ptr: points to the table of normal quantiles, float32.
         CHANNELS: 1 or 3.
 
     Returns:
         red, green, blue.
     """
     top, bottom, left, right = tl.min(ys), tl.max(ys), tl.min(xs), tl.max(xs)
-    at = 0
-    while at < count:
-        record_ptr = records_ptr + at * RECORD
+    number = 0
+    while number < count:
+        record_ptr = records_ptr + number * RECORD
         down = tl.load(record_ptr).to(tl.int32)
         across = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
         width = tl.load(record_ptr + 3).to(tl.int32)
-        # Nearly all tiles are outside.
+        # Skip the box quickly if it does not touch the tile, as for nearly all tiles.
         if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
             y, x = ys - down, xs - across
             inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
@@ -165,13 +165,13 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
-                # Numbers are counted channel by channel, within one row by row; a colour has one for each channel.
+                # Numbers are counted channel by channel, and within a channel row by row; a colour has one per channel.
                 down_step = tl.where(kind == _TRANSPOSED_PIXEL, 1, width)
                 across_step = tl.where(kind == _TRANSPOSED_PIXEL, height, 1)
                 place = tl.where(kind >= _PIXEL, y[:, None] * down_step + x[None, :] * across_step, 0) + first
                 plane = tl.where(kind >= _PIXEL, height * width, 1)
-                # The compiler does not know the number of rounds, so that it does one channel after the other: all at
-                # once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
+                # The loop's bound is hidden from the compiler, so that it does not unroll the loop. All channels at
+                # once need 181 registers in the fused kernel (sm_90, 8 pixels per thread); one by one they need 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
                     numbers = _normal(place, key, quantiles_ptr, inside)
@@ -180,7 +180,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                     blue = tl.where(inside & (channel == 2), numbers, blue)
                     place += plane
                     channel += 1
-        at += 1
+        number += 1
     if CHANNELS == 1:
         green, blue = red, red
     return red, green, blue
@@ -188,21 +188,21 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
 
 @triton.jit
 def _number(bits_ptr):
-    """The float32 with these bits."""
+    """Load the bits of a float32."""
     return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _normal(place, key, quantiles_ptr, wanted):
-    """The normal numbers of these indices, as `gpuload.stage.noise.normals` makes them."""
+def _normal(place, key, quantiles_ptr, mask):
+    """Compute the normal numbers with these indices, as `gpuload.stage.noise.normals` does."""
     zero = place * 0
     word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
-    which = (place % _PER_BLOCK) // 2
-    word = tl.where(which == 0, word0, tl.where(which == 1, word1, tl.where(which == 2, word2, word3)))
-    # The hints: see `gpuload.stage.fused.geometry`.
+    index = (place % _PER_BLOCK) // 2
+    word = tl.where(index == 0, word0, tl.where(index == 1, word1, tl.where(index == 2, word2, word3)))
+    # `gpuload.stage.fused.geometry` explains the hints.
     first_ptr = tl.max_contiguous(quantiles_ptr + (word & 0xFFFF).to(tl.int32), [1, 2])
     second_ptr = tl.max_contiguous(quantiles_ptr + (word >> 16).to(tl.int32), [1, 2])
-    first, second = tl.load(first_ptr, wanted, 0.0), tl.load(second_ptr, wanted, 0.0)
+    first, second = tl.load(first_ptr, mask, 0.0), tl.load(second_ptr, mask, 0.0)
     even = first * _COSINE + second * _SINE
     odd = second * _COSINE - first * _SINE
     return tl.where(place % 2 == 0, even, odd)

@@ -1,23 +1,24 @@
-"""Where the pixels of a tile come from: the first half of the fused kernels.
+"""Samples the pixels of a tile: the first half of the fused kernels.
 
-`geometry` does one kind of it, for which a kernel is compiled: one for all kinds would need the registers of the most
-demanding kind. All else is in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). It gives three float32
-blocks rows × columns, red, green and blue, of whole levels 0 … 255 (for one channel the same block three times). The
-tile's rows and columns may go up or down, and are inside the result. No byte outside the source is read, whatever a job
-asks for. Nothing is kept.
+A kernel is compiled for one kind of geometry, because a kernel for all kinds would need the registers of the most
+demanding kind. All other parameters are in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). `geometry`
+returns three float32 blocks rows × columns, red, green and blue, of integral levels 0 … 255 (for one channel, the same
+block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result. No
+byte outside the source is read, whatever a job says. Device functions of Triton, without state.
 
-A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp. The compiler arranges that
-only where it knows that the numbers of a row are next to each other in memory; otherwise it gives the rows of a column
-to neighbouring threads, which read and write small pieces, and exchange them. So `tl.max_contiguous` tells it that
-pairs of a row are. They need not be: it knows nothing of their alignment, so it never reads a pair at once.
+If a tile has at least 32 columns per warp, each GPU thread should hold entire columns of it. The compiler chooses this
+layout only if it knows that the elements of a row are adjacent in memory. Otherwise it distributes the rows of a column
+over neighbouring threads, which then read and write small pieces and exchange them. So `tl.max_contiguous` claims that
+pairs in a row are adjacent. They do not have to be: the compiler knows nothing about their alignment, so it never reads
+a pair with one instruction.
 
-Copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's `Image.transform`, as in
-`gpuload.stage.reference.warp`) are here; `separable` has the filters of resizing and blur. Maps compute coordinates and
-filters in float64, in the reference's order, since filtered levels are truncated, not rounded: kernels launched with
-``enable_fp_fusion=False`` give the same levels.
+This file has copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's `Image.transform`,
+as in `gpuload.stage.reference.warp`); `separable` has the filters of resizing and blur. Maps compute coordinates and
+filters in float64, in the same order as the reference, because filtered levels are truncated, not rounded. Launched
+with ``enable_fp_fusion=False``, kernels produce the reference's levels.
 """
 
-# Type checkers do not know that calls in kernels return.
+# Type checkers do not understand that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -70,17 +71,18 @@ def geometry(
     CHANNELS: tl.constexpr,
     GEOMETRY: tl.constexpr,
 ):
-    """The pixels of a tile.
+    """Sample the pixels of a tile.
 
     Args:
-        source_ptr: uint8, from which a job's BASE counts.
-        table_ptr: int32, from which a job's TABLE_AT counts.
-        weights_ptr: int32, from which a job's WEIGHTS_X and WEIGHTS_Y count.
+        source_ptr: uint8; a job's BASE is an offset from it.
+        table_ptr: int32; a job's TABLE_AT is an offset from it.
+        weights_ptr: int32; a job's WEIGHTS_X and WEIGHTS_Y are offsets from it.
         ints_ptr, floats_ptr: the job's numbers, int64 and float64.
-        tile, columns: which rows of the pass's result, in units of a tile's, and which columns, int32 (columns,).
-        ys, xs: int32 (rows,) and (columns,), the same in the frame of the geometry's result.
+        tile, columns: the number of the tile among those above each other in the pass's result, and its columns, int32
+            (columns,).
+        ys, xs: int32 (rows,) and (columns,), the tile's coordinates in the geometry's result.
         CHANNELS: 1 or 3.
-        GEOMETRY: the job's KIND; COPY for TABLE, too.
+        GEOMETRY: the job's KIND; COPY also for TABLE.
 
     Returns:
         red, green, blue.
@@ -93,7 +95,7 @@ def geometry(
         red, green, blue = resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif GEOMETRY == BLUR:
         red, green, blue = blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
-    elif INTERPRETED:  # where each step takes as long for a row as for a tile
+    elif INTERPRETED:  # in the interpreter, each step takes as long for a row as for a tile
         red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     else:
         red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
@@ -102,30 +104,30 @@ def geometry(
 
 @triton.jit
 def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """The kinds that read several pixels for each."""
+    """Sample all pixels of a tile in one step, for kinds of geometry that read more than one source pixel per pixel."""
     if GEOMETRY == WARP:
         red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     else:
-        tl.static_assert(GEOMETRY == SHARPNESS, "no kind of geometry")
+        tl.static_assert(GEOMETRY == SHARPNESS, "unknown kind of geometry")
         red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     return red, green, blue
 
 
 @triton.jit
 def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """Sample one row of the tile after the other: a map's bicubic filter on 8 rows at once needs more registers than
-    a thread has (255, and 56 bytes of memory)."""
+    """Do the same as `at_once`, but row by row: a map's bicubic filter on 8 rows at once needs more registers than a
+    thread has (255 registers, and 56 bytes spilled to memory)."""
     places = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
     green, blue = red, red
     row = 0
     while row < ys.shape[0]:
-        here = places == row
-        y = tl.sum(tl.where(here, ys[:, None], 0), axis=0)
-        one, two, three = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
-        red = tl.where(here, one, red)
+        is_row = places == row
+        y = tl.sum(tl.where(is_row, ys[:, None], 0), axis=0)
+        r, g, b = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
+        red = tl.where(is_row, r, red)
         if CHANNELS == 3:
-            green, blue = tl.where(here, two, green), tl.where(here, three, blue)
+            green, blue = tl.where(is_row, g, green), tl.where(is_row, b, blue)
         row += 1
     if CHANNELS == 1:
         green, blue = red, red
@@ -134,14 +136,14 @@ def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS:
 
 @triton.jit
 def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Copies of pixels: those at the same coordinates, or those that a table lists."""
+    """Copy pixels, from the same coordinates or from the coordinates in a table."""
     if tl.load(ints_ptr + KIND) == TABLE:
         table_ptr += tl.load(ints_ptr + TABLE_AT)
         ys = tl.load(table_ptr + ys)
         xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
     inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
-    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
-    red, green, blue = read(source_ptr, tl.max_contiguous(at, [1, 2]), channel_step, CHANNELS)
+    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    red, green, blue = read(source_ptr, tl.max_contiguous(byte_offsets, [1, 2]), channel_step, CHANNELS)
     return filled(red, green, blue, inside, floats_ptr, CHANNELS)
 
 
@@ -156,18 +158,18 @@ def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: 
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.int32)
     green, blue = red, red
     for index in tl.static_range(9):
-        at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
-        at += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
-        one, two, three = read(source_ptr, at, channel_step, CHANNELS)
-        red += one
+        byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
+        byte_offsets += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
+        r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
+        red += r
         if CHANNELS == 3:
-            green += two
-            blue += three
-    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
-    one, two, three = read(source_ptr, at, channel_step, CHANNELS)
-    red = _sharpened(one, red, inner, factor)
+            green += g
+            blue += b
+    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
+    red = _sharpened(r, red, inner, factor)
     if CHANNELS == 3:
-        green, blue = _sharpened(two, green, inner, factor), _sharpened(three, blue, inner, factor)
+        green, blue = _sharpened(g, green, inner, factor), _sharpened(b, blue, inner, factor)
     else:
         green, blue = red, red
     return red, green, blue
@@ -176,7 +178,8 @@ def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: 
 @triton.jit
 def _sharpened(levels, total, inner, factor):
     levels = levels.to(tl.float32)
-    # The middle pixel counts five times. A thirteenth of a whole number plus a half is never close to a whole number.
+    # The centre pixel counts five times. An integer plus a half, divided by 13, is never close to an integer, so the
+    # multiplication by 1/13 cannot change the result of floor.
     smoothed = tl.where(inner, tl.floor((total.to(tl.float32) + 4 * levels + 6.5) * (1 / 13)), levels)
     return tl.floor(tl.minimum(tl.maximum((levels - smoothed) * factor + smoothed, 0.0), 255.0))
 
@@ -186,26 +189,26 @@ def _sharpened(levels, total, inner, factor):
 
 @triton.jit
 def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Pixels of the result, each read where its centre is mapped to; what is outside is filled."""
+    """Sample each pixel at the point that its centre is mapped to; fill pixels that are mapped to the outside."""
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
-    filter_is = tl.load(ints_ptr + FILTER)
-    if filter_is == FIXED_POINT:
+    filter_kind = tl.load(ints_ptr + FILTER)
+    if filter_kind == FIXED_POINT:
         y, x, inside = _fixed(floats_ptr, ys, xs, height, width)
-        one, two, three = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
-        red, green, blue = one.to(tl.float32), two.to(tl.float32), three.to(tl.float32)
+        r, g, b = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
+        red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
     else:
         down, across, inside = _mapped(floats_ptr, ys, xs, height, width)
-        if filter_is == NEAREST:
-            at = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
-            one, two, three = read(source_ptr, at, channel_step, CHANNELS)
-            red, green, blue = one.to(tl.float32), two.to(tl.float32), three.to(tl.float32)
+        if filter_kind == NEAREST:
+            byte_offsets = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
+            r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
+            red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
         else:
             y, down = _split(down)
             x, across = _split(across)
-            if filter_is == BILINEAR:
+            if filter_kind == BILINEAR:
                 red = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
                 green, blue = red, red
                 if CHANNELS == 3:
@@ -226,25 +229,26 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
 
 @triton.jit
 def _mapped(floats_ptr, ys, xs, height, width):
-    """Where pixels are read, y and x, float64, somewhere inside where that is outside; and whether it is inside."""
+    """Map pixels to source coordinates; return y and x, float64, and whether they are inside the source. Coordinates
+    outside are replaced by coordinates inside."""
     y = ys.to(tl.float64)[:, None] + 0.5
     x = xs.to(tl.float64)[None, :] + 0.5
     across = tl.load(floats_ptr) * x + tl.load(floats_ptr + 1) * y + tl.load(floats_ptr + 2)
     down = tl.load(floats_ptr + 3) * x + tl.load(floats_ptr + 4) * y + tl.load(floats_ptr + 5)
     g, h = tl.load(floats_ptr + 6), tl.load(floats_ptr + 7)
-    seen = down == down
+    is_finite = down == down
     if (g != 0) | (h != 0):
         scale = g * x + h * y + 1.0
-        seen = scale != 0
-        scale = tl.where(seen, scale, 1.0)
+        is_finite = scale != 0
+        scale = tl.where(is_finite, scale, 1.0)
         across, down = across / scale, down / scale
-    inside = seen & (down >= 0) & (down < height) & (across >= 0) & (across < width)
+    inside = is_finite & (down >= 0) & (down < height) & (across >= 0) & (across < width)
     return tl.where(inside, down, 0.5), tl.where(inside, across, 0.5), inside
 
 
 @triton.jit
 def _fixed(floats_ptr, ys, xs, height, width):
-    """The pixels that are read, found in 16.16 fixed point."""
+    """Map pixels to source pixels in 16.16 fixed point; return y, x and whether they are inside the source."""
     y, y_inside = _places(floats_ptr + 3, ys, xs, height)
     x, x_inside = _places(floats_ptr, ys, xs, width)
     inside = y_inside & x_inside
@@ -267,7 +271,7 @@ def _units(number):
 
 @triton.jit
 def _split(place):
-    """The pixel whose centre is before a coordinate, and the distance from it."""
+    """Split a coordinate into the pixel with the last centre before it, and the distance from that centre."""
     place -= 0.5
     before = tl.floor(place)
     return before.to(tl.int32), place - before
@@ -289,8 +293,8 @@ def _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, wid
 @triton.jit
 def _blended(source_ptr, y, x, across, row_step, column_step, height, width):
     row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
-    one = _tap(source_ptr, row_at, x, column_step, width)
-    return one + (_tap(source_ptr, row_at, x + 1, column_step, width) - one) * across
+    left = _tap(source_ptr, row_at, x, column_step, width)
+    return left + (_tap(source_ptr, row_at, x + 1, column_step, width) - left) * across
 
 
 @triton.jit
@@ -314,7 +318,7 @@ def _curve(source_ptr, y, x, across, row_step, column_step, height, width):
 
 @triton.jit
 def _cubic(v1, v2, v3, v4, share):
-    """Keys' cubic with a = -1, in the order in which Pillow adds."""
+    """Evaluate Keys' cubic with a = -1, with Pillow's order of additions."""
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
     return v2 + share * ((v3 - v1) + share * (square + share * cube))

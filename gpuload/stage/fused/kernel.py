@@ -1,12 +1,12 @@
 """The fused kernel: one pass over the images of a batch.
 
-A program works on a tile of one image's result: it reads the tile's pixels as the job says (`geometry`), does the job's
-operations on them in their order in memory (`operate`), and, in the last pass, makes finished numbers of them and
-erases boxes (`erase`). So each byte of a source is read about once, each number of a result is written once, and
-nothing in between is written to memory. Device functions of Triton; nothing is kept.
+A program computes a tile of one image's result: it samples the tile's pixels as the job says (`geometry`), applies the
+job's operations in the order in which they are stored (`operate`), and, in the last pass, converts levels to finished
+values and erases boxes (`erase`). So each byte of a source is read about once, each result is written once, and no
+intermediate is written to memory. Device functions of Triton, without state.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from gpuload.transforms.program.ops import VALUES
 __all__ = ["one_pass", "options_of"]
 
 _VALUES: Final = tl.constexpr(VALUES)
-_TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
+_TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
 
 
-@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # which may be a user's own memory
+@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can be a user's own memory
 def one_pass(
     source_ptr,
     places_ptr,
@@ -74,13 +74,13 @@ def one_pass(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute a tile of a job. Grid: tiles of the largest result (187,500 for 48 megapixels, more than other axes than
-    the first allow), jobs.
+    """Compute a tile of a job. Grid: (tiles of the largest result, jobs). A result of 48 megapixels has 187,500 tiles,
+    which only the first axis of a grid allows.
 
-    All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; the columns of their
-    results are OUT_COLUMN numbers apart in memory, or as each job says, if it is 0: a chain may swap rows and columns
-    of some images. With FINISHED levels are multiplied by three factors, to which three
-    summands are added, float32, at `constants_ptr`; without it results are levels. With ERASES boxes are erased then.
+    All jobs of a launch have the same kind of GEOMETRY, and have operations only with OPERATES. The columns of their
+    results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap rows and
+    columns of some images. With FINISHED, levels are multiplied by the first three float32 at `constants_ptr`, and the
+    next three are added; without it, results are levels. With ERASES, boxes are erased afterwards.
     """
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
@@ -93,21 +93,21 @@ def one_pass(
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
-        # Rows and columns beyond the result are treated as its last ones, and not written.
-        inside = tl.minimum(columns, width - 1)
-        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, inside)
+        # Rows and columns beyond the result are replaced by the last row and column, and are not written.
+        clamped = tl.minimum(columns, width - 1)
+        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, clamped)
         red, green, blue = geometry(
-            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, inside, ys, xs, CHANNELS, GEOMETRY
+            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped, ys, xs, CHANNELS, GEOMETRY
         )
         if OPERATES:
-            at = tl.load(ints_ptr + OPERATIONS_AT)
-            end = at + tl.load(ints_ptr + OPERATIONS)
+            index = tl.load(ints_ptr + OPERATIONS_AT)
+            end = index + tl.load(ints_ptr + OPERATIONS)
             statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
-            while at < end:
-                code = tl.load(codes_ptr + at)
-                values = values_ptr + at * _VALUES
+            while index < end:
+                code = tl.load(codes_ptr + index)
+                values = values_ptr + index * _VALUES
                 red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, CHANNELS)
-                at += 1
+                index += 1
         if FINISHED:
             red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)
             if OUT_CHANNELS == 3:
@@ -117,10 +117,10 @@ def one_pass(
             boxes_ptr += tl.load(ints_ptr + BOXES_AT) * RECORD
             count = tl.load(ints_ptr + BOXES)
             red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
-        there = (rows < height)[:, None] & (columns < width)[None, :]
+        is_inside = (rows < height)[:, None] & (columns < width)[None, :]
         row_step = tl.load(ints_ptr + OUT_ROW)
         output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step
-        # Small enough for int32 within a tile.
+        # Offsets within a tile fit in int32.
         offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
         if OUT_COLUMN == 0:
             column_step = tl.load(ints_ptr + OUT_PIXEL)
@@ -131,29 +131,30 @@ def one_pass(
             offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
         if OUT_COLUMN != 1:
             offsets = tl.max_contiguous(offsets, [1, 2])  # see `gpuload.stage.fused.geometry`
-        _write(output_ptr, offsets, red, there)
+        _write(output_ptr, offsets, red, is_inside)
         if OUT_CHANNELS == 3:
             step = tl.load(ints_ptr + OUT_CHANNEL)
-            _write(output_ptr + step, offsets, green, there)
-            _write(output_ptr + 2 * step, offsets, blue, there)
+            _write(output_ptr + step, offsets, green, is_inside)
+            _write(output_ptr + 2 * step, offsets, blue, is_inside)
 
 
 @triton.jit
 def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
-    """The rows or columns of the geometry's result that are those of a result."""
+    """Map rows or columns of the result to rows or columns of the geometry's result."""
     return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
 
 
 @triton.jit
-def _write(output_ptr, offsets, numbers, there):
-    tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), there)
+def _write(output_ptr, offsets, numbers, is_inside):
+    tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), is_inside)
 
 
 @cache
 def options_of(geometry: int, warps: int) -> dict[str, Any]:
-    """The compiler's options for the kernel of a kind of geometry.
+    """Return the compiler options of the kernel for a kind of geometry.
 
-    Without a limit it takes so many registers that few programs run at once; with these limits none is spilled.
+    Without a limit, the kernel uses so many registers that few programs run at a time. With these limits, no registers
+    are spilled.
     """
     options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:

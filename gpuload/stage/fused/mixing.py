@@ -1,12 +1,13 @@
-"""MixUp and CutMix of finished images, in place: one kernel for all pairs of a batch.
+"""MixUp and CutMix of finished images, in place, with one kernel for all pairs of a batch.
 
-Each of a pair needs the other as it was, so a program reads a piece of both before it writes either. What is done to
-each is data: it is blended, pasted into, or left as it is. For pasting, only the boxes are read.
+Both images of a pair need the other's original pixels, so a program reads a piece of both images before it writes
+either. The data of a pair says what happens to each image: it is blended, pasted into, or unchanged. For pasting, only
+the boxes are read.
 
-Runs in the process of the stage, on the current stream. Batches are N×C×H×W in any memory format.
+Runs in the stage's process, on the current stream. Batches are N×C×H×W in any memory format.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]
 
-# A pair: the two rows, and for each image the box that is pasted, and the bits of two float32, the shares of the image
-# itself and of the other. Height `BLENDED`: it is blended; 0: it is left as it is.
+# A pair: the two rows and, for each image, the box to paste, and the bits of two float32, the shares of the image
+# itself and of the other image. A box of height `BLENDED` means that the image is blended; height 0, that it is
+# unchanged.
 SIDE: Final = np.dtype([("box_tlhw", "i8", 4), ("shares", "i8", 2)])
 PAIR: Final = np.dtype([("rows", "i8", 2), ("sides", SIDE, 2)])
 BLENDED: Final = -1
 
-LANES: Final = 16  # numbers that a thread may read at once, if there is a multiple of them
+LANES: Final = 16  # elements that a thread can load at once, if an image's size is a multiple of it
 OPTIONS: Final = {"enable_fp_fusion": False}
-BLOCK: Final = 2048  # numbers of each image that a program works on
+BLOCK: Final = 2048  # elements of each image that a program processes
 
 _SIDE: Final = tl.constexpr(SIDE.itemsize // 8)
 _PAIR: Final = tl.constexpr(PAIR.itemsize // 8)
@@ -45,9 +47,9 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     """Mix finished images with each other, in place.
 
     Args:
-        outputs: N×C×H×W, of float32, float16, bfloat16 or uint8.
-        mix: what was drawn for each.
-        partners: int64 (N,), the row of each image's partner, its own where it has none; two are each other's.
+        outputs: N×C×H×W, float32, float16, bfloat16 or uint8.
+        mix: the record with the drawn shares and boxes.
+        partners: int64 (N,), the row of each image's partner, or its own row if it has none; partners are mutual.
     """
     assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
     pairs = _pairs(mix, partners)
@@ -55,7 +57,7 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     count = channels * height * width
     if not len(pairs) or not count:
         return
-    last = outputs.is_contiguous(memory_format=torch.channels_last)
+    is_channels_last = outputs.is_contiguous(memory_format=torch.channels_last)
     with device_of(outputs):
         programs = triton.cdiv(count, BLOCK)
         for portion in portions(len(pairs), programs=programs):
@@ -66,8 +68,8 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
                 width,
                 *outputs.stride(),
                 CHANNELS=channels,
-                DENSE=last or outputs.is_contiguous(),
-                CHANNELS_LAST=last and not outputs.is_contiguous(),
+                DENSE=is_channels_last or outputs.is_contiguous(),
+                CHANNELS_LAST=is_channels_last and not outputs.is_contiguous(),
                 WHOLE=count % LANES == 0,
                 BLOCK=BLOCK,
                 **OPTIONS,
@@ -75,21 +77,22 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
 
 
 def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
-    """Return `PAIR` (pairs,), without those in which neither image changes."""
+    """Return the pairs in which at least one image changes, `PAIR` (pairs,)."""
     sides = np.empty(len(partners), SIDE)
     sides["box_tlhw"] = mix.box_tlhw
     sides["shares"] = np.stack([mix.share, 1 - mix.share], axis=1).astype(np.float32).view(np.int32)
     heights = sides["box_tlhw"][:, 2]
     heights[heights <= 0] = np.where(mix.share == 1, 0, BLENDED)[heights <= 0]
     changes = heights != 0
-    first = np.flatnonzero((np.arange(len(partners)) < partners) & (changes | changes[partners]))
-    pairs = np.empty(len(first), PAIR)
-    pairs["rows"] = np.stack([first, partners[first]], axis=1)
+    first_rows = np.flatnonzero((np.arange(len(partners)) < partners) & (changes | changes[partners]))
+    pairs = np.empty(len(first_rows), PAIR)
+    pairs["rows"] = np.stack([first_rows, partners[first_rows]], axis=1)
     pairs["sides"] = sides[pairs["rows"]]
     return pairs
 
 
-# These depend on the size of the results, which may change from epoch to epoch; see `gpuload.stage.fused.erasing`.
+# These arguments depend on the size of the results, which can change from epoch to epoch; see
+# `gpuload.stage.fused.erasing`.
 @triton.jit(do_not_specialize=["height", "width", "image_stride", "channel_stride", "row_stride", "column_stride"])
 def _mix(
     images_ptr,
@@ -106,18 +109,18 @@ def _mix(
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mix a piece of a pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory; if `WHOLE`,
-    there is a multiple of `LANES` of them."""
+    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are numbered in memory order; with `WHOLE`,
+    the size of an image is a multiple of `LANES`."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
-    one_ptr = pair_ptr + 2
-    two_ptr = one_ptr + _SIDE
+    side1_ptr = pair_ptr + 2
+    side2_ptr = side1_ptr + _SIDE
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = CHANNELS * height * width
     if WHOLE:
         count = tl.multiple_of(count, _LANES)
-        # Images begin at multiples of it, too, if they are dense: so they are read in wide loads.
+        # Dense images then also begin at multiples of `LANES`, which allows wide loads.
         image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
-    there = places < count
+    is_inside = places < count
     if CHANNELS_LAST:
         channel, x, y = places % CHANNELS, places // CHANNELS % width, places // CHANNELS // width
     else:
@@ -126,36 +129,36 @@ def _mix(
         offsets = places
     else:
         offsets = channel.to(tl.int64) * channel_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
-    one_places = images_ptr + tl.load(pair_ptr) * image_stride + offsets
-    two_places = images_ptr + tl.load(pair_ptr + 1) * image_stride + offsets
-    one_blends = tl.load(one_ptr + 2) < 0
-    two_blends = tl.load(two_ptr + 2) < 0
-    if one_blends & two_blends:  # all of both, in wide loads
-        one = tl.load(one_places, there)
-        two = tl.load(two_places, there)
-        tl.store(one_places, _blend(one, two, one_ptr), there)
-        tl.store(two_places, _blend(two, one, two_ptr), there)
+    image1_ptrs = images_ptr + tl.load(pair_ptr) * image_stride + offsets
+    image2_ptrs = images_ptr + tl.load(pair_ptr + 1) * image_stride + offsets
+    image1_blends = tl.load(side1_ptr + 2) < 0
+    image2_blends = tl.load(side2_ptr + 2) < 0
+    if image1_blends & image2_blends:  # read both images completely, in wide loads
+        image1 = tl.load(image1_ptrs, is_inside)
+        image2 = tl.load(image2_ptrs, is_inside)
+        tl.store(image1_ptrs, _blend(image1, image2, side1_ptr), is_inside)
+        tl.store(image2_ptrs, _blend(image2, image1, side2_ptr), is_inside)
     else:
-        one_changes = there & (one_blends | _inside(y, x, one_ptr))
-        two_changes = there & (two_blends | _inside(y, x, two_ptr))
-        one = tl.load(one_places, one_changes | two_changes, 0)
-        two = tl.load(two_places, one_changes | two_changes, 0)
-        if one_blends:
-            tl.store(one_places, _blend(one, two, one_ptr), there)
+        image1_changes = is_inside & (image1_blends | _inside(y, x, side1_ptr))
+        image2_changes = is_inside & (image2_blends | _inside(y, x, side2_ptr))
+        image1 = tl.load(image1_ptrs, image1_changes | image2_changes, 0)
+        image2 = tl.load(image2_ptrs, image1_changes | image2_changes, 0)
+        if image1_blends:
+            tl.store(image1_ptrs, _blend(image1, image2, side1_ptr), is_inside)
         else:
-            tl.store(one_places, two, one_changes)
-        if two_blends:
-            tl.store(two_places, _blend(two, one, two_ptr), there)
+            tl.store(image1_ptrs, image2, image1_changes)
+        if image2_blends:
+            tl.store(image2_ptrs, _blend(image2, image1, side2_ptr), is_inside)
         else:
-            tl.store(two_places, one, two_changes)
+            tl.store(image2_ptrs, image1, image2_changes)
 
 
 @triton.jit
 def _blend(image, other, side_ptr):
-    """The sum of two products, each rounded by itself."""
-    ours = tl.load(side_ptr + 4).to(tl.int32).to(tl.float32, bitcast=True)
+    """Blend an image with another; both products are rounded before they are added."""
+    image_share = tl.load(side_ptr + 4).to(tl.int32).to(tl.float32, bitcast=True)
     other_share = tl.load(side_ptr + 5).to(tl.int32).to(tl.float32, bitcast=True)
-    return round_to(other.to(tl.float32) * other_share + image.to(tl.float32) * ours, image.dtype)
+    return round_to(other.to(tl.float32) * other_share + image.to(tl.float32) * image_share, image.dtype)
 
 
 @triton.jit

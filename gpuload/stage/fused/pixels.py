@@ -1,8 +1,9 @@
-"""What all kernels use: the columns of a job, how pixels are read, and arithmetic that rounds as the reference does.
+"""Definitions shared by all kernels: the columns of a job, reading pixels, and arithmetic that rounds like the
+reference.
 
 Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference;
-where the reference rounds once, kernels call `multiply_add`. The interpreter rounds a fused multiply-add twice and
-truncates bfloat16, so both are written out for it. Device functions; nothing is kept.
+where the reference rounds once, kernels call `multiply_add`. Triton's interpreter rounds a fused multiply-add twice and
+truncates bfloat16, so both operations are written out for it. Device functions of Triton, without state.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ __all__ = ["INTERPRETED", "filled", "multiply_add", "offsets", "read", "round_to
 
 INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
-# The numbers of a job, each explained in `gpuload.transforms.program.fusing.jobs`. Kernels import them one by one: the
-# constants among a kernel's globals are part of its key in Triton's cache on disk, but attributes of modules are not,
-# and so a kernel that was compiled for an older layout would be launched.
+# The columns of a job, explained in `gpuload.transforms.program.fusing.jobs`. Kernels import them one by one, because
+# the constants among a kernel's globals are part of its key in Triton's disk cache, but attributes of modules are not:
+# otherwise a kernel compiled for an older layout could be launched.
 JOB, FLOATS = map(tl.constexpr, (R.JOB, R.FLOATS))
 KIND, BASE, ROW_STEP, COLUMN_STEP = map(tl.constexpr, (R.KIND, R.BASE, R.ROW_STEP, R.COLUMN_STEP))
 CHANNEL_STEP, HEIGHT, WIDTH = map(tl.constexpr, (R.CHANNEL_STEP, R.HEIGHT, R.WIDTH))
 TABLE_AT, TABLE_ROWS, FILTER = map(tl.constexpr, (R.TABLE_AT, R.TABLE_ROWS, R.FILTER))
-BOX_H, SIZE_H, CORNER_Y, KERNEL_H = map(tl.constexpr, (R.BOX_H, R.SIZE_H, R.CORNER_Y, R.KERNEL_H))  # then those across
+BOX_H, SIZE_H, CORNER_Y, KERNEL_H = map(tl.constexpr, (R.BOX_H, R.SIZE_H, R.CORNER_Y, R.KERNEL_H))  # x follows y
 WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = map(tl.constexpr, (R.WEIGHTS_X, R.WEIGHTS_Y, R.TAPS, R.LINES))
 OUT_HEIGHT, OUT_WIDTH = map(tl.constexpr, (R.OUT_HEIGHT, R.OUT_WIDTH))
 Y, STEP_Y, X, STEP_X = map(tl.constexpr, (R.Y, R.STEP_Y, R.X, R.STEP_X))
@@ -41,12 +42,13 @@ FIXED_POINT: Final = tl.constexpr(R.FIXED_POINT)
 
 
 @triton.jit
-def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
-    """The levels of pixels, int32, at byte offsets `at` from a pointer: red, green and blue, or one three times."""
-    red = tl.load(source_ptr + at).to(tl.int32)
+def read(source_ptr, byte_offsets, channel_step, CHANNELS: tl.constexpr):
+    """Load the levels of pixels, int32, at byte offsets from a pointer. Return red, green and blue; with one
+    channel, the same block three times."""
+    red = tl.load(source_ptr + byte_offsets).to(tl.int32)
     if CHANNELS == 3:
-        green = tl.load(source_ptr + channel_step + at).to(tl.int32)
-        blue = tl.load(source_ptr + 2 * channel_step + at).to(tl.int32)
+        green = tl.load(source_ptr + channel_step + byte_offsets).to(tl.int32)
+        blue = tl.load(source_ptr + 2 * channel_step + byte_offsets).to(tl.int32)
     else:
         green, blue = red, red
     return red, green, blue
@@ -54,7 +56,7 @@ def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
 
 @triton.jit
 def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
-    """Levels, float32: pixels where they are inside, elsewhere the job's fill."""
+    """Convert levels to float32, and replace those that are not inside by the job's fill."""
     red = tl.where(inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
     if CHANNELS == 3:
         green = tl.where(inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
@@ -66,16 +68,16 @@ def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, places):
-    """The byte offsets of rows or columns from the first one; those beyond the source count as its nearest."""
+    """Return the byte offsets of rows or columns from the first; places outside the source are clamped to it."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
     return tl.minimum(tl.maximum(places, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
 
 
 @triton.jit
 def multiply_add(factor, numbers, added):
-    """factor · numbers + added on float32, rounded once. Numbers must be levels or differences of levels."""
+    """Compute factor · numbers + added in float32, rounded once. Numbers must be levels or differences of levels."""
     if INTERPRETED:
-        # 24 and 9 bits: the product is exact in float64, and so is the sum, except for factors next to 0.
+        # A product of 24 and 9 bits is exact in float64, and so is the sum, except for factors close to 0.
         result = (factor.to(tl.float64) * numbers.to(tl.float64) + added.to(tl.float64)).to(tl.float32)
     else:
         result = tl.fma(factor + tl.zeros_like(numbers), numbers, added)
@@ -84,7 +86,7 @@ def multiply_add(factor, numbers, added):
 
 @triton.jit
 def round_to(numbers, dtype: tl.constexpr):
-    """float32 in another dtype, rounded to the nearest, ties to even; truncated for uint8."""
+    """Convert float32 to another dtype, rounding to the nearest value (ties to even); truncate for uint8."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = numbers.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -1,12 +1,12 @@
-"""Operations on single pixels inside a kernel: which one, and with what values, is data.
+"""Operations on single pixels inside a kernel. The job's data says which operations to apply, with which values.
 
-A tile's pixels are three float32 blocks rows × columns, red, green and blue, of whole levels in 0 … 255; so are
-results. The arithmetic is, step by step, that of `color` and `points` in `gpuload.stage.reference`. Operations that
-need a statistic of the whole image (contrast, equalize, autocontrast) use a table, see `statistics`. Device functions
-of Triton; nothing is kept.
+A tile's pixels, and the results, are three float32 blocks rows × columns, red, green and blue, of integral levels in
+0 … 255. The arithmetic is the same, step by step, as in `color` and `points` of `gpuload.stage.reference`. Operations
+that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. Device
+functions of Triton, without state.
 """
 
-# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# Outside kernels, calling a kernel function raises, and type checkers assume that it always does.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
     """Apply an operation to a tile.
 
     Args:
-        red, green, blue: the tile's levels; of one channel, the same block three times.
+        red, green, blue: the tile's levels; with one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), the coordinates of the tile.
-        code: a scalar, that of one of `gpuload.transforms.program.fusing.passes.POINTWISE`, or `ERASE_BOX`; others do
-            nothing.
-        values_ptr: to the operation's `VALUES` float64 numbers.
-        table_ptr: to its uint8 3 × 256 table, if it has one.
+        code: a scalar, the code of an operation in `gpuload.transforms.program.fusing.passes.POINTWISE`, or
+            `ERASE_BOX`; other codes do nothing.
+        values_ptr: points to the operation's `VALUES` float64 numbers.
+        table_ptr: points to the operation's uint8 3 × 256 table, if it has one.
         CHANNELS: 1 or 3.
 
     Returns:
@@ -72,7 +72,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         green = _looked_up(table_ptr + 256, green)
         blue = _looked_up(table_ptr + 512, blue)
     elif code == _SOLARIZE:
-        threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # before it is rounded: 34 + 1e-14 is not 34
+        threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # float32 would round 34 + 1e-14 to 34 before ceil
         red = tl.where(red < threshold, red, 255.0 - red)
         green = tl.where(green < threshold, green, 255.0 - green)
         blue = tl.where(blue < threshold, blue, 255.0 - blue)
@@ -83,10 +83,10 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         green = tl.where(green < threshold, tl.minimum(green + added, 255.0), green)
         blue = tl.where(blue < threshold, tl.minimum(blue + added, 255.0), blue)
     elif code == _POSTERIZE:
-        lost = 8 - tl.load(values_ptr).to(tl.int32)
-        red = ((red.to(tl.int32) >> lost) << lost).to(tl.float32)
-        green = ((green.to(tl.int32) >> lost) << lost).to(tl.float32)
-        blue = ((blue.to(tl.int32) >> lost) << lost).to(tl.float32)
+        lost_bits = 8 - tl.load(values_ptr).to(tl.int32)
+        red = ((red.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
+        green = ((green.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
+        blue = ((blue.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
     elif code == _INVERT:
         red, green, blue = 255.0 - red, 255.0 - green, 255.0 - blue
     elif code == _PERMUTE:
@@ -97,44 +97,44 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         red = tl.where(inside, tl.load(values_ptr + 4).to(tl.float32), red)
         green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
         blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
-    if CHANNELS == 1:  # what was done to the other two is dead code
+    if CHANNELS == 1:  # this makes the code above that computes green and blue dead code
         green, blue = red, red
     return red, green, blue
 
 
 @triton.jit
 def _to_levels(numbers):
-    """Clamp to 0 … 255, and truncate."""
+    """Clamp to 0 … 255 and truncate."""
     return tl.floor(tl.minimum(tl.maximum(numbers, 0.0), 255.0))
 
 
 @triton.jit
 def _luma(red, green, blue):
-    """Grey levels; all products and sums are exact."""
+    """Compute grey levels; all products and sums are exact."""
     return tl.floor(red * _RED + green * _GREEN + blue * _BLUE + 0.5)
 
 
 @triton.jit
 def _looked_up(table_ptr, levels):
-    # The hint: see `gpuload.stage.fused.geometry`.
+    # `gpuload.stage.fused.geometry` explains the hint.
     return tl.load(tl.max_contiguous(table_ptr + levels.to(tl.int32), [1, 2])).to(tl.float32)
 
 
 @triton.jit
 def _saturation(red, green, blue, factor):
-    """Blend with the grey levels, as `torch.lerp` does it: from the nearer end, rounded once."""
+    """Blend with the grey levels as `torch.lerp` does: starting from the nearer end, and rounding once."""
     grey = _luma(red, green, blue)
-    near = tl.abs(factor) < 0.5
-    share = tl.where(near, factor, factor - 1.0)
-    red = _to_levels(multiply_add(share, red - grey, tl.where(near, grey, red)))
-    green = _to_levels(multiply_add(share, green - grey, tl.where(near, grey, green)))
-    blue = _to_levels(multiply_add(share, blue - grey, tl.where(near, grey, blue)))
+    is_near_grey = tl.abs(factor) < 0.5
+    share = tl.where(is_near_grey, factor, factor - 1.0)
+    red = _to_levels(multiply_add(share, red - grey, tl.where(is_near_grey, grey, red)))
+    green = _to_levels(multiply_add(share, green - grey, tl.where(is_near_grey, grey, green)))
+    blue = _to_levels(multiply_add(share, blue - grey, tl.where(is_near_grey, grey, blue)))
     return red, green, blue
 
 
 @triton.jit
 def _hue(red, green, blue, factor):
-    """Turn the hue by a fraction of the circle; for the formulas see `color.hue`."""
+    """Rotate the hue by a fraction of the circle; `color.hue` has the formulas."""
     value = tl.maximum(tl.maximum(red, green), blue)
     lowest = tl.minimum(tl.minimum(red, green), blue)
     chroma = value - lowest
@@ -171,7 +171,7 @@ def _pick(red, green, blue, channel):
 
 @triton.jit
 def _inside(ys, xs, box_ptr):
-    """Return which pixels of a tile are in a box of four float64 numbers."""
+    """Return which pixels of a tile are inside a box, given as four float64 numbers."""
     down = ys - tl.load(box_ptr).to(tl.int32)
     across = xs - tl.load(box_ptr + 1).to(tl.int32)
     rows = (down >= 0) & (down < tl.load(box_ptr + 2).to(tl.int32))

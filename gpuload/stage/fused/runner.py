@@ -1,13 +1,13 @@
-"""Runs the fused kernels over batches: a batch's passes are prepared on the host, then launched.
+"""Runs the fused kernels on batches: a batch's passes are prepared on the host, then launched.
 
-`prepare` does not look at pixels and copies all jobs to the device; `launch` only launches: for each pass one kernel
-for each kind of geometry that images have in it, and the kernels that make its tables of weights or statistics. Between
-passes images are levels H×W×C in scratch memory of the device's allocator. `change_finished` mixes pairs of finished
-images in place, and erases what comes after mixing; erasing that comes first is part of the pass that makes an image.
-Runs in the process of the stage, on the current stream.
+`prepare` does not look at pixels, and copies all jobs to the device. `launch` only launches kernels: in each pass, one
+kernel for each kind of geometry, and the kernels that make tables of weights or statistics. Between passes, images are
+levels H×W×C in scratch memory from the device's allocator. `change_finished` mixes pairs of finished images in place,
+and erases boxes after mixing; erasing before mixing is part of the pass that writes the images. Runs in the stage's
+process, on the current stream.
 """
 
-# Type checkers do not know how a kernel is launched.
+# Type checkers do not understand how a kernel is launched.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["FusedRunner", "change_finished", "tile_of", "trial"]
 
-# GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
+# Compute capabilities of GPUs whose multiprocessors hold only 16 programs, which would leave them half empty if each
+# program had one warp.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
-REACH: Final = 1 << 31  # bytes
+REACH: Final = 1 << 31  # bytes; kernels address the pixels of an image with int32 offsets
 
 
 class FusedRunner:
-    """Applies records that work on levels, and the erasing right after them; images of other numbers of channels than 1
-    and 3 are left to the reference.
+    """A runner for records that work on levels, and for the erasing right after them. Images with other numbers of
+    channels than 1 and 3 are left to the reference.
 
     Args:
         finish: the end of the chain, for 1 or 3 channels.
-        device: where the images are.
+        device: the device of the images.
 
     Attributes:
-        tile: how images are divided.
-        operates, transposes: whether all kernels can do operations, and write rows as columns: so a batch for which
-            none was drawn needs no others.
+        tile: the size of tiles.
+        operates, transposes: whether kernels are always compiled with operations, and with results whose rows and
+            columns can be swapped. Then batches for which neither was drawn need no additional kernels.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
@@ -66,7 +67,7 @@ class FusedRunner:
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
-        self._others = TorchBackend(device).levels(finish)
+        self._reference = TorchBackend(device).levels(finish)
 
     def __call__(
         self,
@@ -76,9 +77,9 @@ class FusedRunner:
         outputs: Outputs,
         on_finished: Program | None,
     ) -> Program | None:
-        """As `gpuload.stage.backend.Levels` has it."""
+        """Implement `gpuload.stage.backend.Levels`."""
         if int(images.shapes[0, 2]) not in CHANNELS:
-            return self._others(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
+            return self._reference(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
         images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
         erasing = leading_erasing(on_finished)
         self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
@@ -87,12 +88,12 @@ class FusedRunner:
         return on_finished.part(len(erasing), len(on_finished.records))
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """As `gpuload.stage.backend.Compiled` has it."""
+        """Implement `gpuload.stage.backend.Compiled.kernels`."""
         self.operates, self.transposes = operations_in(steps), transposes_in(steps)
         return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """Return what plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
+        """Return the planner for `launch_planned`, for dense results in this memory format."""
         return Fusing(self.tile, channels_last)
 
     def prepare(
@@ -103,11 +104,11 @@ class FusedRunner:
         outputs: Outputs,
         on_finished: Sequence[Erase] = (),
     ) -> tuple[Plan, dict[str, torch.Tensor]]:
-        """Make the passes for a batch: how they are launched, and by name the arrays that kernels read, on the device.
+        """Plan the passes for a batch; return the plan, and the arrays that kernels read, by name and on the device.
 
         Args:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
-            on_finished: what is erased of all finished images.
+            on_finished: the records that erase boxes of finished images.
         """
         plan, arrays = Plan.of(
             images.table, program, windows_tlhw, *_strides(outputs), on_finished, self.tile, images.steps
@@ -116,32 +117,31 @@ class FusedRunner:
         return plan, dict(zip(arrays, tensors, strict=True))
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
+        """Make a batch that a worker planned, whose arrays are stored after the pixels."""
         assert planned.plan is not None
         self.launch(planned.plan, planned.arrays, pixels, outputs)
 
     def launch(self, plan: Plan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch of decoded pixels, as it was prepared."""
-        # What there is none of is not read, but a kernel takes a pointer of its type: that of other numbers, or of the
-        # pixels.
-        unread = {"codes": arrays["ints"], "values": arrays["floats"], "places": self._places, "boxes": arrays["ints"]}
-        arrays = unread | arrays
+        """Launch the kernels of a prepared batch."""
+        # Kernels do not read missing arrays, but still need a pointer of the right type, so they get another array.
+        filler = {"codes": arrays["ints"], "values": arrays["floats"], "places": self._places, "boxes": arrays["ints"]}
+        arrays = filler | arrays
         operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
-        # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
-        pieces = [
+        # A pass reads the results of the previous pass, so two buffers alternate; the first pass reads the pixels.
+        buffers = [
             torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
         ]
-        results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # where they begin
+        results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # offsets count from the first result
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with device_of(pixels):
             for run in plan.launches:
-                source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
-                target = results if run.finished else pieces[run.number % 2]
+                source = pixels if run.number == 0 else buffers[(run.number - 1) % 2]
+                target = results if run.finished else buffers[run.number % 2]
                 statistics = pixels
                 if run.counted:
-                    first, end = run.counted_first, run.counted_first + run.counted
-                    counted = _part(arrays["counted"], first * COUNTED, end * COUNTED)
-                    factors = _part(arrays["factors"], first, end)
+                    start, end = run.counted_first, run.counted_first + run.counted
+                    counted = _part(arrays["counted"], start * COUNTED, end * COUNTED)
+                    factors = _part(arrays["factors"], start, end)
                     statistics = tables(source, counted, factors, run.counted_pixels, plan.channels)
                 ints = _part(arrays["ints"], run.first * JOB, (run.first + run.jobs) * JOB)
                 floats = _part(arrays["floats"], run.first * FLOATS, (run.first + run.jobs) * FLOATS)
@@ -176,7 +176,7 @@ class FusedRunner:
 
 
 def change_finished(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images, in place; arguments as for `gpuload.stage.finish.apply_late`."""
+    """Mix finished images and erase boxes of them, in place; arguments as for `gpuload.stage.finish.apply_late`."""
     if outputs[0].shape[0] not in CHANNELS:
         return apply_late(outputs, on_finished, partners=partners)
     for record in on_finished.records:
@@ -188,12 +188,12 @@ def change_finished(outputs: Outputs, on_finished: Program, partners: np.ndarray
 
 
 def trial(device: torch.device) -> None:
-    """Compile two small kernels and run them; raises whatever Triton raises."""
+    """Compile two small kernels and run them; raise the errors of Triton."""
     image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
-    nothing = Program((), image.sizes_hw, image.sizes_hw)
+    empty_program = Program((), image.sizes_hw, image.sizes_hw)
     output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
     runner = FusedRunner(UNCHANGED, device)
-    runner.launch(*runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
+    runner.launch(*runner.prepare(image, empty_program, empty_program.windows_tlhw, output), image.pixels, output)
     box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
     erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
     if device.type != "cpu":
@@ -201,7 +201,7 @@ def trial(device: torch.device) -> None:
 
 
 def tile_of(device: torch.device) -> Tile:
-    if INTERPRETED.value:  # it takes as long for a large tile as for a small one
+    if INTERPRETED.value:  # the interpreter takes as long for a large tile as for a small one
         return Tile(64, 64, 1)
     if capability(device) in FEW_PROGRAMS:
         return Tile(8, 64, 2)
@@ -209,17 +209,17 @@ def tile_of(device: torch.device) -> Tile:
 
 
 def _reaches_far(images: RaggedImages) -> bool:
-    """Whether pixels of planes lie too far from an image's first one for kernels, which count in int32."""
+    """Return whether strided images have pixels too far from the image's first pixel for int32 offsets."""
     return images.steps is not None and bool(((images.shapes - 1) * images.steps).sum(axis=1).max() >= REACH)
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return a part of the numbers; a view of all would only cost time."""
+    """Return a slice of a tensor, or the tensor itself if the slice is complete, which saves the time of a view."""
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 
 def _strides(outputs: Outputs) -> tuple[np.ndarray, Sequence[Any]]:
-    """Where each result begins, in elements from the first one, and the steps between channels, rows and columns."""
+    """Return each result's offset from the first result, in elements, and the strides of channels, rows and columns."""
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
         return np.arange(len(outputs)) * step, steps

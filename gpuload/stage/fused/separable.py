@@ -1,18 +1,19 @@
-"""Filters that go along the rows, then along the columns, inside a kernel: Pillow's resampling, and Gaussian blur.
+"""Separable filters inside a kernel: Pillow's resampling, and Gaussian blur.
 
-A tile of the result needs some rows of the source. Each is filtered along itself once, and added to all rows of the
-tile with its weight for each. The weights of a resampling are whole numbers, and so are the sums, rounded to levels
-between the axes: the levels are Pillow's.
+A tile of the result needs a range of source rows. Each source row is filtered horizontally once, and then added to all
+rows of the tile, multiplied by its vertical weight for each. The weights of a resampling and their sums are integers,
+rounded to levels between the axes, so the results are exactly Pillow's.
 
-A separate kernel makes tables of the weights before the one that filters: for each column of a result the first pixel
-of the source that it is made from, and the weights of this and the next ones; for each tile of rows the weights of the
-rows of the source that it needs in each of its own. Weights of resizing are made in float64 as in the reference, but
-with products by inverses, which are faster than quotients (none of 150 million weights differed). Those of a blur are
-float32, and a pixel beyond the border adds its weight to the pixel that it mirrors, so that the filter reads pixels
-next to each other, inside the source. Each launch makes its tables again, in memory of the device's allocator.
+A separate kernel runs first and makes tables of the weights. For each result column, a table has the first source pixel
+and the weights of that and the following pixels. For each tile, it has the weights of every needed source row for every
+row of the tile. The weights of a resampling are computed in float64 as in the reference, except that divisions are
+replaced by faster multiplications with the inverse (none of 150 million weights differed). The weights of a blur are
+float32. A blur mirrors the image at its borders: a pixel beyond the border adds its weight to the pixel that it
+mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its tables anew, in memory
+from the device's allocator.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -58,23 +59,23 @@ from gpuload.transforms.program.windows import PRECISION_BITS
 
 __all__ = ["OPTIONS", "blur", "make_tables", "resize"]
 
-GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
+GAUSSIAN: Final = tl.constexpr(100)  # differs from all resampling filters
 
-# How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
+# How many taps and how many source rows the filter processes at a time; tables are padded with zero weights.
 TAPS_AT_ONCE: Final = tl.constexpr(jobs.TAPS_AT_ONCE)
 LINES_AT_ONCE: Final = tl.constexpr(jobs.LINES_AT_ONCE)
 
 OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
-_ROOT: Final = tl.constexpr(0.8493218002880191)  # of log2(e) / 2: a Gaussian is 2 ** -(ROOT · distance / sigma)²
-_CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
+_ROOT: Final = tl.constexpr(0.8493218002880191)  # √(log2(e) / 2): a Gaussian is 2 ** -(_ROOT · distance / sigma)²
+_CHUNK: Final = tl.constexpr(16)  # source rows whose weights are computed at a time
 BITS: Final = tl.constexpr(PRECISION_BITS)
 HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
 
 @triton.jit
 def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
-    """Pillow's resampling of a box, bilinear or bicubic, rounded to levels between the axes."""
+    """Resample a box as Pillow does, bilinear or bicubic, rounded to levels between the axes."""
     if tl.load(ints_ptr + FILTER) == BILINEAR:
         red, green, blue = _filtered(
             source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, BILINEAR
@@ -88,7 +89,7 @@ def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANN
 
 @triton.jit
 def blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
-    """A Gaussian blur with mirrored borders; the source is the whole image."""
+    """Apply a Gaussian blur with mirrored borders; the source must be the entire image."""
     return _filtered(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, GAUSSIAN)
 
 
@@ -104,10 +105,10 @@ def _filtered(
     ROWS: tl.constexpr,
     CURVE: tl.constexpr,
 ):
-    # Constant steps save instructions where pixels are read, which takes longest.
+    # Constant steps save instructions when pixels are read, which takes most of the time.
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
-    fits = tl.load(ints_ptr + TAPS) <= tl.load(ints_ptr + WIDTH)
-    if (channel_step == 1) & (column_step == CHANNELS) & fits:
+    taps_fit = tl.load(ints_ptr + TAPS) <= tl.load(ints_ptr + WIDTH)
+    if (channel_step == 1) & (column_step == CHANNELS) & taps_fit:
         red, green, blue = _separable(
             source_ptr, weights_ptr, ints_ptr, 1, CHANNELS, tile, columns, CHANNELS, ROWS, CURVE, True
         )
@@ -132,7 +133,7 @@ def _separable(
     CURVE: tl.constexpr,
     FORWARD: tl.constexpr,
 ):
-    """FORWARD: pixels are next to each other in memory, and no fewer than weights."""
+    """Filter a tile. FORWARD: pixels are adjacent in memory, and rows have at least as many pixels as taps."""
     tl.static_assert(TAPS_AT_ONCE == 2)
     tl.static_assert(LINES_AT_ONCE == 4)
     last_row, last_column = tl.load(ints_ptr + HEIGHT).to(tl.int32) - 1, tl.load(ints_ptr + WIDTH).to(tl.int32) - 1
@@ -140,7 +141,7 @@ def _separable(
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     out_width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
     across_ptr = weights_ptr + tl.load(ints_ptr + WEIGHTS_X)
-    first = tl.load(across_ptr + columns)
+    first_pixels = tl.load(across_ptr + columns)
     across_ptr += out_width
     down_ptr = weights_ptr + tl.multiple_of(
         tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + tl.load(ints_ptr + LINES)) * ROWS, ROWS
@@ -156,8 +157,8 @@ def _separable(
     green, blue = red, red
     row = top
     while row < bottom:
-        # Four rows, so that many reads are under way at once, each a vector along the columns: so threads keep whole
-        # columns of the tile, and exchange nothing.
+        # Process four rows at a time, so that many reads are in flight. Each row is a vector along the columns, so each
+        # thread holds entire columns of the tile and threads exchange no data.
         row0 = source_ptr + tl.minimum(row, last_row) * row_step
         row1 = source_ptr + tl.minimum(row + 1, last_row) * row_step
         row2 = source_ptr + tl.minimum(row + 2, last_row) * row_step
@@ -167,25 +168,25 @@ def _separable(
         weights = across_ptr + 2 * columns
         tap = 0
         while tap < taps:
-            at = (first + tap) * column_step
-            for one in tl.static_range(2):
-                weight = _read_weight(weights + one, CURVE)
+            at = (first_pixels + tap) * column_step
+            for number in tl.static_range(2):
+                weight = _read_weight(weights + number, CURVE)
                 if FORWARD:
-                    step = one * CHANNELS
+                    step = number * CHANNELS
                 else:
                     step = 0
-                    at = tl.minimum(first + tap + one, last_column) * column_step
+                    at = tl.minimum(first_pixels + tap + number, last_column) * column_step
                 red0, green0, blue0 = _add(red0, green0, blue0, row0 + step, at, channel_step, weight, CHANNELS, CURVE)
                 red1, green1, blue1 = _add(red1, green1, blue1, row1 + step, at, channel_step, weight, CHANNELS, CURVE)
                 red2, green2, blue2 = _add(red2, green2, blue2, row2 + step, at, channel_step, weight, CHANNELS, CURVE)
                 red3, green3, blue3 = _add(red3, green3, blue3, row3 + step, at, channel_step, weight, CHANNELS, CURVE)
             weights += 2 * out_width
             tap += 2
-        places = down_ptr + tl.arange(0, ROWS)
-        red, green, blue = _spread(red, green, blue, red0, green0, blue0, places, CHANNELS, CURVE)
-        red, green, blue = _spread(red, green, blue, red1, green1, blue1, places + ROWS, CHANNELS, CURVE)
-        red, green, blue = _spread(red, green, blue, red2, green2, blue2, places + 2 * ROWS, CHANNELS, CURVE)
-        red, green, blue = _spread(red, green, blue, red3, green3, blue3, places + 3 * ROWS, CHANNELS, CURVE)
+        row_weights = down_ptr + tl.arange(0, ROWS)
+        red, green, blue = _spread(red, green, blue, red0, green0, blue0, row_weights, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red1, green1, blue1, row_weights + ROWS, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red2, green2, blue2, row_weights + 2 * ROWS, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red3, green3, blue3, row_weights + 3 * ROWS, CHANNELS, CURVE)
         down_ptr += 4 * ROWS
         row += 4
     red = _finished(red, CURVE)
@@ -198,7 +199,7 @@ def _separable(
 
 @triton.jit
 def _read_weight(weights_ptr, CURVE: tl.constexpr):
-    """A weight in Pillow's units; float32 for a Gaussian."""
+    """Load weights: integers in Pillow's units, or float32 for a Gaussian."""
     weight = tl.load(weights_ptr)
     if CURVE == GAUSSIAN:
         weight = weight.to(tl.float32, bitcast=True)
@@ -206,44 +207,45 @@ def _read_weight(weights_ptr, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
-    """Add one more pixel of a row. Sums fit; the interpreter would take ten times as long to check that."""
-    one, two, three = read(row_ptr, at, channel_step, CHANNELS)
+def _add(red, green, blue, row_ptr, column_offsets, channel_step, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
+    """Add one tap of a row to the sums. Sums cannot overflow; checking that would make the interpreter ten times
+    slower."""
+    r, g, b = read(row_ptr, column_offsets, channel_step, CHANNELS)
     if CURVE == GAUSSIAN:
-        red = tl.fma(one.to(tl.float32), weight, red)
+        red = tl.fma(r.to(tl.float32), weight, red)
         if CHANNELS == 3:
-            green, blue = tl.fma(two.to(tl.float32), weight, green), tl.fma(three.to(tl.float32), weight, blue)
+            green, blue = tl.fma(g.to(tl.float32), weight, green), tl.fma(b.to(tl.float32), weight, blue)
     else:
-        red = core.add(red, core.mul(one, weight, sanitize_overflow=False), sanitize_overflow=False)
+        red = core.add(red, core.mul(r, weight, sanitize_overflow=False), sanitize_overflow=False)
         if CHANNELS == 3:
-            green = core.add(green, core.mul(two, weight, sanitize_overflow=False), sanitize_overflow=False)
-            blue = core.add(blue, core.mul(three, weight, sanitize_overflow=False), sanitize_overflow=False)
+            green = core.add(green, core.mul(g, weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = core.add(blue, core.mul(b, weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
 @triton.jit
-def _spread(red, green, blue, one, two, three, weights_ptr, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
-    """Add one more row, filtered along itself, to all rows of the result."""
+def _spread(red, green, blue, r, g, b, weights_ptr, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
+    """Add one horizontally filtered row to all rows of the result."""
     weight = _read_weight(weights_ptr, CURVE)[:, None]
     if CURVE == GAUSSIAN:
-        red = tl.fma(one[None, :], weight, red)
+        red = tl.fma(r[None, :], weight, red)
         if CHANNELS == 3:
-            green, blue = tl.fma(two[None, :], weight, green), tl.fma(three[None, :], weight, blue)
+            green, blue = tl.fma(g[None, :], weight, green), tl.fma(b[None, :], weight, blue)
     else:
-        one = _level(one, CURVE)
-        red = core.add(red, core.mul(one[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+        r = _level(r, CURVE)
+        red = core.add(red, core.mul(r[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
         if CHANNELS == 3:
-            two, three = _level(two, CURVE), _level(three, CURVE)
-            green = core.add(green, core.mul(two[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
-            blue = core.add(blue, core.mul(three[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+            g, b = _level(g, CURVE), _level(b, CURVE)
+            green = core.add(green, core.mul(g[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
+            blue = core.add(blue, core.mul(b[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
 @triton.jit
 def _level(total, CURVE: tl.constexpr):
-    """A sum of levels in Pillow's units as a level."""
+    """Convert a sum in Pillow's units to a level."""
     level = total >> BITS
-    if CURVE == BICUBIC:  # the bilinear one stays between the levels that it is made of
+    if CURVE == BICUBIC:  # bilinear results cannot leave the range of the source levels
         level = tl.minimum(tl.maximum(level, 0), 255)
     return level
 
@@ -259,7 +261,7 @@ def _finished(total, CURVE: tl.constexpr):
 def make_tables(
     ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, rows: int
 ) -> torch.Tensor:
-    """The tables, int32, of the first `count` jobs; the rest as `place_tables` takes and returns it."""
+    """Compute the tables, int32, of the first `count` jobs; `place_tables` explains the other arguments."""
     weights = torch.empty(size, dtype=torch.int32, device=ints.device)
     _weigh[programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
     return weights
@@ -267,8 +269,8 @@ def make_tables(
 
 @triton.jit
 def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The weights of a tile of rows, or of a block of columns. Grid: the largest result's tiles of rows, then its
-    blocks of columns; jobs."""
+    """Compute the weights of a tile of rows, or of a block of columns. Grid: (the largest result's tiles of rows, then
+    its blocks of columns; jobs)."""
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
     if GEOMETRY == BLUR:
@@ -291,10 +293,10 @@ def _weigh_part(ints_ptr, floats_ptr, weights_ptr, CURVE: tl.constexpr, ROWS: tl
     else:
         width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
         columns = (number - tiles) * COLUMNS + tl.arange(0, COLUMNS)
-        there = columns < width
+        is_inside = columns < width
         columns = tl.minimum(columns, width - 1)
         xs = (tl.load(ints_ptr + X) + tl.load(ints_ptr + STEP_X) * columns).to(tl.int32)
-        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, width, CURVE)
+        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, width, CURVE)
 
 
 @triton.jit
@@ -319,34 +321,34 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
 
 
 @triton.jit
-def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_width, CURVE: tl.constexpr):
+def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, out_width, CURVE: tl.constexpr):
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
     first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, xs, width, 1, CURVE)
-    # If the source has as many pixels as taps, all that are read are inside.
+    # If the source has at least as many pixels as taps, all pixels read are inside it.
     place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
-    tl.store(weights_ptr + columns, place, there)
+    tl.store(weights_ptr + columns, place, is_inside)
     weights_ptr += out_width + TAPS_AT_ONCE * columns
     tap = 0
     while tap < taps:
         pixels = place + tap + corner
         weights = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
         before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
-        tl.store(weights_ptr + before * out_width + tap - before, weights, there)
+        tl.store(weights_ptr + before * out_width + tap - before, weights, is_inside)
         tap += 1
 
 
 @triton.jit
 def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
-    """Return what the weights of some pixels of a result are made from, along one axis.
+    """Return the filter's extent and parameters for some pixels of a result, along one axis.
 
     Returns:
-        first, end: the first pixel that the filter takes and the one after the last, mirrored ones included, int32.
-        corner: where the source begins among the pixels that these count.
-        shape: the size of a blur's kernel; for a resize, how far each first pixel is from the centre, float64.
+        first, end: the first source pixel that the filter reads, mirrored or not, and the one after the last, int32.
+        corner: the source's first pixel, in the coordinates of `first` and `end`.
+        shape: the size of a blur's kernel; for a resize, the distance of each first pixel from the centre, float64.
         scale: the factor from pixels to the filter's units.
-        norm: the factor that makes the sum of the filter's values one.
+        norm: the factor that normalises the sum of the filter's values to one.
     """
     if CURVE == GAUSSIAN:
         shape, corner = tl.load(ints_ptr + KERNEL_H + AXIS).to(tl.int32), 0
@@ -359,7 +361,7 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
         box, size = tl.load(ints_ptr + BOX_H + AXIS), tl.load(ints_ptr + SIZE_H + AXIS)
         step = box.to(tl.float64) / size.to(tl.float64)
         stretch = tl.maximum(step, 1.0)
-        # An axis that is not resized takes one pixel.
+        # Along an axis that is not resized, the filter covers one pixel.
         reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
         centre = (places.to(tl.float64) + 0.5) * step
         first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
@@ -382,7 +384,7 @@ def _norm(first, end, start, scale, CURVE: tl.constexpr):
 
 @triton.jit
 def _curve(distance, CURVE: tl.constexpr):
-    """Pillow's filters: the triangle, and Keys' cubic with a = -½."""
+    """Evaluate Pillow's filters: the triangle, and Keys' cubic with a = -½."""
     distance = tl.abs(distance)
     if CURVE == BILINEAR:
         value = tl.maximum(1.0 - distance, 0.0)
@@ -395,7 +397,8 @@ def _curve(distance, CURVE: tl.constexpr):
 
 @triton.jit
 def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
-    """The weights of pixels for those of a result at `places`: in Pillow's units, rounded, or the bits of a float32."""
+    """Return the weights of source pixels for the result's pixels at `places`: integers in Pillow's units, or the bits
+    of a float32 for a Gaussian."""
     if CURVE == GAUSSIAN:
         result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
@@ -408,7 +411,7 @@ def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.co
 
 @triton.jit
 def _gaussian(kernel, sigma):
-    """A Gaussian's scale, and the factor that makes the sum of the kernel's values one."""
+    """Return a Gaussian's scale, and the factor that normalises the sum of the kernel's values to one."""
     scale = _ROOT / sigma.to(tl.float32)
     total = tl.zeros_like(scale)
     tap = -(kernel // 2)
@@ -426,17 +429,17 @@ def _bell(distance, scale):
 
 @triton.jit
 def _weight_of_blur(pixels, places, kernel, length, scale, norm):
-    """The weights of pixels, with those of all their mirror images that the kernel takes, beyond either border and as
-    often as a small image is mirrored."""
+    """Return the weights of source pixels, plus the weights of all their mirror images under the kernel. A kernel can
+    reach across both borders, and across a small image more than once."""
     before, last = kernel // 2, length - 1
     period = tl.maximum(2 * last, 1)
-    inside = (pixels > 0) & (pixels < last)  # the first and the last are their own mirror images
+    has_mirror_image = (pixels > 0) & (pixels < last)  # the first and last pixel are not repeated
     weight = tl.zeros_like((pixels - places).to(tl.float32))
-    turn = -(before // period + 1)
-    while turn <= before // period + 1:
-        away = tl.abs(turn * period + pixels - places)
-        weight += tl.where(away <= before, _bell(away, scale), 0.0)
-        away = tl.abs(turn * period - pixels - places)
-        weight += tl.where(inside & (away <= before), _bell(away, scale), 0.0)
-        turn += 1
+    repeat = -(before // period + 1)
+    while repeat <= before // period + 1:
+        distance = tl.abs(repeat * period + pixels - places)
+        weight += tl.where(distance <= before, _bell(distance, scale), 0.0)
+        distance = tl.abs(repeat * period - pixels - places)
+        weight += tl.where(has_mirror_image & (distance <= before), _bell(distance, scale), 0.0)
+        repeat += 1
     return tl.where(pixels <= last, weight * norm, 0.0)

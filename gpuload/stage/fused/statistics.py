@@ -1,13 +1,14 @@
-"""What contrast, equalize and autocontrast need to know of a whole image, made into tables of levels.
+"""Tables of levels for contrast, equalize and autocontrast, which depend on statistics of the entire image.
 
-Two kernels, whatever the number of images: one counts how many pixels of each channel have each level; the other turns
-these counts into the new level of each level (contrast's mean and autocontrast's ends come from them, too). Counts are
-whole numbers, so they do not depend on the order of summation, and the tables are exactly those of the reference.
+Two kernels run, whatever the number of images: one counts how many pixels of each channel have each level; the other
+turns these counts into a table with the new level for each level (contrast's mean and autocontrast's limits are also
+computed from the counts). Counts are integers, so they do not depend on the order of summation, and the tables are
+exactly the reference's.
 
-Runs in the process of the stage, on the current stream. The counts, 3 KB an image, live as long as the call.
+Runs in the stage's process, on the current stream. The counts, 3 KB per image, live as long as the call.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -28,36 +29,38 @@ __all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
 
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
-JOB: Final = COUNTED.itemsize // 8  # int64 numbers of a job
+JOB: Final = COUNTED.itemsize // 8  # int64 numbers per job
 _JOB: Final = tl.constexpr(JOB)
 _RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _GUARD: Final = tl.constexpr(GUARD)
 
-BLOCK: Final = 2048  # pixels that a program counts at once
-OPTIONS: Final = {"num_warps": 2, "enable_fp_fusion": False}  # of the kernel that makes tables
-ROUNDS: Final = 4  # how often it does so in the largest image, before it adds its 256 sums to memory
+BLOCK: Final = 2048  # pixels that a program counts at a time
+OPTIONS: Final = {"num_warps": 2, "enable_fp_fusion": False}  # for the kernel that makes tables
+ROUNDS: Final = 4  # blocks that a program counts in the largest image before it adds its 256 sums to memory
 
 
-def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most: int, channels: int) -> torch.Tensor:
-    """The new level of each level of each channel.
+def tables(
+    pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, max_pixels: int, channels: int
+) -> torch.Tensor:
+    """Compute the tables, which have the new level for each level of each channel.
 
     Args:
-        pixels: uint8, one-dimensional, from which the first bytes of all images are counted.
-        jobs: `COUNTED` (n,) as int64, n > 0, on the same device: sizes are not 0, codes those of `STATISTICS`
+        pixels: uint8, one-dimensional; the images' offsets count from its first byte.
+        jobs: `COUNTED` (n,) as int64, n > 0, on the same device; sizes must not be 0, and codes must be in `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
-        factors: float64 (n,), of contrast; not read for others.
-        most: pixels of the largest image.
-        channels: of all images, 1 or 3.
+        factors: float64 (n,), the factors of contrast; not read for other operations.
+        max_pixels: the number of pixels of the largest image.
+        channels: the number of channels of all images, 1 or 3.
 
     Returns:
-        uint8 (n, 3, 256), on the device of `pixels`; of one channel, its table three times.
+        uint8 (n, 3, 256), on the device of `pixels`; with one channel, its table three times.
     """
     n, device = len(factors), pixels.device
     result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
-    pieces = triton.cdiv(most, BLOCK * ROUNDS)
+    pieces = triton.cdiv(max_pixels, BLOCK * ROUNDS)
     with device_of(pixels):
-        for portion in portions(n, programs=pieces):  # one large image among many small ones has many pieces for all
+        for portion in portions(n, programs=pieces):  # a single large image means many pieces for all small ones, too
             portion_jobs = jobs[portion.start * JOB : portion.stop * JOB]
             _count[portion.stop - portion.start, pieces](
                 pixels, portion_jobs, counts[portion], CHANNELS=channels, BLOCK=BLOCK
@@ -66,9 +69,9 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     return result
 
 
-@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # which may be a user's own
+@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can be a user's own memory
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add the counts of one part of an image to those of the image. Grid: jobs, parts."""
+    """Count one part of an image, and add the counts to the image's counts. Grid: (jobs, parts)."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
     image_ptr = pixels_ptr + tl.load(job_ptr)
     height, width = tl.load(job_ptr + 1).to(tl.int32), tl.load(job_ptr + 2).to(tl.int32)
@@ -99,38 +102,39 @@ def _counts(
     BLOCK: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """The counts of this program's part of an image, int32 (256,) of each channel. DENSE: rows follow each other."""
+    """Count the levels in this program's part of an image, int32 (256,) per channel. DENSE: there are no gaps between
+    rows."""
     size = height * width
     reds = tl.zeros((256,), tl.int32)
     greens, blues = reds, reds
-    at = tl.program_id(1) * BLOCK
-    while at < size:
-        places = at + tl.arange(0, BLOCK)
-        there = places < size
+    start = tl.program_id(1) * BLOCK
+    while start < size:
+        places = start + tl.arange(0, BLOCK)
+        is_inside = places < size
         if DENSE:
             pixel_ptr = image_ptr + places.to(tl.int64) * column_step
         else:
             pixel_ptr = image_ptr + (places // width).to(tl.int64) * row_step + (places % width) * column_step
-        reds += tl.histogram(tl.load(pixel_ptr, there, 0).to(tl.int32), 256, there)
+        reds += tl.histogram(tl.load(pixel_ptr, is_inside, 0).to(tl.int32), 256, is_inside)
         if CHANNELS == 3:
-            greens += tl.histogram(tl.load(pixel_ptr + channel_step, there, 0).to(tl.int32), 256, there)
-            blues += tl.histogram(tl.load(pixel_ptr + 2 * channel_step, there, 0).to(tl.int32), 256, there)
-        at += tl.num_programs(1) * BLOCK
+            greens += tl.histogram(tl.load(pixel_ptr + channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
+            blues += tl.histogram(tl.load(pixel_ptr + 2 * channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
+        start += tl.num_programs(1) * BLOCK
     return reds, greens, blues
 
 
-@triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU they are where they were made
+@triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU, factors are not copied to aligned memory
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
-    """Make one row of a table. Grid: jobs, 3."""
+    """Compute one row of a table. Grid: (jobs, 3)."""
     job = tl.program_id(0)
     row = tl.program_id(1)
     code = tl.load(jobs_ptr + job * _JOB + 3)
     levels = tl.arange(0, 256)
-    own_ptr = counts_ptr + job * 768 + levels
-    counts = tl.load(own_ptr + (row * 256 if CHANNELS == 3 else 0))
+    job_counts_ptr = counts_ptr + job * 768 + levels
+    counts = tl.load(job_counts_ptr + (row * 256 if CHANNELS == 3 else 0))
     if code == _CONTRAST:
         size = tl.load(jobs_ptr + job * _JOB + 1) * tl.load(jobs_ptr + job * _JOB + 2)
-        table = _contrast(own_ptr, levels, size, tl.load(factors_ptr + job), CHANNELS)
+        table = _contrast(job_counts_ptr, levels, size, tl.load(factors_ptr + job), CHANNELS)
     elif code == _EQUALIZE:
         table = _equalize(counts, levels)
     else:
@@ -140,7 +144,7 @@ def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.conste
 
 @triton.jit
 def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
-    """`color.contrast`: a blend with the grey level of the mean colour, rounded."""
+    """Compute the table of `color.contrast`: a blend with the rounded grey level of the mean colour."""
     total = _total(tl.load(counts_ptr), levels)
     if CHANNELS == 3:
         greens = _total(tl.load(counts_ptr + 256), levels)
@@ -149,7 +153,8 @@ def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
     mean = tl.floor(total / size.to(tl.float64) + 0.5)
     factor = factor.to(tl.float32)
     mean_share = 1.0 - factor.to(tl.float64)
-    added = (mean * mean_share + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a plain constant would be a float32
+    # A plain constant would be a float32.
+    added = (mean * mean_share + tl.full((), _GUARD, tl.float64)).to(tl.float32)
     blend = levels.to(tl.float32) * factor + added
     return tl.minimum(tl.maximum(blend, 0.0), 255.0).to(tl.int32)
 
@@ -161,10 +166,10 @@ def _total(counts, levels):
 
 @triton.jit
 def _equalize(counts, levels):
-    """`points.equalize_table`."""
+    """Compute `points.equalize_table`."""
     last = tl.max(tl.where(counts > 0, levels, 0))
-    counted = tl.sum(tl.where(levels == last, 0, counts))
-    step = counted // 255
+    total = tl.sum(tl.where(levels == last, 0, counts))
+    step = total // 255
     before = tl.cumsum(counts) - counts
     table = tl.minimum((before + step // 2) // tl.maximum(step, 1), 255)
     return tl.where(step > 0, table, levels)
@@ -172,7 +177,7 @@ def _equalize(counts, levels):
 
 @triton.jit
 def _stretch(counts, levels):
-    """`points.stretch_table`."""
+    """Compute `points.stretch_table`."""
     lowest = tl.min(tl.where(counts > 0, levels, 255)).to(tl.float64)
     span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - lowest
     scale = tl.full((), 255.0, tl.float64) / tl.maximum(span, 1.0)

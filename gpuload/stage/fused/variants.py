@@ -1,11 +1,12 @@
-"""Which kernels a run of transforms may launch, known before anything is drawn, so that all of them are compiled when a
-session starts: one takes seconds, and in the middle of an epoch the GPU would wait for it.
+"""Determines which kernels a run of transforms may launch before anything is drawn, so that all of them can be compiled
+when a session starts. Compiling a kernel takes seconds, for which the GPU would otherwise wait in the middle of an
+epoch.
 
-Triton compiles a kernel again for each set of constants and of the pointers' types, and for numbers that are 1 or
-divisible by 16. The kernels take none of those from a batch: what they take is of the chain, of the batch's dtype and
-memory format, and of the number of channels. What geometries passes may have is found by going through the outlines
-with all that an image's pass may be, as `gpuload.transforms.program.fusing.passes` goes through records. Runs
-in the main process.
+Triton compiles a variant of a kernel for each set of constants and pointer types, and for numbers that are 1 or
+divisible by 16. Nothing that selects a variant depends on draws or on the images' sizes, only on the chain, the batch's
+dtype and memory format, and the number of channels. The possible geometries of passes are found by tracking all states
+that an image's pass can be in through the outlines, as `gpuload.transforms.program.fusing.passes` does for records.
+Runs in the main process.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ KERNELS: Final = {
     "erase_images": erasing._erase_images,
 }
 U8, I32, I64, F32, F64 = torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64
-NUMBER: Final = 23  # any that is neither 1 nor divisible by 16
-QUIET_S: Final = 1.0  # nothing is said of what takes no longer
+NUMBER: Final = 23  # an arbitrary number that is neither 1 nor divisible by 16
+QUIET_S: Final = 1.0  # show progress only if compiling takes longer
 
-# An image's pass: the kind of its geometry, and whether it only chooses pixels so far.
+# The state of an image's pass: the kind of its geometry, and whether it has only selected pixels so far.
 Pass = tuple[int, bool]
 START: Final[Pass] = (R.COPY, True)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel as it is compiled.
+    """A variant of a kernel to compile.
 
     Attributes:
-        kernel: its name in `KERNELS`.
-        args: what it is launched with: for a pointer the dtype, else a number.
-        options: its constants, and the compiler's options.
+        kernel: the kernel's name in `KERNELS`.
+        args: the arguments of a launch: the dtype of a pointer, or a number.
+        options: the kernel's constants, and the compiler's options.
     """
 
     kernel: str
@@ -64,12 +65,12 @@ class Variant:
     options: tuple[tuple[str, Any], ...]
 
     def compile(self) -> None:
-        """Compile it for the current device, and load it there."""
+        """Compile the variant for the current device, and load it there."""
         compiled: Any = KERNELS[self.kernel].warmup(*self.args, grid=(1, 1), **dict(self.options))
         try:
-            compiled.run  # noqa: B018  it loads the kernel
+            compiled.run  # noqa: B018  this property loads the kernel
         except BaseException:
-            compiled._run = None  # else Triton would take it for loaded
+            compiled._run = None  # otherwise Triton would believe that the kernel is loaded
             raise
 
 
@@ -77,38 +78,38 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
     """Return the variants that a run on levels may launch.
 
     Args:
-        steps: the outlines of each of its transforms.
-        form: of its results.
-        tile: of the device.
+        steps: the outlines of each of the run's transforms.
+        form: the form of the run's results.
+        tile: the device's tile.
     """
     (channels, out_channels), dtype = form.channels, form.dtype
-    ended, going_on, counted = _passes(steps)
+    last_kinds, earlier_kinds, has_counts = _passes(steps)
     operates, column = operations_in(steps), 0 if transposes_in(steps) else form.column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     variants: set[Variant] = set()
-    ways = [(kind, dtype, out_channels, column, dtype != U8, box) for kind in ended for box in form.erases]
-    ways += [(kind, U8, channels, channels, False, False) for kind in going_on]
-    for kind, written, out, step, finished, box in ways:
+    passes = [(kind, dtype, out_channels, column, dtype != U8, erases) for kind in last_kinds for erases in form.erases]
+    passes += [(kind, U8, channels, channels, False, False) for kind in earlier_kinds]
+    for kind, out_dtype, out, step, finished, erases in passes:
         constants = {"CHANNELS": channels, "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
-        constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box}
+        constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": erases}
         constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
-        variants.add(_variant("one_pass", (*pointers, written), **constants, **options_of(kind, tile.warps)))
-    for kind in (ended | going_on) & {R.RESIZE, R.BLUR}:
+        variants.add(_variant("one_pass", (*pointers, out_dtype), **constants, **options_of(kind, tile.warps)))
+    for kind in (last_kinds | earlier_kinds) & {R.RESIZE, R.BLUR}:
         constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS}
         variants.add(_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
-    if counted:
+    if has_counts:
         variants.add(_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
         variants.add(_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
     return variants
 
 
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Whether records of a run may hold operations on pixels."""
+    """Return whether records of a run may contain operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
 
 
 def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Whether records of a run may swap rows and columns."""
+    """Return whether records of a run may swap rows and columns."""
     return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
@@ -116,11 +117,11 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
     """Return the variants that a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
     variants: set[Variant] = set()
     channels, dtype = form.channels[1], form.dtype
-    for outline in (known for outlines in steps for known in outlines):
+    for outline in (item for outlines in steps for item in outlines):
         if outline.kind is Mix:
             constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
-            for whole in (False, True):
-                constants |= {"WHOLE": whole, "BLOCK": mixing.BLOCK}
+            for is_whole in (False, True):
+                constants |= {"WHOLE": is_whole, "BLOCK": mixing.BLOCK}
                 variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
@@ -130,31 +131,32 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
 
 
 def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
-    """Compile what is not compiled yet, several at a time: a compiler runs outside of Python. What fails, fails again
-    where it is launched, if it ever is."""
-    wanted = list(dict.fromkeys(variants))
-    if INTERPRETED.value or not wanted:
+    """Compile the variants that have not been compiled yet, in parallel threads, because compilers run outside Python.
+    Errors are ignored: if such a kernel is ever launched, it fails again there."""
+    unique = list(dict.fromkeys(variants))
+    if INTERPRETED.value or not unique:
         return
-    begun, shown = time.monotonic(), False
+    start, is_shown = time.monotonic(), False
     index = torch.accelerator.current_device_index() if device.index is None else device.index
-    for name in {variant.kernel for variant in wanted}:
-        KERNELS[name].device_caches[index]  # made here: of two that threads make at once, Triton would lose one
+    for name in {variant.kernel for variant in unique}:
+        # Create the cache here: if two threads created it at the same time, Triton would lose one of the two.
+        KERNELS[name].device_caches[index]
 
-    def compiled(variant: Variant) -> None:
+    def compile_variant(variant: Variant) -> None:
         with torch.accelerator.device_index(index):
             variant.compile()
 
-    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1), "gpuload-compile") as pool:
+    with ThreadPoolExecutor(min(len(unique), os.cpu_count() or 1), "gpuload-compile") as pool:
         try:
-            for done, _ in enumerate(as_completed([pool.submit(compiled, variant) for variant in wanted]), 1):
-                if (shown or time.monotonic() - begun > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
-                    shown = True
-                    print(f"\rgpuload: compiling kernels, {done} of {len(wanted)}", end="", file=sys.stderr, flush=True)
+            for done, _ in enumerate(as_completed([pool.submit(compile_variant, variant) for variant in unique]), 1):
+                if (is_shown or time.monotonic() - start > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
+                    is_shown = True
+                    print(f"\rgpuload: compiling kernels, {done} of {len(unique)}", end="", file=sys.stderr, flush=True)
         except BaseException:  # ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if shown:
-        print(f" ({time.monotonic() - begun:.0f} s; they are kept on disk)", file=sys.stderr, flush=True)
+    if is_shown:
+        print(f" ({time.monotonic() - start:.0f} s; they are cached on disk)", file=sys.stderr, flush=True)
 
 
 def _variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
@@ -162,31 +164,32 @@ def _variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> 
 
 
 def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], bool]:
-    """The kinds of geometry that an image's last pass may have, and those of passes before others; and whether levels
-    may be counted."""
+    """Return the kinds of geometry that an image's last pass can have, the kinds that earlier passes can have, and
+    whether levels may be counted."""
     states: set[Pass] = {START}
-    going_on, counted = set[int](), False
+    earlier_kinds, has_counts = set[int](), False
     for outlines in steps:
-        while True:  # a transform may do several of these things, in any order
-            before = len(states) + len(going_on)
+        while True:  # a transform can have any of its effects, in any order, until no new state appears
+            before = len(states) + len(earlier_kinds)
             for outline in outlines:
-                for kind, opens in _effects(outline):
-                    counted |= kind is None
+                for kind, begins_pass in _effects(outline):
+                    has_counts |= kind is None
                     for state in list(states):
-                        if kind is None or (opens and not state[1]):
-                            going_on.add(state[0])
-                        states.add((R.COPY if kind is None else kind if opens else state[0], False))
-            if len(states) + len(going_on) == before:
+                        if kind is None or (begins_pass and not state[1]):
+                            earlier_kinds.add(state[0])
+                        states.add((R.COPY if kind is None else kind if begins_pass else state[0], False))
+            if len(states) + len(earlier_kinds) == before:
                 break
-    return {kind for kind, _ in states}, going_on, counted
+    return {kind for kind, _ in states}, earlier_kinds, has_counts
 
 
 def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
-    """Return what an outline's records may do to a pass: begin one of a kind (and True), but for those that only choose
-    pixels so far; do something to it (any kind, and False); or begin one in which levels are counted (None)."""
+    """Return the possible effects of an outline's records on a pass: (kind, True) begins a pass with this kind of
+    geometry, unless the current pass has only selected pixels and can take it on; (any kind, False) changes pixels
+    within the current pass; (None, True) begins a pass for which levels are counted."""
     if outline.kind is Box:
-        resized = outline.padding_mode is None and set(outline.filters) != {"nearest"}
-        effects = [(R.RESIZE, True)] if resized else []
+        is_resize = outline.padding_mode is None and set(outline.filters) != {"nearest"}
+        effects = [(R.RESIZE, True)] if is_resize else []
         return [*effects, (R.COPY, True)]
     if outline.kind is Warp:
         return [(R.WARP, True), (R.COPY, True)]

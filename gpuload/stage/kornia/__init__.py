@@ -1,6 +1,6 @@
-"""The backend ``"kornia"``: Kornia's own operators, for the operations where they mean what Pillow's do.
+"""The backend ``"kornia"``: Kornia's operators, for operations that Kornia defines in the same way as Pillow.
 
-Importing this package imports no Kornia; making the backend does.
+Importing this package does not import Kornia; creating the backend does.
 """
 
 from gpuload.stage.kornia.backend import KorniaBackend

@@ -1,5 +1,5 @@
-"""Which transforms Kornia has, and why the reference runs all others. Kornia is imported when a backend is made, not
-before: it takes half a second."""
+"""Declares which transforms Kornia supports, and why the reference runs the others. Kornia is only imported when a
+backend is created, because that takes half a second."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["LACKING", "KorniaBackend"]
 
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
 FINISHED: Final = "torch changes finished images in place"
-RESIZE: Final = "Kornia's resize lies up to 87 levels from Pillow's"
-NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's that at the centre"
+RESIZE: Final = "Kornia's resize differs by up to 87 levels from Pillow's"
+NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's takes the one at the centre"
 BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"
 
-# The operations of `gpuload.transforms.program.ops.OPS` that Kornia has otherwise than Pillow, or not at all. The
-# levels were measured on photographs of 220×180 and on random images.
+# The operations in `gpuload.transforms.program.ops.OPS` that Kornia implements differently from Pillow, or not at all.
+# The differences in levels were measured on photographs of 220×180 and on random images.
 LACKING: Final = {
     "contrast": "Kornia's multiplies the levels, up to 143 from Pillow's, or blends with a mean that is not rounded",
-    "saturation": "Kornia's works in HSV, up to 195 levels from Pillow's, or does not round the grey",
+    "saturation": "Kornia's works in HSV, up to 195 levels from Pillow's, or does not round the grey levels",
     "hue": "Kornia's does not round hue and saturation to 8 bits, as Pillow does: up to 17 levels",
     "sharpness": "Kornia's does not round the smoothed image, as Pillow does",
-    "autocontrast": "Kornia's makes a channel of one level black, and rounds in another order than Pillow",
+    "autocontrast": "Kornia's turns a channel with a single level black, and rounds in another order than Pillow",
     "noise": "Kornia draws its own noise",
     "permute": "Kornia draws its own order of channels",
     "solarize_add": "Kornia has no solarize that only adds",
-    "pillow_blur": "Kornia has no box blur of a fractional radius",
+    "pillow_blur": "Kornia has no box blur with a fractional radius",
     "jpeg": "Kornia's JPEG rounds smoothly, for gradients",
 }
 
 
 class KorniaBackend(Backend):
-    """Kornia's operators with our draws; BackendError if Kornia cannot be imported."""
+    """The backend of Kornia's operators, applied with our draws; raises a BackendError if Kornia cannot be imported."""
 
     name: ClassVar[str] = "kornia"
 
@@ -60,7 +60,7 @@ class KorniaBackend(Backend):
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE
         if outline.kind is Turn:
-            return "Kornia turns by a warp, and has no transposition"
+            return "Kornia rotates with a warp, and has no transposition"
         if outline.kind is Elastic:
             return "Kornia draws its own fields"
         if outline.kind is Warp and "bicubic" in outline.filters:
@@ -71,4 +71,4 @@ class KorniaBackend(Backend):
         return self._runner(finish, self.device)
 
     def on_finished(self) -> Late:
-        return apply_late  # of records that change no pixels: `lacks` leaves all others to the reference
+        return apply_late  # only for records that change no pixels: `lacks` leaves all others to the reference

@@ -1,16 +1,16 @@
-"""Kornia's runner on levels: the reference's runner for batches, with Kornia's operators in place of its own.
+"""Kornia's runner on levels: the reference's runner for batches, with operators replaced by Kornia's.
 
-Crops and padding stay the reference's, since they copy pixels and compute nothing. Images of one size go together, so
-each of Kornia's functions is called once for all images that it is drawn for; if sizes differ between two transforms,
-images are taken one by one. Runs on any device, in the process of the stage; nothing is kept from call to call.
+Crops and padding use the reference's code, because they only copy pixels. Images of one size are processed together, so
+each Kornia function is called once for all images that drew it. If sizes differ between two transforms, images are
+processed one by one. Runs on any device, in the stage's process; keeps nothing between calls.
 
-Levels are uint8 N×C×H×W where they are moved, and float32 in operations. Results of operations are rounded to levels.
-If several functions of Kornia have the name of an operation, the one that means the same as Pillow's is used, such as
-`adjust_brightness_accumulative`, which multiplies, where `adjust_brightness` adds.
+Levels are uint8 N×C×H×W when pixels are moved, and float32 within operations, whose results are rounded to levels. If
+Kornia has more than one function for an operation, the function that agrees with Pillow is used, such as
+`adjust_brightness_accumulative`, which multiplies, instead of `adjust_brightness`, which adds.
 
-A map is given to `remap` as points. `warp_affine` and `warp_perspective` would take a matrix and invert it, and find
-the nearest pixel in floats, where Pillow uses 16.16 fixed point: 7 pixels of 10,000 would differ. And they blend the
-fill with the image along its border, up to 124 levels from Pillow, which does not.
+Maps are passed to `remap` as points. `warp_affine` and `warp_perspective` would invert a matrix and find the nearest
+pixel in floats, where Pillow uses 16.16 fixed point: 7 pixels in 10,000 would differ. They would also blend the fill
+with the image along its border, which differs by up to 124 levels from Pillow.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "KorniaRunner", "images_at_once"]
 
-# What a level of an image needs while the image goes through Kornia, in bytes: 42 were counted in a blur, which works
-# in float64, and 39 in a bilinear map.
+# Temporary memory per level of an image within Kornia, in bytes. 42 bytes were measured for a blur, which works in
+# float64, and 39 for a bilinear map.
 BYTES_PER_LEVEL: Final = 64
-# For a piece on the CPU: 10 images of 224×224. Kornia makes a new tensor at each step; these fit into memory that the
-# process has, where 64 images get new memory from the system each time, and take 1.2 to 3.3 times as long.
+# Memory for a piece on the CPU, which is enough for 10 images of 224×224. Kornia allocates a tensor at each step. At
+# this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and take 1.2
+# to 3.3 times as long.
 CPU_BYTES: Final = 100_000_000
-GPU_SHARE: Final = 0.5  # for a piece, of what torch may still take: training takes from it at the same time
+GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory, which training needs as well
 
 WHITE: Final = 255.0
-GUARD: Final = 1e-9  # a sum of products in float64 may be below the whole number that it should be
+GUARD: Final = 1e-9  # a sum of products in float64 can be slightly below the exact integer
 FLIPS: Final = (vflip, hflip)
 
 
@@ -74,7 +75,8 @@ def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Invert levels from a threshold on, which is moved between two levels, where rounding does not matter."""
+    """Invert levels from a threshold on. The threshold is moved to halfway between two levels, where rounding errors do
+    not matter."""
     thresholds = (np.ceil(values[:, 0]) - 0.5) / WHITE
     return kornia_solarize(levels / WHITE, upload(thresholds, levels.device).to(levels.dtype)) * WHITE
 
@@ -88,10 +90,10 @@ def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur with kernels of one size and mirrored borders, in float64, so that TF32 with its 10 bits is never used.
+    """Blur with kernels of one size and mirrored borders, in float64, so that TF32, with only 10 bits, is never used.
 
-    These are the two steps of Kornia's `gaussian_blur2d`, which would wait for a device, and whose way on the CPU
-    depends on how many images there are.
+    These are the two steps of Kornia's `gaussian_blur2d`, which would wait for the device, and which on the CPU chooses
+    its algorithm by the number of images.
     """
     numbers = levels.to(torch.float64)
     [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
@@ -101,7 +103,7 @@ def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     rows, columns = numbers.shape[2:]
     if height // 2 < rows and width // 2 < columns:
         return filter2d_separable(numbers, across, down, "reflect")
-    # An image smaller than its kernel is mirrored more than once, which torch's padding does not do.
+    # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
     numbers = numbers.index_select(2, upload(mirrored(rows, height // 2), levels.device))
     numbers = numbers.index_select(3, upload(mirrored(columns, width // 2), levels.device))
     return filter2d_separable(numbers, across, down, padding="valid")
@@ -126,10 +128,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 class KorniaRunner(BatchRunner):
-    """Applies the records that `KorniaBackend.lacks` does not leave to the reference.
+    """A runner for the records that `KorniaBackend.lacks` does not leave to the reference.
 
-    Images go in pieces: on the CPU of the size that is fastest, on a GPU of as many as memory allows. Results do not
-    depend on it.
+    Batches are processed in pieces: on the CPU of the fastest size, on a GPU as large as memory allows. Results do not
+    depend on the size of pieces.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
@@ -137,7 +139,7 @@ class KorniaRunner(BatchRunner):
     def __init__(self, finish: Finish, device: torch.device) -> None:
         super().__init__(finish, device)
         self._gpu = None if device.type == "cpu" else Accelerator(device)
-        # y = a · level + b as Kornia has it: (level - mean) / std.
+        # Kornia computes y = a · level + b as (level - mean) / std.
         scale, bias = np.array(finish.scale), np.array(finish.bias)
         self._mean = torch.tensor(-bias / scale, dtype=torch.float32, device=device)
         self._std = torch.tensor(1 / scale, dtype=torch.float32, device=device)
@@ -198,12 +200,12 @@ class KorniaRunner(BatchRunner):
             dtype, shift = torch.float32, 0.0
         else:
             points = mapped_points(levels, coefficients, size, corners)
-            # In float32 points are off by some 3e-5 of a pixel, which puts one number in 100 to the level below.
+            # In float32, points are off by about 3e-5 of a pixel, which moves one value in 100 to the level below.
             dtype, shift = torch.float64, 0.5
         inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
         inside = inside[0] & inside[1]
-        # Points outside may be infinite or NaN. The others are scaled to -1 … 1 here, since Kornia would copy two
-        # numbers to the device for that, and wait for it.
+        # Points outside can be infinite or NaN and are replaced. All points are scaled to -1 … 1 here, because Kornia
+        # would copy two numbers to the device for that, and wait for it.
         y, x = (
             torch.where(inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
             for axis, length in zip(points, lengths, strict=True)
@@ -216,8 +218,8 @@ class KorniaRunner(BatchRunner):
 
 
 def images_at_once(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
-    """Return how many images with these windows on their way, and shapes int64 (n, 3), go through Kornia together in
-    so much memory."""
-    channels = max(3, int(shapes[:, 2].max()))  # what a map has for each pixel is in the figure for three
+    """Return how many images Kornia can process at a time in `nbytes` of memory, given their windows at each step and
+    their shapes, int64 (n, 3)."""
+    channels = max(3, int(shapes[:, 2].max()))  # a map's memory per pixel was measured with three channels
     levels = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
     return max(1, nbytes // max(1, levels * BYTES_PER_LEVEL))

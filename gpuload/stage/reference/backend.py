@@ -1,4 +1,4 @@
-"""The backend ``"torch"``, the reference: it has all records, and runs what the other backends lack."""
+"""The backend ``"torch"``, the reference: it supports all records, and runs those that other backends lack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference; without a `runner`, the device decides which one it has."""
+    """The reference backend. If no `runner` is given, the device determines it: single on the CPU, else batched."""
 
     name: ClassVar[str] = "torch"
 

@@ -1,8 +1,8 @@
-"""The reference on CUDA: a program applied to many images at once, with batched tensor operations.
+"""The reference backend on CUDA: a program is applied to many images together, with batched tensor operations.
 
-A record takes its rows out of the batch and puts them back (`Branches`). If images that go through
-a record together differ in size, all are taken one by one. Everything is issued on the current stream; numbers go to
-the device as small arrays. Nothing is kept from call to call.
+A record takes its rows out of the batch and puts them back (`Branches`). If images that go through a record together
+differ in size, all images are processed one by one. All work is issued on the current stream, and numbers are uploaded
+to the device as small arrays. No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -43,24 +43,23 @@ from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["BatchRunner", "Branches", "changed_by_key"]
 
-PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
-PIECE_CHANNELS: Final = 4  # with more of them fewer images
+PIECE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two axes
+PIECE_CHANNELS: Final = 4  # images with more channels are processed in smaller pieces
 
 WARP: Final = code_of("warp")
 UNCHANGED: Final = (NOTHING, code_of("identity"))
-STILL: Final = -1  # in place of a filter, for images that are not warped
+NOT_WARPED: Final = -1  # replaces the filter's code for images that are not warped
 
 
 class BatchRunner:
-    """Applies programs to batches.
+    """A runner that applies programs to batches.
 
-    What changes pixels is in methods that another backend may override; levels N×C×H×W are uint8 when they are moved,
-    and float32 in operations. Those of images that are not uint8 are always float32.
-
+    The methods that change pixels can be overridden by another backend. Levels N×C×H×W are uint8 when pixels are moved,
+    and float32 in operations. For images that are not uint8, levels are always float32.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
-    piece: int = PIECE  # images at once
+    piece: int = PIECE  # images per piece
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
@@ -75,9 +74,9 @@ class BatchRunner:
         outputs: Outputs,
         on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
-        together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
-        step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if together else 1
+        """Apply records as specified in `gpuload.stage.backend.Levels`. Return `on_finished`, which is not applied."""
+        is_batched = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _can_batch(program, windows_tlhw)
+        step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if is_batched else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
@@ -96,14 +95,14 @@ class BatchRunner:
         branches = Branches(Source.of_ragged(images, rows, windows[0]))
         for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
             if isinstance(record, CHANGES_PIXELS):
-                place = slice(None) if record.rows is None else record.rows
-                change = partial(self._apply, record=record, before=before[place], after=after[place])
+                index = slice(None) if record.rows is None else record.rows
+                change = partial(self._apply, record=record, before=before[index], after=after[index])
                 branches.change(record.rows, change)
         levels = branches.whole().dense()
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
-        result = levels.to(torch.float32, copy=True)  # float32 levels may be the stage's input
+        result = levels.to(torch.float32, copy=True)  # a copy, because float32 levels can be the stage's input
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
         return result
@@ -153,11 +152,11 @@ class BatchRunner:
         fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """Images through maps; arguments as for `warp_batch`."""
+        """Warp images; the arguments are as for `warp_batch`."""
         return on_grid(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
 
     def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
-        """Windows of resized boxes, those with the same filter together."""
+        """Resize boxes and return the windows, processing images with the same filter together."""
         corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
 
         def resized(images: Source, rows: np.ndarray, number: int) -> Source:
@@ -168,21 +167,23 @@ class BatchRunner:
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
         def warped(images: Source, rows: np.ndarray, number: int) -> Source:
-            if number == STILL:
+            if number == NOT_WARPED:
                 return images.cut(after[rows])
             coefficients, corners = record.coefficients[rows], after[rows, :2]
             return Source.of_dense(
                 self._warped(images.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
             )
 
-        return changed_by_key(source, np.where(record.warped, filter_codes(record.filters, len(after)), STILL), warped)
+        return changed_by_key(
+            source, np.where(record.warped, filter_codes(record.filters, len(after)), NOT_WARPED), warped
+        )
 
     def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
-        """Do each image's operations; images with the same n-th one go together."""
+        """Apply each image's operations. Images with the same operation at a position are processed together."""
         filters = filter_codes(record.filters, record.codes.shape)
         for turn in range(record.codes.shape[1]):
             codes = record.codes[:, turn]
-            # Of maps, those with the same filter.
+            # Warps are also grouped by filter.
             keys = zip(codes.tolist(), np.where(codes == WARP, filters[:, turn], 0).tolist(), strict=True)
             for (code, number), rows in rows_by_key(keys).items():
                 if code in UNCHANGED:
@@ -195,13 +196,13 @@ class BatchRunner:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
         if record.channels in (None, levels.shape[1]):
             return levels
-        return levels[:, :1].expand(-1, record.channels, -1, -1)  # of grey ones
+        return levels[:, :1].expand(-1, record.channels, -1, -1)  # the channels are equal
 
 
-def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
-    """Whether the images of each record have one size, and all results too. Images of any size may go through the first
-    box, flip or turn, which reads pixels where they are."""
-    untouched = np.ones(len(program), np.bool_)  # still a view of the stage's input
+def _can_batch(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
+    """Return whether the images of each record have one size, and all results too. Images of any size can go through
+    their first box, flip or turn, which reads pixels directly from the input."""
+    untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
     for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
         before, after = before[rows, 2:], after[rows, 2:]
@@ -220,7 +221,7 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
 
 
 def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
-    """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
+    """Change images in groups of equal keys, (n,): call `change` with each group, its rows and its key."""
     groups = rows_by_key(keys.tolist())
     if len(groups) == 1:
         [(key, rows)] = groups.items()
@@ -229,23 +230,24 @@ def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, n
 
 
 class Branches:
-    """The images of a batch in groups, each with its rows: a branch of a chain is a group as long as its records have
-    the same rows."""
+    """The images of a batch in groups, each with its rows. A branch of a chain stays one group as long as its records
+    have the same rows."""
 
     def __init__(self, images: Source) -> None:
-        self._everyone = np.arange(len(images.base))
-        self._groups = [(self._everyone, images)]
+        self._all_rows = np.arange(len(images.base))
+        self._groups = [(self._all_rows, images)]
 
     def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
-        """Take the images of some rows (ascending; None means all) out of their groups, and put them back changed."""
-        rows = self._everyone if rows is None else rows
+        """Take the images of some rows (ascending; None means all) out of their groups, change them, and put them back
+        as one group."""
+        rows = self._all_rows if rows is None else rows
         if len(rows):
             images = change(self._images_of(rows))
             self._groups.append((rows, images))
 
     def whole(self) -> Source:
-        """Return the images of the batch; there are no groups after that."""
-        return self._images_of(self._everyone)
+        """Return all images of the batch; afterwards there are no groups left."""
+        return self._images_of(self._all_rows)
 
     def _images_of(self, rows: np.ndarray) -> Source:
         groups, self._groups = self._groups, []

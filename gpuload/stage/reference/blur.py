@@ -1,17 +1,17 @@
-"""Blurs and sharpness, on batches and on one image on the CPU.
+"""Blurs and sharpness, for batches and for one image on the CPU.
 
-Levels of batches are float32 N×C×H×W, whole numbers in 0 … 255. All sums are exact in the floats that hold them, so
-bits depend neither on their order nor on the batch or the device: weights of a Gaussian blur are whole multiples of
-2**-16, its first pass needs the 24 bits of float32, the second 40 of float64's 53.
+Levels of batches are float32 N×C×H×W and hold integers in 0 … 255. All sums are exact in their float type, so results
+depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur are integer
+multiples of 2**-16; its first pass needs the 24 bits of float32, and its second pass 40 of float64's 53 bits.
 
-The Gaussian blur of one image on the CPU has the same bits. Each pass is a product with a band of weights, cut into
-tiles of `TILE` columns, so that matrix multiplication meets few zeros (224×224×3 with 23×23 weights, one core: 0.2 ms
-for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
+The Gaussian blur of one image on the CPU is bit-identical. Each pass is a matrix product with a band of weights, cut
+into tiles of `TILE` columns so that the product contains few zeros (224×224×3 with 23×23 weights, one core: 0.2 ms for
+rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
 
-`box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs, along rows and then along columns; one image on the
-CPU goes to Pillow itself. A box has a whole radius and a share of the pixel beyond it on either side, in units of
-2**-24; sums are whole numbers below 2**33, exact in float64, so both give the same levels. They differ by some levels
-from the Gaussian kernel of torchvision, `blur`. Source: Gwosdek et al., SSVM 2011.
+`box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs along rows, then three along columns. A single image
+on the CPU goes through Pillow itself. A box has an integer radius and a fraction of the next pixel on either side, in
+units of 2**-24. Sums are integers below 2**33, which are exact in float64, so both give the same levels. These differ
+by a few levels from torchvision's Gaussian kernel, `blur`. Source: Gwosdek et al., SSVM 2011.
 
 Runs in the process of the stage, one thread.
 """
@@ -47,8 +47,8 @@ WEIGHT_UNIT: Final = 1 << 16
 
 @lru_cache(maxsize=512)
 def blur_weights(width: int, sigma: float) -> np.ndarray:
-    """The weights of a Gaussian kernel, in units of 1 / `WEIGHT_UNIT`, with the sum `WEIGHT_UNIT`: float64 (n,), n odd,
-    at most `width`, without zeros at the ends."""
+    """Return the weights of a Gaussian kernel in units of 1 / `WEIGHT_UNIT`, with the sum `WEIGHT_UNIT`: float64 (n,)
+    without zeros at the ends, where n is odd and at most `width`."""
     distances = np.arange(width) - width // 2
     density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
@@ -61,16 +61,16 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def mirrored(length: int, radius: int) -> np.ndarray:
-    """Return which pixels are read for -radius … length + radius - 1, mirrored at the last pixels as often as
-    needed."""
+    """Return the pixels to read for the positions -radius … length + radius - 1, mirrored at the end pixels as often
+    as necessary."""
     return padded_places(np.arange(-radius, length + radius), length, "reflect")
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """A Gaussian blur with mirrored borders: torchvision's, and Kornia's `gaussian_blur2d`."""
+    """Apply a Gaussian blur with mirrored borders, like torchvision and like Kornia's `gaussian_blur2d`."""
     rows = _blurred(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
-    both = _blurred(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
-    return both.round_().to(levels.dtype)
+    blurred = _blurred(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
+    return blurred.round_().to(levels.dtype)
 
 
 def _blurred(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
@@ -81,9 +81,9 @@ def _blurred(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torc
     length = levels.shape[axis]
     padded = levels.index_select(axis, upload(mirrored(length, radius), levels.device))
     total = padded.narrow(axis, radius, length) * taps[:, radius]
-    for far in range(1, radius + 1):
-        pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
-        total += pair.mul_(taps[:, radius + far])
+    for distance in range(1, radius + 1):
+        pair = padded.narrow(axis, radius - distance, length) + padded.narrow(axis, radius + distance, length)
+        total += pair.mul_(taps[:, radius + distance])
     return total
 
 
@@ -95,14 +95,14 @@ def sharpness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def smooth(levels: torch.Tensor) -> torch.Tensor:
-    """Pillow's `ImageFilter.SMOOTH`: the 3×3 pixels around each, the middle one five times; borders stay."""
+    """Average 3×3 pixels, where the centre counts five times: Pillow's `ImageFilter.SMOOTH`; borders do not change."""
     height, width = levels.shape[2:]
     if height < 3 or width < 3:
         return levels.clone()
     rows = levels[..., :-2] + levels[..., 1:-1] + levels[..., 2:]
     total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
     total += 4 * levels[:, :, 1:-1, 1:-1]
-    # A thirteenth of a whole number is never close to a half, so float32 rounds it as Pillow does.
+    # A thirteenth of an integer is never close to a half, so float32 rounds it as Pillow does.
     smoothed = levels.clone()
     smoothed[:, :, 1:-1, 1:-1] = total.add_(6.5).div_(13).floor_()
     return smoothed
@@ -113,7 +113,7 @@ UNIT: Final = 1 << 24
 
 
 def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
-    """Blur the image on a canvas; `values` begins with the radius of Pillow's filter, in pixels."""
+    """Blur the image on a canvas; `values[0]` is the radius of Pillow's filter in pixels."""
     image = canvas.image()
     blur = ImageFilter.GaussianBlur(values[0])
     if image.shape[2] == 3:
@@ -124,13 +124,13 @@ def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur levels N×C×H×W, float32, by a box; `values`, float64 (N, …), begin with the radius."""
+    """Blur float32 levels N×C×H×W with boxes; the first column of `values`, float64 (N, …), is the radius."""
     boxes = [_box(radius) for radius in values[:, 0].tolist()]
-    radius = max(whole for whole, _, _ in boxes) + 1
+    radius = max(box_radius for box_radius, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))
-    for row, (whole, inside, edge) in enumerate(boxes):
-        weights[row, : whole + 1] = inside
-        weights[row, whole + 1] = edge
+    for row, (box_radius, inside, edge) in enumerate(boxes):
+        weights[row, : box_radius + 1] = inside
+        weights[row, box_radius + 1] = edge
     taps = upload(weights, levels.device)[:, :, None, None, None]
     blurred = levels.to(torch.float64)
     for axis in (3, 2):
@@ -139,31 +139,32 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         for _ in range(PASSES):
             padded = blurred.index_select(axis, indices)
             blurred = padded.narrow(axis, radius, length) * taps[:, 0]
-            for far in range(1, radius + 1):
-                pair = padded.narrow(axis, radius - far, length) + padded.narrow(axis, radius + far, length)
-                blurred += pair.mul_(taps[:, far])
+            for distance in range(1, radius + 1):
+                pair = padded.narrow(axis, radius - distance, length) + padded.narrow(axis, radius + distance, length)
+                blurred += pair.mul_(taps[:, distance])
             blurred.add_(UNIT // 2).div_(UNIT).floor_()
     return blurred.to(levels.dtype)
 
 
 def _box(radius: float) -> tuple[int, int, int]:
-    """The whole radius of the boxes, the weights of a pixel inside and of the two beyond; in float32 like Pillow."""
+    """Return a box's integer radius, and the weights of a pixel inside and of the two next pixels, computed in float32
+    like in Pillow."""
     deviation = np.float32(radius)
     variance = deviation * deviation / np.float32(PASSES)
-    whole = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
+    box_radius = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
     one, two, three, six = (np.float32(number) for number in (1, 2, 3, 6))
-    share = (two * whole + one) * (whole * (whole + one) - three * variance)
-    share /= six * (variance - (whole + one) * (whole + one))
-    real = whole + share
-    inside = int(np.float32(UNIT) / (real * two + one))
-    return int(real), inside, (UNIT - (2 * int(real) + 1) * inside) // 2
+    share = (two * box_radius + one) * (box_radius * (box_radius + one) - three * variance)
+    share /= six * (variance - (box_radius + one) * (box_radius + one))
+    real_radius = box_radius + share
+    inside = int(np.float32(UNIT) / (real_radius * two + one))
+    return int(real_radius), inside, (UNIT - (2 * int(real_radius) + 1) * inside) // 2
 
 
 TILE: Final = 32
 
 
 def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
-    """`blur` for the image on a canvas."""
+    """Apply `blur` to the image on a canvas."""
     source = canvas.floats().tensor
     channels, height, width = source.shape
     across, down = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
@@ -178,26 +179,26 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     if len(down) > 1:
         padded = _padded(source, 1, len(down) // 2, torch.float64)
         band = _band(down, torch.float64).T.contiguous()
-        room = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
+        scratch = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
         for channel in range(channels):
             for start in range(0, height, TILE):
                 size = min(TILE, height - start)
                 reach = size + len(down) - 1
-                torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=room[:size])
-                source[channel, start : start + size].copy_(room[:size].round_())
+                torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=scratch[:size])
+                source[channel, start : start + size].copy_(scratch[:size].round_())
     else:
         source.round_()
 
 
 def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
-    """The image, mirrored at both ends of an axis."""
+    """Return the image, extended by mirroring at both ends of an axis."""
     if radius < levels.shape[axis]:
         return pad(levels, (radius, radius, 0, 0) if axis == 2 else (0, 0, radius, radius), "reflect").to(dtype)
     return levels.index_select(axis, torch.from_numpy(mirrored(levels.shape[axis], radius))).to(dtype)
 
 
 def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """The weights of a tile and its surroundings for each of its columns: (TILE + n - 1) × TILE."""
+    """Return the weights of the input pixels of a tile for each of its columns: (TILE + n - 1) × TILE."""
     band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
     diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))
     diagonals.copy_(torch.from_numpy(weights / WEIGHT_UNIT))

@@ -1,8 +1,8 @@
 """One image on its way through a chain on the CPU, and the forms of its memory.
 
-Levels are a numpy array H×W×C, so crops and flips are views and cost nothing; colour works on a float32 scratch C×H×W
-of whole numbers. A canvas lives as long as its runner, with its scratch memory; used by one thread of the stage's
-process.
+Levels are a numpy array H×W×C, so crops and flips are views and cost nothing. Colour operations work on a float32
+scratch array C×H×W that holds integers. A canvas and its scratch memory live as long as its runner, and are used by one
+thread of the stage's process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Floats:
 
 
 class Canvas:
-    """An image in the form that was made last: levels as H×W×C of the image's dtype, or floats."""
+    """An image in its most recent form: levels H×W×C of the image's dtype, or floats."""
 
     def __init__(self) -> None:
         self._image: np.ndarray | None = None
@@ -32,18 +32,18 @@ class Canvas:
         self._scratch = Floats(1, 0, 0)
 
     def set(self, image: np.ndarray | None) -> None:
-        """Go on with these levels, H×W×C."""
+        """Continue with these levels, H×W×C."""
         self._image, self._floats = image, None
 
     def image(self) -> np.ndarray:
-        """The levels as H×W×C."""
+        """Return the levels as H×W×C."""
         if self._floats is not None:
             self.set(self._floats.array.astype(np.uint8).transpose(1, 2, 0))
         assert self._image is not None
         return self._image
 
     def floats(self) -> Floats:
-        """The levels as floats, to be changed in place."""
+        """Return the levels as floats, which the caller can change in place."""
         if self._floats is None:
             height, width, channels = self.image().shape
             if self._scratch.array.shape != (channels, height, width):
@@ -62,7 +62,7 @@ class Canvas:
 
 
 def planes(image: np.ndarray) -> torch.Tensor:
-    """An H×W×C array as a batch of one: 1×C×H×W in channels-last memory, without a copy if it is contiguous."""
+    """Return an H×W×C array as a batch of one image, 1×C×H×W in channels-last memory; a view if it is contiguous."""
     image = contiguous(image)
     height, width, channels = image.shape
     strides = (image.size, 1, width * channels, channels)
@@ -70,10 +70,10 @@ def planes(image: np.ndarray) -> torch.Tensor:
 
 
 def contiguous(image: np.ndarray) -> np.ndarray:
-    """An H×W×C array in C order; numpy takes ten times as long as torch to copy a mirrored one."""
-    if len(image) == 1 and image.strides[0] < 0:  # contiguous for numpy, but not for torch
+    """Return an H×W×C array in C order. numpy takes ten times as long as torch to copy a mirrored array."""
+    if len(image) == 1 and image.strides[0] < 0:  # contiguous to numpy, but not to torch
         image = image[::-1]
-    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: numpy takes seven times as long at once
+    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: numpy takes seven times as long without this loop
         copy = np.empty(image.shape, image.dtype)
         for channel in range(image.shape[2]):
             copy[:, :, channel] = image[:, :, channel]

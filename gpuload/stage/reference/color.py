@@ -1,22 +1,21 @@
-"""The arithmetic of colours on levels, and Pillow's operations on single pixels (solarize, posterize, equalize and
-others): on batches on any device, and tuned for one image on the CPU.
+"""Colour arithmetic on levels, and Pillow's operations on single pixels (solarize, posterize, equalize and others): for
+batches on any device, and tuned for one image on the CPU.
 
-Results are whole numbers. The meaning is Pillow's (ImageEnhance, ImageOps, and torchvision's hue shift in Pillow's
-HSV): blends are truncated, not rounded. Statistics of an image are sums and counts of whole numbers that are exact in
-floats, so they depend neither on the batch nor on the order of summation. What is not linear goes through tables of 256
-entries.
+Results are integers. The semantics are Pillow's (ImageEnhance, ImageOps, and torchvision's hue shift in Pillow's HSV):
+blends are truncated, not rounded. Statistics of an image are sums and counts of integers, which are exact in floats, so
+they depend neither on the batch nor on the order of summation. Non-linear mappings use tables of 256 entries.
 
-Batches are float tensors N×C×H×W with levels 0 … 255. The functions of `ADJUST` work in place; `factor` is a number for
-all images, or a tensor of shape (N, 1, 1, 1). `POINTS` are the operations on pixels.
+Batches are float tensors N×C×H×W with levels 0 … 255. The functions in `ADJUST` work in place; `factor` is one number
+for all images, or a tensor of shape (N, 1, 1, 1). `POINTS` are the operations on pixels.
 
-`single_colors` gives the same results for one image. The time of contrast and hue depends on the number of passes over
-an image's planes and on whether they stay in the cache, so they work in place on float32 C×H×W. numpy and torch share
-that memory, and each is used where it is faster (a plane of 224×224, one core: a difference takes 2.8 µs in numpy and
-3.7 in torch, clamping 5.4 and 3.0, `copysign` 24 and 10.5).
+`single_colors` gives the same results for one image. The time for contrast and hue depends on the number of passes over
+an image's planes and on whether the planes stay in the cache, so they work in place on float32 C×H×W. numpy and torch
+share that memory, and the faster one is used for each operation (a plane of 224×224, one core: a difference takes 2.8
+µs in numpy and 3.7 in torch, clamping 5.4 and 3.0, `copysign` 24 and 10.5).
 
-The operations on pixels of one image work on the uint8 levels H×W×C, a quarter of the memory of floats. Comparisons and
-masks of bytes take many bytes an instruction (224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices
-first, so tables go through `bytes.translate` (20 µs a plane, a third of numpy's time).
+The pixel operations for one image work on uint8 levels H×W×C, which use a quarter of the memory of floats. Comparisons
+and masks process many bytes per instruction (224×224×3: 10 µs each). numpy's look-up first converts bytes to 64-bit
+indices, so tables are applied with `bytes.translate` instead (20 µs per plane, a third of numpy's time).
 
 Runs in the process of the stage, one thread.
 """
@@ -50,20 +49,20 @@ ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 LEVELS: Final = 256
 
-# ITU-R 601-2 luma in Pillow's fixed point (Convert.c): (19595 R + 38470 G + 7471 B + 32768) >> 16. In float32 all
-# products and sums are exact, since they have 24 bits.
+# ITU-R 601-2 luma in Pillow's fixed point (Convert.c): (19595 R + 38470 G + 7471 B + 32768) >> 16. All products and
+# sums fit in 24 bits, so they are exact in float32.
 LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 HALF: Final = torch.tensor(0.5, device="cpu")
 
-# An affine blend, m + f (x - m) = f x + (1 - f) m, loses the last bits where x = m, and truncated it would be a level
-# too low. This is more than what is lost (6e-5 at 511), and shifts one level in 10,000.
+# An affine blend, m + f (x - m) = f x + (1 - f) m, loses its last bits if x = m, and truncation would make it a level
+# too low. This summand is larger than the loss (6e-5 at 511), and shifts one level in 10,000.
 GUARD: Final = 1e-4
 
-TINY: Final = 1e-20  # added to whole numbers that may be 0 before 0 is divided by them
+TINY: Final = 1e-20  # added to integer divisors that can be 0, to avoid dividing 0 by 0
 
 
 def luma(levels: torch.Tensor) -> torch.Tensor:
-    """The grey levels, N×1×H×W."""
+    """Return the grey levels, N×1×H×W."""
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.split(1, dim=1)
@@ -72,7 +71,7 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _to_levels(levels: torch.Tensor, factor: Factor) -> None:
-    """Clamp to 0 … 255, which a factor in 0 … 1 never leaves, and truncate."""
+    """Truncate, and clamp to 0 … 255 unless the factor is in 0 … 1, which cannot leave this range."""
     if isinstance(factor, torch.Tensor) or factor > 1:
         levels.clamp_(0, 255)
     levels.floor_()
@@ -85,10 +84,10 @@ def brightness(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def contrast(levels: torch.Tensor, factor: Factor) -> None:
-    """Blend with the mean grey level, rounded: Pillow's `ImageEnhance.Contrast`. It is the grey level of the mean
-    colour; Pillow's mean of the rounded grey levels differs by some thousandths."""
+    """Blend with the rounded mean grey level: Pillow's `ImageEnhance.Contrast`. The mean is the grey level of the mean
+    colour; Pillow's mean of rounded grey levels differs by a few thousandths."""
     channels, height, width = levels.shape[1:]
-    # Rows first: their sums stay below 2**24, where float32 is exact, then float64, exact below 2**53.
+    # Sum rows first: their sums stay below 2**24, so float32 is exact. Then use float64, which is exact below 2**53.
     sums = levels.sum(dim=3, keepdim=True).sum(dim=2, keepdim=True, dtype=torch.float64)
     if channels == 3:
         sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
@@ -108,8 +107,8 @@ def saturation(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def hue(levels: torch.Tensor, factor: Factor) -> None:
-    """Turn the hue by a fraction of the circle: Pillow's HSV and back, with torchvision's shift of H by ⌊255 factor⌋.
-    H and S are rounded down to whole numbers in 0 … 255 on the way, as in Pillow."""
+    """Rotate the hue by a fraction of the circle: convert to Pillow's HSV and back, with torchvision's shift of H by
+    ⌊255 factor⌋. As in Pillow, H and S are rounded down to integers in 0 … 255 in between."""
     if levels.shape[1] == 1:
         return
     red, green, blue = levels.split(1, dim=1)
@@ -122,7 +121,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
     turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
     shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
     sixths = _wrap(turns + shift, 256).mul_(6 / 255)
-    # By how much channels are below the value at most: the saturation, rounded down, times the value.
+    # The maximum distance of a channel below the value: the saturation, rounded down, times the value.
     lack = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)
     value = value - lack + 0.5
     for channel, start, sign, centre in ((red, -1, 1, 3), (green, 2, -1, 2), (blue, 2, -1, 4)):
@@ -132,7 +131,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def _wrap(numbers: torch.Tensor, period: float) -> torch.Tensor:
-    """Remainders, in place; `torch.remainder` takes several times as long."""
+    """Compute remainders in place; `torch.remainder` takes several times as long."""
     return numbers.sub_(torch.mul(numbers, 1 / period).floor_(), alpha=period)
 
 
@@ -147,7 +146,7 @@ ADJUST: Final[dict[str, Callable[[torch.Tensor, Factor], None]]] = {
 def _contrast(canvas: Canvas, values: Sequence[float]) -> None:
     levels, factor = canvas.floats(), values[0]
     channels, height, width = levels.array.shape
-    # As in `contrast`, without its many operations on single numbers.
+    # Same result as `contrast`, without its many tensor operations on single numbers.
     sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
     grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
     mean = int(grey / (height * width) + 0.5)
@@ -157,7 +156,7 @@ def _contrast(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 class _SingleHue:
-    """`hue` for one image after the other, with three planes of scratch memory."""
+    """The `hue` operation for single images, with three planes of scratch memory."""
 
     def __init__(self) -> None:
         self._scratch = Floats(3, 0, 0)
@@ -173,7 +172,7 @@ class _SingleHue:
         turns_tensor, lowest = self._scratch.tensor[2], chroma
         np.maximum(np.maximum(red, green, out=value), blue, out=value)
         np.minimum(np.minimum(red, green, out=lowest), blue, out=lowest)
-        np.add(green, blue, out=turns)  # the formulas are those of `hue`
+        np.add(green, blue, out=turns)  # the same formulas as in `hue`
         np.subtract(turns, red, out=turns)
         np.subtract(turns, lowest, out=turns)
         np.subtract(green, blue, out=green)
@@ -213,23 +212,23 @@ class _SingleHue:
 
 
 def posterize_step(bits: float) -> int:
-    """The distance of neighbouring levels if this many bits are kept."""
+    """Return the distance between neighbouring levels if this many bits are kept."""
     return 1 << (8 - int(bits))
 
 
 def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Pillow's `ImageOps.invert`."""
+    """Invert levels: Pillow's `ImageOps.invert`."""
     return levels.neg_().add_(255)
 
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Invert levels from a threshold on: Pillow's `ImageOps.solarize`."""
+    """Invert levels at or above a threshold: Pillow's `ImageOps.solarize`."""
     threshold = _constant(np.ceil(values[:, 0]), levels)  # `ceil` in float64: 34 + 1e-14 is not 34
     return torch.where(levels < threshold, levels, 255 - levels)
 
 
 def solarize_add(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Raise levels below a threshold, to 255 at most: timm's, by Pillow's `Image.point`."""
+    """Raise levels below a threshold, up to 255: timm's operation, which uses Pillow's `Image.point`."""
     threshold, added = _constant(values[:, 0], levels), _constant(values[:, 1], levels)
     return torch.where(levels < threshold, (levels + added).clamp_(max=255), levels)
 
@@ -241,12 +240,12 @@ def posterize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def grayscale(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Luma in all channels: Pillow's `convert("L")`."""
+    """Write the luma to all channels: Pillow's `convert("L")`."""
     return luma(levels).expand_as(levels)
 
 
 def permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Channels in another order; a single channel stays."""
+    """Reorder the channels; a single channel does not change."""
     if levels.shape[1] == 1:
         return levels
     channels = upload(values[:, :3].astype(np.int64), levels.device)
@@ -280,29 +279,29 @@ POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
 
 
 def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
-    """The new level of each level, float64 (…, 256), from the least and the greatest, float64 (…)."""
+    """Return the new level for each level, float64 (…, 256), given the lowest and highest level, float64 (…)."""
     ramp = torch.arange(LEVELS, dtype=torch.float64, device=lowest.device)
     span = highest - lowest
     scale = torch.full_like(span, 255) / span.clamp(min=1)  # torch would multiply a plain number by a reciprocal
     offset = -lowest * scale
-    # Truncated, in the order of Pillow's operations, which are in float64 too.
+    # Truncate, and keep the order of Pillow's operations, which are also in float64.
     product = ramp * scale[..., None]
     stretched = (product + offset[..., None]).trunc_().clamp_(0, 255)
     return torch.where((span > 0)[..., None], stretched, ramp)
 
 
 def equalize_table(counts: torch.Tensor) -> torch.Tensor:
-    """The new level of each level, float64 (…, 256), from the numbers of pixels with it, int64 (…, 256)."""
+    """Return the new level for each level, float64 (…, 256), given its number of pixels, int64 (…, 256)."""
     ramp = torch.arange(LEVELS, device=counts.device)
-    last = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
-    step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last)) // 255
-    before = counts.cumsum(dim=-1) - counts
-    table = ((before + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    last_level = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
+    step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last_level)) // 255
+    counts_below = counts.cumsum(dim=-1) - counts
+    table = ((counts_below + step // 2) // step.clamp(min=1)).clamp_(max=255)
     return torch.where(step > 0, table, ramp).to(torch.float64)
 
 
 def _look_up(levels: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Each channel through its table, N×C×256."""
+    """Map each channel through its table in `tables`, N×C×256."""
     return tables.to(levels.dtype).gather(2, levels.flatten(2).to(torch.int64)).view_as(levels)
 
 
@@ -324,7 +323,7 @@ def _solarize(canvas: Canvas, values: Sequence[float]) -> None:
     if threshold > 255:
         return
     above = np.greater_equal(image, max(threshold, 0)).view(np.uint8)
-    canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # 255 where it was 1
+    canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # becomes 255 where it was 1
 
 
 def _autocontrast(canvas: Canvas, values: Sequence[float]) -> None:
@@ -341,19 +340,19 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def _planes(canvas: Canvas) -> np.ndarray:
-    """A copy of the levels, C×H×W."""
+    """Return a copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
 
 
 def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
-    """Each plane through its table of C × 256, in place; returned as H×W×C."""
+    """Map each plane through its table in `tables`, C×256, in place; return the result as H×W×C."""
     for plane, table in zip(planes, tables.to(torch.uint8).numpy(), strict=True):
         plane[:] = np.frombuffer(plane.tobytes().translate(table.tobytes()), np.uint8).reshape(plane.shape)
     return planes.transpose(1, 2, 0)
 
 
 def single_colors() -> dict[str, ImageOperation]:
-    """Return those operations of `ADJUST` and `POINTS` that are tuned for one image after the other."""
+    """Return the operations of `ADJUST` and `POINTS` that have versions tuned for single images."""
 
     def of_batch(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
         return lambda canvas, values: adjust(canvas.floats().tensor[None], values[0])

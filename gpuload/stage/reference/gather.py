@@ -1,13 +1,13 @@
-"""The reference's resampling and cropping of batches, with tensor operations.
+"""The reference backend's resampling and cropping of batches, with tensor operations.
 
-A `Source` says where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
-``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So a ragged batch and a dense tensor look the
-same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops run over the
-taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the rows, rounded to
-levels, then along the columns); for images that are not uint8, which are float32 from where they are gathered on, that
-of `gpuload.stage.reference.resample`.
+A `Source` describes where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
+``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So ragged batches and dense tensors are handled
+alike, and crops and flips only change numbers on the host. Pixels move only when a result is gathered; loops run over
+the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed point
+(along the rows, rounded to levels, then along the columns). Other images become float32 when they are gathered, and the
+arithmetic is that of `gpuload.stage.reference.resample`.
 
-Works on any device. Nothing is kept from call to call.
+Works on any device. No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PER_IMAGE: Final = ("base", "row_step", "column_step", "heights", "widths")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where the pixels of n images are; all arrays are int64 (n,), on the host."""
+    """The locations of the pixels of n images; all arrays are int64 (n,), on the host."""
 
     pixels: torch.Tensor
     base: np.ndarray
@@ -45,10 +45,10 @@ class Source:
 
     @classmethod
     def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
-        """Windows of some images of a batch."""
+        """Return windows of some images of a batch."""
         assert images.steps is None
         heights, widths, channels = images.shapes[rows].T
-        whole = cls(
+        source = cls(
             images.pixels,
             images.offsets[rows],
             widths * channels,
@@ -58,29 +58,30 @@ class Source:
             widths,
             int(channels[0]),
         )
-        return whole.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
+        return source.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
 
     @classmethod
     def of_dense(cls, levels: torch.Tensor) -> Source:
-        """The images of a contiguous N×C×H×W tensor."""
+        """Return the images of a contiguous N×C×H×W tensor."""
         n, channels, height, width = levels.shape
         ones = np.ones(n, np.int64)
         base = np.arange(n) * (channels * height * width)
         return cls(levels.view(-1), base, width * ones, ones, height * width, height * ones, width * ones, channels)
 
     def cut(self, tlhw: np.ndarray) -> Source:
-        """Boxes inside the images."""
+        """Cut boxes out of the images, which must contain them."""
         base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
     @classmethod
     def merged(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
-        """Images of parts, each with the places that its images get: copied, unless they are in one tensor."""
+        """Merge the images of several parts, each given with the rows of its images in the result. Pixels are copied
+        unless all parts are in one tensor."""
         order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
         sources = [source for _, source in parts]
-        if all(one.pixels is first.pixels and one.channel_step == first.channel_step for one in sources):
-            steps = {name: np.concatenate([getattr(one, name) for one in sources]) for name in PER_IMAGE}
-            return replace(first, **steps).take(np.argsort(order))
+        if all(source.pixels is first.pixels and source.channel_step == first.channel_step for source in sources):
+            arrays = {name: np.concatenate([getattr(source, name) for source in sources]) for name in PER_IMAGE}
+            return replace(first, **arrays).take(np.argsort(order))
         levels = [source.dense() for source in sources]
         result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
         for (rows, _), part in zip(parts, levels, strict=True):
@@ -98,21 +99,21 @@ class Source:
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
-    def transpose(self, which: np.ndarray) -> Source:
+    def transpose(self, transposed: np.ndarray) -> Source:
         """Swap rows and columns of some of the images."""
         swapped = {}
-        for one, other in (("row_step", "column_step"), ("heights", "widths")):
-            swapped[one] = np.where(which, getattr(self, other), getattr(self, one))
-            swapped[other] = np.where(which, getattr(self, one), getattr(self, other))
+        for name, other_name in (("row_step", "column_step"), ("heights", "widths")):
+            swapped[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
+            swapped[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
         return replace(self, **swapped)
 
     @cached_property
     def _steps(self) -> torch.Tensor:
-        """base, row_step and column_step on the device, int64 (3, n); uploaded once for all taps."""
+        """`base`, `row_step` and `column_step` on the device, int64 (3, n), uploaded once for all taps."""
         return upload(np.stack([self.base, self.row_step, self.column_step]), self.pixels.device)
 
     def gather(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Pixels N×C×H×W, at rows (n, H) and columns (n, W)."""
+        """Return the pixels N×C×H×W at rows (n, H) and columns (n, W)."""
         device = self.pixels.device
         base, row_step, column_step = self._steps[:, :, None]
         across = base + columns * column_step
@@ -124,10 +125,10 @@ class Source:
         return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
     def dense(self) -> torch.Tensor:
-        """All pixels of images of one size, N×C×H×W, read-only: a view if they are contiguous, else a copy."""
+        """Return all pixels of images of one size, N×C×H×W, read-only: a view if contiguous, else a copy."""
         count, height, width = len(self.base), int(self.heights[0]), int(self.widths[0])
         length, first = self.channels * height * width, int(self.base[0])
-        contiguous = (
+        is_contiguous = (
             (self.channel_step == height * width or self.channels == 1)
             and (self.row_step == width).all()
             and (self.column_step == 1).all()
@@ -135,7 +136,7 @@ class Source:
             and (self.widths == width).all()
             and (self.base == first + np.arange(count) * length).all()
         )
-        if not contiguous or self.pixels.dtype == torch.uint16:
+        if not is_contiguous or self.pixels.dtype == torch.uint16:
             return self.gather(_range(self.heights, self.pixels), _range(self.widths, self.pixels))
         return self.pixels[first : first + count * length].view(count, self.channels, height, width)
 
@@ -148,29 +149,29 @@ def crop(
     mode: str,
     fill: float | Sequence[float],
 ) -> torch.Tensor:
-    """Boxes that may reach beyond the image, N×C×H×W.
+    """Return boxes that can reach beyond the images, N×C×H×W.
 
     Args:
         source: windows of the images.
-        corners: int64 (n, 4), top and left of the wanted box, then of the source, in the whole images.
-        size_hw: of the boxes.
-        frames_hw: int64 (n, 2), the sizes of the images.
+        corners: int64 (n, 4), the top and left of the box, then of the source, in the complete images.
+        size_hw: the size of the boxes.
+        frames_hw: int64 (n, 2), the sizes of the complete images.
         mode: the padding mode.
         fill: the levels for ``"constant"``.
     """
     pixels = source.pixels
-    at, inside = [], []
+    places, inside = [], []
     for axis in (0, 1):
-        wanted = corners[:, axis, None] + np.arange(size_hw[axis])
-        places = padded_places(wanted, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
-        at.append(upload(places, pixels.device))
-        inside.append(upload((wanted >= 0) & (wanted < frames_hw[:, axis, None]), pixels.device))
-    result = source.gather(at[0], at[1])
+        indices = corners[:, axis, None] + np.arange(size_hw[axis])
+        padded = padded_places(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
+        places.append(upload(padded, pixels.device))
+        inside.append(upload((indices >= 0) & (indices < frames_hw[:, axis, None]), pixels.device))
+    result = source.gather(places[0], places[1])
     if mode == "constant":
-        there = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+        is_inside = inside[0][:, None, :, None] & inside[1][:, None, None, :]
         kind = np.uint8 if result.dtype == torch.uint8 else np.float32
         levels = upload(np.array(fill, kind).reshape(-1, 1, 1), pixels.device)
-        result = torch.where(there, result, levels)
+        result = torch.where(is_inside, result, levels)
     return result
 
 
@@ -182,19 +183,19 @@ def resize(
     windows_tlhw: np.ndarray,
     interpolation: str,
 ) -> torch.Tensor:
-    """Windows of resized boxes, N×C×H×W; all windows must be of one size.
+    """Return windows of resized boxes, N×C×H×W; all windows must have the same size.
 
     Args:
         source: parts of the boxes.
-        corners: int64 (n, 2), their top and left in the boxes.
+        corners: int64 (n, 2), the top and left of these parts in the boxes.
         boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes before and after.
-        windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
+        windows_tlhw: int64 (n, 4), the requested parts of the results.
         interpolation: the filter.
 
     Returns:
-        Levels; for images that are not uint8 float32, unrounded.
+        Levels; unrounded float32 for images that are not uint8.
     """
-    device, deep = source.pixels.device, source.pixels.dtype != torch.uint8
+    device, is_deep = source.pixels.device, source.pixels.dtype != torch.uint8
     height, width = windows_tlhw[0, 2:].tolist()
     if interpolation == "nearest":
         rows, columns = (
@@ -210,29 +211,29 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
-        weights = exact(weights) if deep else weights
+        weights = exact(weights) if is_deep else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
     last_row, last_column = (upload(lengths - 1, device)[:, None] for lengths in (source.heights, source.widths))
     rows = torch.minimum(_range(source.heights, source.pixels), last_row)
     total: Any = None
-    # Taps of no weight may lie outside the windows.
+    # Taps with zero weight can be outside the windows.
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column).clamp_(min=0))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
-    rounds = deep or interpolation not in PLAIN.values()
-    between = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
+    rounds = is_deep or interpolation not in PLAIN.values()
+    intermediate = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
     for tap in range(row_weights.shape[2]):
-        at_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)
-        at_rows = at_rows[:, None, :, None].expand(-1, source.channels, -1, width)
-        total = _accumulate(total, between.gather(2, at_rows), row_weights[:, None, :, None, tap])
+        tap_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)
+        tap_rows = tap_rows[:, None, :, None].expand(-1, source.channels, -1, width)
+        total = _accumulate(total, intermediate.gather(2, tap_rows), row_weights[:, None, :, None, tap])
     return _to_levels(total)
 
 
-def _range(lengths: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """0, 1, 2 … below the greatest length, for each image: (n, length)."""
-    return torch.arange(int(lengths.max()), device=like.device).expand(len(lengths), -1)
+def _range(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
+    """Return 0, 1, 2 … up to the greatest length for each image: (n, length)."""
+    return torch.arange(int(lengths.max()), device=pixels.device).expand(len(lengths), -1)
 
 
 def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

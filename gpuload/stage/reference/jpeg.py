@@ -1,9 +1,10 @@
-"""JPEG's losses: compressed and decompressed at a quality, with colour at half the resolution.
+"""JPEG artefacts: compression and decompression at a quality, with colour at half the resolution.
 
-On one image on the CPU it is Pillow (libjpeg-turbo). On batches, tensor operations do libjpeg's steps, with the same
-results to the last bit: YCbCr in 16.16 fixed point, colour averaged over 2×2 pixels, borders repeated up to whole
-blocks, cosine transforms of 8×8 blocks in 13-bit fixed point, division by the quality's table, and the way back, with
-a triangle filter for the colour ("fancy upsampling"). Products are whole numbers in float64, which is exact.
+A single image on the CPU goes through Pillow (libjpeg-turbo). For batches, tensor operations perform libjpeg's steps
+with bit-identical results: YCbCr in 16.16 fixed point, colour averaged over 2×2 pixels, borders repeated to complete
+the blocks, cosine transforms of 8×8 blocks in 13-bit fixed point, division by the quality's table, and the inverse of
+these steps, with a triangle filter for the colour ("fancy upsampling"). Products are integers in float64, which is
+exact.
 
 Sources: ITU-T T.81 (the tables of its annex K); jccolor.c, jcsample.c, jfdctint.c, jidctint.c (Loeffler, Ligtenberg,
 Moschytz, "Practical fast 1-D DCT algorithms with 11 multiplications", ICASSP 1989), jdsample.c and jdcolor.c of
@@ -27,9 +28,9 @@ from gpuload.stage.reference.canvas import Canvas
 __all__ = ["compress", "compress_image"]
 
 BLOCK: Final = 8
-HALF: Final = 1 << 15  # of the fixed point of colours
-BITS: Final = 13  # of the cosine transform's
-MORE_BITS: Final = 2  # that are kept between its two passes
+HALF: Final = 1 << 15  # one half in the 16.16 fixed point of colours
+BITS: Final = 13  # fractional bits of the cosine transform
+MORE_BITS: Final = 2  # additional bits kept between its two passes
 LUMINANCE: Final = (
     *(16, 11, 10, 16, 24, 40, 51, 61), *(12, 12, 14, 19, 26, 58, 60, 55), *(14, 13, 16, 24, 40, 57, 69, 56),
     *(14, 17, 22, 29, 51, 87, 80, 62), *(18, 22, 37, 56, 68, 109, 103, 77), *(24, 35, 55, 64, 81, 104, 113, 92),
@@ -39,8 +40,8 @@ CHROMINANCE: Final = (
     *(17, 18, 24, 47, 99, 99, 99, 99), *(18, 21, 26, 66, 99, 99, 99, 99), *(24, 26, 56, 99, 99, 99, 99, 99),
     *(47, 66, 99, 99, 99, 99, 99, 99), *(99,) * 32,
 )  # fmt: skip
-# The cosine transform along one axis, √8 times the orthonormal one, in fixed point of `BITS` bits. Some numbers are 1
-# from the nearest whole number, as libjpeg adds up constants that are rounded by themselves.
+# The cosine transform along one axis, √8 times the orthonormal transform, in fixed point with `BITS` bits. Some numbers
+# differ by 1 from the nearest integer because libjpeg adds up constants that are rounded individually.
 COSINES: Final = (
     (8192, 8192, 8192, 8192, 8192, 8192, 8192, 8192),
     (11363, 9633, 6437, 2260, -2260, -6437, -9633, -11363),
@@ -51,12 +52,12 @@ COSINES: Final = (
     (4433, -10704, 10704, -4433, -4433, 10704, -10704, 4433),
     (2260, -6436, 9633, -11363, 11363, -9633, 6436, -2260),
 )  # fmt: skip
-# Rows: Y, Cb, Cr; of 65536 parts of red, green and blue.
+# The rows are Y, Cb and Cr: the weights of red, green and blue in units of 1/65536.
 TO_YCC: Final = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
 
 
 def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
-    """Compress an image at the quality that is the first value."""
+    """Compress the image on a canvas at the quality `values[0]`."""
     image = canvas.image()
     file = io.BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "JPEG", quality=int(values[0]))
@@ -64,14 +65,14 @@ def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Levels N×C×H×W, each image at a quality of its own; see `gpuload.stage.reference.operations`."""
+    """Compress levels N×C×H×W, each image at its own quality; see `gpuload.stage.reference.operations`."""
     _, channels, height, width = levels.shape
     tables = [upload(_table(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
     if channels == 1:
         return _coded(levels.to(torch.int64), tables[0])[..., :height, :width].to(levels.dtype)
     y, cb, cr = _to_ycc(levels.to(torch.int64))
     luma = _coded(y[:, None], tables[0])[:, 0, :height, :width]
-    # Columns are repeated before the means are taken, rows after.
+    # libjpeg repeats border columns before it averages, and border rows afterwards.
     colour = pad(torch.stack([cb, cr], 1).double(), (0, -width % 16, 0, height % 2), mode="replicate").to(torch.int64)
     halved = _coded(_halved(colour), tables[1])[..., : -(-height // 2), : -(-width // 2)]
     blue, red = (_doubled(halved)[..., :height, :width] - 128).unbind(1)
@@ -79,7 +80,7 @@ def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
-    """The divisors at these qualities, float64 (N, 1, 1, 1, 8, 8)."""
+    """Return the divisors for these qualities, float64 (N, 1, 1, 1, 8, 8)."""
     quality = np.clip(qualities.astype(np.int64), 1, 100)[:, None]
     scale = np.where(quality < 50, 5000 // quality, 200 - 2 * quality)
     table = np.clip((np.array(base) * scale + 50) // 100, 1, 255)
@@ -87,13 +88,13 @@ def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
 
 
 def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Whole numbers N×C×H×W through the transform, the divisions and back; H and W become whole blocks."""
+    """Transform and quantize integers N×C×H×W, and reverse both; H and W are rounded up to complete blocks."""
     height, width = planes.shape[2:]
     numbers = pad(planes.double() - 128, (0, -width % BLOCK, 0, -height % BLOCK), mode="replicate")
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
     basis = upload(np.array(COSINES, np.float64), planes.device)
-    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # 8 times as large
+    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # scaled by 8
     steps = torch.copysign(((forward.abs() + 4 * table) / (8 * table)).floor(), forward)
     between = _shifted(basis.T @ (steps * table), BITS - MORE_BITS)
     back = _shifted(between @ basis, BITS + MORE_BITS + 3).add_(128).clamp_(0, 255)
@@ -101,7 +102,7 @@ def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Whole numbers divided by a power of 2, halves rounded up."""
+    """Divide integers by a power of 2, rounding halves up."""
     return (numbers + 2 ** (bits - 1)).div_(2**bits).floor_()
 
 
@@ -109,13 +110,13 @@ def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
     red, green, blue = rgb.unbind(1)
     planes = []
     for row, (r, g, b) in enumerate(TO_YCC):
-        more = HALF if row == 0 else (128 << 16) + HALF - 1
-        planes.append((red * r + green * g + blue * b + more) >> 16)
+        offset = HALF if row == 0 else (128 << 16) + HALF - 1
+        planes.append((red * r + green * g + blue * b + offset) >> 16)
     return tuple(planes)
 
 
 def _to_rgb(luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor) -> torch.Tensor:
-    """Convert whole numbers N×H×W, the last two around 0, to RGB."""
+    """Convert integers N×H×W to RGB; `blue` and `red` are Cb and Cr centred at 0."""
     return torch.stack(
         [
             luma + ((91881 * red + HALF) >> 16),
@@ -127,18 +128,18 @@ def _to_rgb(luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor) -> torch.
 
 
 def _halved(planes: torch.Tensor) -> torch.Tensor:
-    """The means of 2×2 pixels; a half is rounded down and up by turns along a row."""
+    """Return the means of 2×2 pixels; along a row, halves are alternately rounded down and up."""
     total = planes[..., ::2, ::2] + planes[..., ::2, 1::2] + planes[..., 1::2, ::2] + planes[..., 1::2, 1::2]
     return (total + 1 + torch.arange(total.shape[-1], device=planes.device) % 2) >> 2
 
 
 def _doubled(planes: torch.Tensor) -> torch.Tensor:
-    """Twice as large along both axes: three quarters of the nearest pixel, and one of the next."""
-    if planes.shape[-1] <= 2:  # too few for libjpeg's filter
+    """Double the size along both axes: three quarters of the nearest pixel plus one quarter of the next."""
+    if planes.shape[-1] <= 2:  # too narrow for libjpeg's filter
         return planes.repeat_interleave(2, 2).repeat_interleave(2, 3)
     above = torch.cat([planes[:, :, :1], planes[:, :, :-1]], 2)
     below = torch.cat([planes[:, :, 1:], planes[:, :, -1:]], 2)
     rows = torch.stack([3 * planes + above, 3 * planes + below], 3).flatten(2, 3)
-    before = torch.cat([rows[..., :1], rows[..., :-1]], 3)
-    after = torch.cat([rows[..., 1:], rows[..., -1:]], 3)
-    return torch.stack([(3 * rows + before + 8) >> 4, (3 * rows + after + 7) >> 4], 4).flatten(3, 4)
+    left = torch.cat([rows[..., :1], rows[..., :-1]], 3)
+    right = torch.cat([rows[..., 1:], rows[..., -1:]], 3)
+    return torch.stack([(3 * rows + left + 8) >> 4, (3 * rows + right + 7) >> 4], 4).flatten(3, 4)

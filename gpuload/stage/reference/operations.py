@@ -11,7 +11,7 @@ handle ``"warp"`` and ``"identity"`` themselves.
 
 A mixture multiplies levels by their shares, adds them up in float32 (first the image, then each chain in order) and
 truncates the sum, as torchvision does. Single images and batches use the same products and sums, so results are equal.
-`GUARD` leaves an image that is mixed with itself unchanged even if its shares add up to one bit less than 1.
+`GUARD` keeps an image that is mixed with itself unchanged even if its shares add up to one bit less than 1.
 
 Runs in the process of the stage, one thread.
 """

@@ -1,18 +1,18 @@
 """Resampling of one image at a time on the CPU.
 
-uint8 images go through torch's antialiasing kernels (AVX2; Pillow's algorithm in 16-bit fixed point, within a level of
-Pillow's), which cost a third of Pillow's time. Like Pillow up to version 12 they go along the rows first; newer
-versions begin with the cheaper axis, which differs where bicubic overshoots 0 … 255 in between. The kernels always
-start at the image's first pixel. So for a part of a result (the window of a crop after a resize) the source is put
-where it is in the whole image, next to pixels that nothing depends on, and the result is computed up to the window's
-end with the scale given: it equals that part of the whole result to the last bit.
+uint8 images go through torch's antialiasing kernels (AVX2; Pillow's algorithm in 16-bit fixed point, within one level
+of Pillow's result), which take a third of Pillow's time. Like Pillow up to version 12, they process rows first; newer
+versions of Pillow begin with the cheaper axis, which gives a different result if bicubic overshoots 0 … 255 in between.
+The kernels always start at the image's first pixel. To compute part of a result (the window of a crop after a resize),
+the source is placed at its position in the complete image, next to pixels that do not affect the window. The result is
+computed up to the window's end with an explicit scale, and is bit-identical to that part of the complete result.
 
-Where torch has no kernel (images that are not uint8, and uint8 by lanczos and plain filters), `_resampled` does it. For
-uint8 it is Pillow's fixed point: along the rows, rounded to levels, then along the columns; with plain filters whole
-numbers in between that may lie beyond 0 … 255, since torch clips only at the end. Other images have these weights
-divided by their sum, in float32. Products and sums are rounded one after the other; results of uint16 become levels
-once, at the end. Taps of no weight are left out, so a NaN reaches as far as the filter does.
-`gpuload.stage.reference.gather` does the same to batches, with the same bits.
+`_resampled` covers the cases for which torch has no kernel: images that are not uint8, and uint8 with lanczos and plain
+filters. For uint8 it uses Pillow's fixed point along the rows, rounds to levels, and continues along the columns. Plain
+filters instead keep integers in between that can exceed 0 … 255, because torch clips only at the end. For other images,
+these weights are divided by their sum, in float32. Products and sums are rounded separately, and uint16 results are
+rounded to levels once, at the end. Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter
+reaches. `gpuload.stage.reference.gather` processes batches with bit-identical results.
 
 Used by the process that runs the stage.
 """
@@ -31,7 +31,7 @@ from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_wei
 
 __all__ = ["exact", "image_on_grid", "on_grid", "resized"]
 
-# As called by torch.nn.functional.interpolate(antialias=True); through torch.ops a call takes 12 µs longer.
+# The functions behind torch.nn.functional.interpolate(antialias=True); a call through torch.ops takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "bilinear": torch._C._nn._upsample_bilinear2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
@@ -46,17 +46,17 @@ def resized(
     window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
-    """A window of a resized box.
+    """Return a window of a resized box.
 
     Args:
-        image: h×w×C, a part of the box.
-        corner: its top and left in the box.
-        box_hw, size_hw: the size of the whole box before and after.
-        window: the part of the result that is wanted.
+        image: h×w×C, part of the box.
+        corner: the top and left of this part in the box.
+        box_hw, size_hw: the size of the complete box before and after.
+        window: the requested part of the result: top, left, height, width.
         interpolation: the filter.
 
     Returns:
-        H×W×C, of the image's dtype; it may be a view of the image.
+        H×W×C of the image's dtype, possibly a view of the image.
     """
     (top, left), (height, width) = corner, window[2:]
     if box_hw == size_hw:
@@ -65,20 +65,20 @@ def resized(
     if interpolation == "nearest":
         rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
         columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
-        return image[rows].take(columns, axis=1)  # one index for both took five times as long
+        return image[rows].take(columns, axis=1)  # indexing both axes together took five times as long
     if interpolation not in KERNELS or image.dtype != np.uint8:
         return _resampled(image, corner, box_hw, size_hw, window, interpolation)
     if window == [0, 0, *size_hw]:
         return KERNELS[interpolation](planes(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
     ends, source_hw = [], []
     for axis in (0, 1):
-        end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
+        end, source_end = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
         if size_hw[axis] == box_hw[axis]:
-            there = end  # equal lengths tell the kernel to leave out an axis that is not resized
-        elif end == there:
-            end += 1  # so here they must differ; there is one more pixel, or this would be the whole axis
+            source_end = end  # equal lengths make the kernel skip this axis, which is not resized
+        elif end == source_end:
+            end += 1  # the lengths must differ here; one more pixel exists, otherwise this would be the entire axis
         ends.append(end)
-        source_hw.append(there)
+        source_hw.append(source_end)
     source = np.empty((*source_hw, image.shape[2]), np.uint8)
     source[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
     scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
@@ -87,7 +87,7 @@ def resized(
 
 
 def exact(weights: np.ndarray) -> np.ndarray:
-    """Weights in fixed point (…, taps) as float32 numbers whose sum is 1."""
+    """Convert fixed-point weights (…, taps) to float32 weights whose sum is 1."""
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
@@ -99,8 +99,8 @@ def _resampled(
     window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
-    """A window of a resized box, H×W×C; arguments as for `resized`."""
-    dtype, plain = image.dtype, interpolation in PLAIN.values()
+    """Return a window of a resized box, H×W×C; the arguments are as for `resized`."""
+    dtype, is_plain = image.dtype, interpolation in PLAIN.values()
     for axis in (1, 0):
         start, count, length = window[axis], window[axis + 2], image.shape[axis]
         if box_hw[axis] == size_hw[axis]:
@@ -114,8 +114,8 @@ def _resampled(
         if dtype != np.uint8:
             image = _float_sum(taps, exact(weights[0]).T.reshape(shape))
             continue
-        image = _whole_sum(taps, weights[0].T.reshape(shape))
-        if not plain:
+        image = _fixed_point_sum(taps, weights[0].T.reshape(shape))
+        if not is_plain:
             image = image_on_grid(image, dtype)
     return image_on_grid(image, dtype)
 
@@ -123,13 +123,13 @@ def _resampled(
 def _float_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
     total = np.float32(0)
     for levels, weight in zip(taps, weights, strict=True):
-        counts = weight != 0
+        is_nonzero = weight != 0
         sums = levels * weight + total
-        total = sums if counts.all() else np.where(counts, sums, total)
+        total = sums if is_nonzero.all() else np.where(is_nonzero, sums, total)
     return np.asarray(total)
 
 
-def _whole_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
+def _fixed_point_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
     total = np.int32(1 << (PRECISION_BITS - 1))
     for levels, weight in zip(taps, weights, strict=True):
         total = total + levels * weight
@@ -137,7 +137,7 @@ def _whole_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
 
 
 def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers as levels of a dtype: rounded and clamped, if these are whole numbers."""
+    """Convert numbers to levels of a dtype; for integer dtypes, round and clamp them."""
     top = TOPS[dtype.name]
     if top is None or numbers.dtype == dtype:
         return numbers.astype(dtype, copy=False)
@@ -145,6 +145,6 @@ def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def on_grid(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
-    """Round a tensor to the grid: float32, which stays that, or uint8; `top` is the highest level, see
-    `gpuload.stage.finish.TOPS`."""
+    """Round a float32 tensor to levels and keep its dtype; return a uint8 tensor unchanged. `top` is the highest level,
+    see `gpuload.stage.finish.TOPS`."""
     return numbers if top is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, top)

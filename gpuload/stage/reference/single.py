@@ -1,10 +1,11 @@
-"""The reference on the CPU: a chain applied to one image after the other.
+"""The reference backend on the CPU: a chain is applied to one image after the other.
 
-An image is taken through all its transforms while it is in the cache, and its result is written once, into the memory
-of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB. The program of a batch becomes
-steps, functions of (index among the record's rows, canvas), once for a batch; each image is then taken through its own.
+An image goes through all its transforms while it is in the cache, and its result is written only once, into the memory
+of the batch. An image of 224×224 RGB takes 150 KB as levels and 600 KB as float32, whereas a batch takes 38 MB. The
+program of a batch is converted once into steps, which are functions of (index among the record's rows, canvas). Each
+image then goes through its own steps.
 
-Runs in the process of the stage; keeps scratch memory from image to image, so a runner must not be shared between
+Runs in the process of the stage. A runner keeps scratch memory between images, so it must not be shared between
 threads. The result for an image does not depend on its batch.
 """
 
@@ -48,11 +49,11 @@ Step = Callable[[int, Canvas], None]
 
 WARP: Final = code_of("warp")
 AXES: Final = np.eye(2, dtype=np.bool_)
-VIEWS: Final = {True: slice(None, None, -1), False: slice(None)}  # of an axis, by whether it is flipped
+VIEWS: Final = {True: slice(None, None, -1), False: slice(None)}  # the view of an axis, keyed by whether it is flipped
 
 
 class SingleRunner:
-    """Applies programs to batches, image by image."""
+    """A runner that applies programs to batches image by image."""
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
@@ -68,10 +69,10 @@ class SingleRunner:
         outputs: Outputs,
         on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
+        """Apply records as specified in `gpuload.stage.backend.Levels`. Return `on_finished`, which is not applied."""
         assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
-        ways = self._ways(program, windows_tlhw, pixels.dtype)
+        image_steps = self._image_steps(program, windows_tlhw, pixels.dtype)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
@@ -79,39 +80,39 @@ class SingleRunner:
             for row, (offset, shape, (top, left, height, width)) in enumerate(
                 zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
             ):
-                whole = pixels[offset : offset + prod(shape)].reshape(shape)
-                canvas.set(whole[top : top + height, left : left + width])
-                for index, step in ways[row]:
+                image = pixels[offset : offset + prod(shape)].reshape(shape)
+                canvas.set(image[top : top + height, left : left + width])
+                for index, step in image_steps[row]:
                     step(index, canvas)
                 write(row, canvas)
         finally:
-            canvas.set(None)  # let go of the ring
+            canvas.set(None)  # drop the reference to the ring
         return on_finished
 
-    def _ways(
+    def _image_steps(
         self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
     ) -> list[list[tuple[int, Step]]]:
-        """Return for each image of a batch of this dtype its steps, with its index among the rows of each record."""
-        ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
-        everyone = np.arange(len(program))
+        """Return the steps of each image in a batch of this dtype, each with the image's index in the record's rows."""
+        image_steps: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
+        all_rows = np.arange(len(program))
         for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
-            rows, steps = everyone, []
+            rows, steps = all_rows, []
             if record.rows is not None:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
             if step := self._step(record, before, after, dtype):
                 steps.append(step)
-                whole = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
-                if whole or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
+                is_cut = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
+                if is_cut or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
                     steps.append(_cut(after))
             for step in steps:
                 for index, row in enumerate(rows.tolist()):
-                    ways[row].append((index, step))
-        return ways
+                    image_steps[row].append((index, step))
+        return image_steps
 
     def _step(self, record: Record, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
-        """Return what a record does to an image; None if nothing, or only at the end of the chain."""
+        """Return the step for a record; None if it does nothing, or acts only at the end of the chain."""
         match record:
             case Flip():
                 return _turn(np.zeros_like(record.flipped), record.flipped[:, None] & AXES[record.axis])
@@ -160,13 +161,13 @@ class SingleRunner:
         return step
 
     def _writer(self, outputs: Outputs) -> Step:
-        """A function that finishes the image on a canvas and writes it to the batch."""
-        scale, bias, affine = self._scale, self._bias, not self._finish.is_identity
+        """Return a function that finishes the image on a canvas and writes it to the batch."""
+        scale, bias, is_affine = self._scale, self._bias, not self._finish.is_identity
         if outputs[0].dtype in (torch.float16, torch.bfloat16):
 
             def write(row: int, canvas: Canvas) -> None:
                 floats = canvas.floats()
-                if affine:
+                if is_affine:
                     np.add(np.multiply(floats.array, scale, out=floats.array), bias, out=floats.array)
                 outputs[row].copy_(floats.tensor)
 
@@ -179,20 +180,20 @@ class SingleRunner:
             array = arrays[row]
             if canvas.is_float:
                 floats = canvas.floats().array
-                if affine:
+                if is_affine:
                     np.add(np.multiply(floats, scale, out=floats), bias, out=array)
                 else:
                     np.copyto(array, floats, casting="unsafe")
                 return
             np.copyto(array, canvas.image().transpose(2, 0, 1))
-            if affine:
+            if is_affine:
                 np.add(np.multiply(array, scale, out=array), bias, out=array)
 
         return write_array
 
     def _writer_channels_last(self, arrays: np.ndarray) -> Step:
-        """Write N×H×W×C. The constants are repeated along a row: a loop over three channels takes ten times as
-        long as one over a row."""
+        """Return a writer for N×H×W×C. The constants are repeated along a row, because a loop over three channels takes
+        ten times as long as a loop over a row."""
         n, height, width, channels = arrays.shape
         rows = arrays.reshape(n, height, width * channels)
         scale, bias = (
@@ -233,30 +234,30 @@ def _turn(transposed: np.ndarray, flipped: np.ndarray) -> Step:
 
 def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
     starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, str(record.padding_mode)
-    outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
-    if not outside.any():
-        return None  # the window that was decoded, or resampled, is the crop
+    is_changed = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
+    if not is_changed.any():
+        return None  # the decoded or resampled window already is the crop
 
     def gather(row: int, canvas: Canvas) -> None:
-        if not outside[row]:
+        if not is_changed[row]:
             return
-        at = []
+        places = []
         for axis in (0, 1):
-            wanted = starts[row, axis] + np.arange(after[row, axis + 2])
-            at.append(padded_places(wanted, int(sizes_hw[row, axis]), mode) - before[row, axis])
-        canvas.set(canvas.image()[at[0][:, None], at[1]])
+            indices = starts[row, axis] + np.arange(after[row, axis + 2])
+            places.append(padded_places(indices, int(sizes_hw[row, axis]), mode) - before[row, axis])
+        canvas.set(canvas.image()[places[0][:, None], places[1]])
 
     if mode != "constant":
         return gather
-    # With one level outside, the part inside the image is copied at once, or is a view if nothing is to be filled:
-    # gathering pixels made a detection recipe take three times as long.
+    # With a constant fill, the part inside the image is copied as a block, or is a view if there is nothing to fill.
+    # Gathering pixels instead made a detection recipe take three times as long.
     first = np.clip(-starts, 0, after[:, 2:])
     parts_hw = (np.clip(sizes_hw - starts, first, after[:, 2:]) - first).tolist()
     corners, firsts, results_hw = (starts + first - before[:, :2]).tolist(), first.tolist(), after[:, 2:].tolist()
-    fill, changes = np.array(record.fill, dtype), outside.tolist()
+    fill, changed_rows = np.array(record.fill, dtype), is_changed.tolist()
 
     def copy(row: int, canvas: Canvas) -> None:
-        if not changes[row]:
+        if not changed_rows[row]:
             return
         (top, left), (down, across), (height, width) = corners[row], firsts[row], parts_hw[row]
         image = canvas.image()
@@ -314,7 +315,7 @@ def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:
             return
-        image = canvas.image().copy()  # the image itself may be in the ring
+        image = canvas.image().copy()  # the image itself can be in the ring
         for top, left, height, width in corners[row]:
             image[top : top + height, left : left + width] = levels
         canvas.set(image)

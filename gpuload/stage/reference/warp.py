@@ -1,24 +1,24 @@
-"""Maps of images: projective ones, Pillow's `Image.transform`, on one image on the CPU and on batches on any device;
-and elastic deformation.
+"""Warps: projective maps, as in Pillow's `Image.transform`, for one image on the CPU and for batches on any device; and
+elastic deformation.
 
-Projective maps on the CPU are Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; numpy
-takes several times as long). On batches tensor operations do the same arithmetic, to the last bit if Pillow was built
-without fused multiply-adds, as it is for x86-64:
+On the CPU, Pillow itself applies projective maps (224×224 RGB takes 0.1, 0.9 and 2.0 ms with nearest, bilinear and
+bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. They are
+bit-identical if Pillow was built without fused multiply-adds, as it is for x86-64:
 
-- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that is
-  outside the image, the pixel is filled; taps of a filter outside are those on the border. Filtered levels are
+- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that point is
+  outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered levels are
   truncated, not rounded.
-- The nearest pixel is found in three ways: for a map that only scales and shifts by adding up steps along each axis,
-  for another affine map in 16.16 fixed point, for a projective one as above.
+- The nearest pixel is found in one of three ways: by adding up steps along each axis for a map that only scales and
+  shifts, in 16.16 fixed point for any other affine map, and as above for a projective map.
 
-Images that are not uint8 are Pillow's floats, and rounded afterwards if they are uint16.
+Images that are not uint8 are converted to Pillow's floats, and rounded afterwards if they are uint16.
 
-Elastic deformation (`deform`) shows in each pixel what lies at a smooth random displacement from it. Noise is
-`gpuload.transforms.program.fields`', the same on every device; it is smoothed by sums over taps, in one order, so that
-an image's field does not depend on its batch. Sampling is torch's `grid_sample`, borders as by torchvision: outside is
-the fill, and a filtered pixel next to the border is mixed with it.
+In an elastic deformation (`deform`), each pixel shows the input at a smooth random displacement. The noise comes from
+`gpuload.transforms.program.fields` and is the same on every device. It is smoothed by sums over taps in a fixed order,
+so an image's field does not depend on its batch. torch's `grid_sample` samples the image, with borders as in
+torchvision: pixels outside get the fill, and a filtered pixel next to the border is mixed with the fill.
 
-Nothing is kept from call to call.
+No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import nearest_ways, scaled_pixels
+from gpuload.transforms.program.windows import nearest_methods, scaled_pixels
 
 __all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 
@@ -60,13 +60,13 @@ def warp_image(
 
     Args:
         image: H×W×C.
-        coefficients: the eight of `gpuload.transforms.program.ops.Warp`.
-        size_hw: of the result.
+        coefficients: the eight coefficients of `gpuload.transforms.program.ops.Warp`.
+        size_hw: the size of the result.
         interpolation: the filter.
-        fill: the levels outside the image: one, or one for each channel.
+        fill: the levels outside the image: one for all channels, or one for each channel.
 
     Returns:
-        H'×W'×C of the image's dtype, memory of its own.
+        H'×W'×C of the image's dtype, in new memory.
     """
     channels = image.shape[2]
     levels = np.broadcast_to(np.asarray(fill, image.dtype), channels)
@@ -79,7 +79,7 @@ def warp_image(
     if channels == 3 and image.dtype == np.uint8:
         return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
     if interpolation != "nearest" or (channels == 1 and image.dtype == np.uint8):
-        # One by one: Pillow would multiply two or four channels by an alpha.
+        # Channel by channel: with two or four channels, Pillow would multiply by an alpha channel.
         planes = [
             _transform(image[:, :, channel], coefficients, size_hw, interpolation, int(level))
             for channel, level in enumerate(levels)
@@ -100,15 +100,15 @@ def _transform(
     interpolation: str,
     fill: float | tuple[float, ...],
 ) -> np.ndarray:
-    affine = coefficients[6] == coefficients[7] == 0
+    is_affine = coefficients[6] == coefficients[7] == 0
     result = Image.fromarray(image).transform(
         (size_hw[1], size_hw[0]),
-        Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
-        coefficients[:6] if affine else coefficients,
+        Image.Transform.AFFINE if is_affine else Image.Transform.PERSPECTIVE,
+        coefficients[:6] if is_affine else coefficients,
         FILTERS[interpolation],
         fillcolor=fill,
     )
-    return np.array(result)  # a copy, since Pillow's memory must not be written to
+    return np.array(result)  # a copy, because Pillow's memory must not be written to
 
 
 def warp_batch(
@@ -120,18 +120,17 @@ def warp_batch(
     *,
     corners: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """Images of one size, each through its own map.
+    """Warp images of one size, each by its own map.
 
     Args:
         levels: N×C×H×W uint8; or float32, whose results are not rounded.
         coefficients: float64 (N, 8), on the host.
-        size_hw: of the results.
+        size_hw: the size of the results, or of their windows.
         interpolation, fill: as for `warp_image`.
-        corners: int64 (N, 2), top and left of the windows of the results that are made, of `size_hw`; None means (0,
-            0).
+        corners: int64 (N, 2), the top and left of the windows in the results; None means (0, 0).
 
     Returns:
-        N×C×H'×W', of the same dtype.
+        N×C×H'×W' of the same dtype.
     """
     n, channels, height, width = levels.shape
     if corners is None:
@@ -147,46 +146,46 @@ def warp_batch(
         y, x = mapped_points(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
-        # Points outside may be infinite or NaN. A plain number is no copy from the host.
+        # Points outside can be infinite or NaN. The plain number 0.5 does not cause a copy from the host.
         values = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
     return torch.where(inside[:, None], values, outside).view(n, channels, *size_hw)
 
 
 def mapped_points(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+    levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The points that the centres of pixels are mapped to, y and x, float64 (N, H'·W')."""
-    a, b, c, d, e, f, g, h = upload(np.ascontiguousarray(coefficients.T), like.device)[:, :, None, None]
-    centres = [upload(corners[:, axis, None] + (np.arange(size_hw[axis]) + 0.5), like.device) for axis in (0, 1)]
+    """Return the points that pixel centres are mapped to, y and x, float64 (N, H'·W')."""
+    a, b, c, d, e, f, g, h = upload(np.ascontiguousarray(coefficients.T), levels.device)[:, :, None, None]
+    centres = [upload(corners[:, axis, None] + (np.arange(size_hw[axis]) + 0.5), levels.device) for axis in (0, 1)]
     y, x = centres[0][:, :, None], centres[1][:, None, :]
     scale = g * x + h * y + 1
     return ((d * x + e * y + f) / scale).flatten(1), ((a * x + b * y + c) / scale).flatten(1)
 
 
 def nearest_pixels(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+    levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pixels that are shown, y and x, int64 (N, H'·W'); outside the image if none is."""
-    scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
+    """Return the nearest pixels, y and x, int64 (N, H'·W'); outside the image if there is none."""
+    scaling, fixed = nearest_methods(coefficients, corners + np.array(size_hw))
     groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
     if len(groups) == 1:
-        return NEAREST[min(groups)](like, coefficients, size_hw, corners)
-    pixels = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
-    for way, rows in groups.items():
-        index = upload(rows, like.device)
-        pixels[0, index], pixels[1, index] = NEAREST[way](like, coefficients[rows], size_hw, corners[rows])
+        return NEAREST[min(groups)](levels, coefficients, size_hw, corners)
+    pixels = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=levels.device)
+    for method, rows in groups.items():
+        index = upload(rows, levels.device)
+        pixels[0, index], pixels[1, index] = NEAREST[method](levels, coefficients[rows], size_hw, corners[rows])
     return pixels[0], pixels[1]
 
 
 def _scaled(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+    levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, x = (upload(numbers, like.device) for numbers in scaled_pixels(coefficients, size_hw, corners))
+    y, x = (upload(numbers, levels.device) for numbers in scaled_pixels(coefficients, size_hw, corners))
     return y[:, :, None].expand(-1, -1, size_hw[1]).flatten(1), x[:, None, :].expand(-1, size_hw[0], -1).flatten(1)
 
 
 def _fixed(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+    levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c, d, e, f, _, _ = coefficients.T
     pixels = []
@@ -194,16 +193,16 @@ def _fixed(
         numbers = np.stack([first + across * 0.5 + down * 0.5, across, down])
         first, across, down = np.floor(numbers * 65536 + 0.5).astype(np.int64)
         first = first + corners[:, 1] * across + corners[:, 0] * down
-        rows = upload(first[:, None] + np.arange(size_hw[0]) * down[:, None], like.device)
-        columns = upload(np.arange(size_hw[1]) * across[:, None], like.device)
+        rows = upload(first[:, None] + np.arange(size_hw[0]) * down[:, None], levels.device)
+        columns = upload(np.arange(size_hw[1]) * across[:, None], levels.device)
         pixels.append((rows[:, :, None] + columns[:, None, :]).bitwise_right_shift_(16).flatten(1))
     return pixels[0], pixels[1]
 
 
 def _floating(
-    like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+    levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, x = mapped_points(like, coefficients, size_hw, corners)
+    y, x = mapped_points(levels, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
 
 
@@ -211,23 +210,23 @@ NEAREST: Final = (_scaled, _fixed, _floating)
 
 
 def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Pixels (N, C, P) with indices (N, P) of images (N, C, H·W)."""
+    """Return the pixels (N, C, P) with indices (N, P) of images (N, C, H·W)."""
     return flat.gather(2, indices[:, None, :].expand(-1, flat.shape[1], -1))
 
 
 def _pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Read pixels for filters, as Pillow's C has them: whole numbers exact in float64, and floats as they are."""
+    """Read pixels for filters in the type that Pillow's C code uses: integers as float64, floats unchanged."""
     pixels = _take(flat, indices)
     return pixels if pixels.is_floating_point() else pixels.double()
 
 
 def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Along one axis, `count` pixels around points, from `first` on, counted from the pixel before each point; and the
-    distance from that pixel, (N, 1, P)."""
+    """Return `count` pixels around points along one axis, starting at `first` relative to the pixel before each point;
+    and the distance of each point from that pixel, (N, 1, P)."""
     points = points - 0.5
     before = points.floor()
-    whole = before.to(torch.int64)
-    return [(whole + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (points - before)[:, None]
+    pixel = before.to(torch.int64)
+    return [(pixel + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (points - before)[:, None]
 
 
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -238,8 +237,8 @@ def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int,
 
 
 def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
-    one, other = taps
-    return one + (other - one) * share
+    first, second = taps
+    return first + (second - first) * share
 
 
 def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -251,7 +250,7 @@ def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, 
 
 
 def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
-    """Keys' cubic with a = -1, in the order in which Pillow adds, which the result depends on."""
+    """Apply Keys' cubic with a = -1, adding in Pillow's order, which affects the result."""
     v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
@@ -259,7 +258,7 @@ def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
-    """Images of one size, N×C×H×W in any dtype, through the fields of these rows of a record; the same shape."""
+    """Deform images of one size, N×C×H×W of any dtype, by the fields of these rows of a record."""
     n, channels, height, width = levels.shape
     fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
     down, across = (
@@ -281,7 +280,7 @@ def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Ten
 
 
 def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:
-    """The smoothed noise of images with these keys, (N, 2): float32 N×2×H×W."""
+    """Return the smoothed noise of images with these keys, (N, 2): float32 N×2×H×W."""
     count = 2 * height * width
     words = philox_words(keys, -(-count // 4)).flatten(1)[:, :count]
     noise = ((words >> 8).to(torch.float32) * 2.0**-23 - (1 - 2.0**-24)).view(-1, 2, height, width)
@@ -296,10 +295,10 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
 
 
 def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
-    """Weighted sums along an axis, with mirrored borders."""
+    """Compute weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
     wider = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
     total = wider.narrow(axis, 0, length) * float(np.float32(weights[0]))
     for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
-        total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round otherwise
+        total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round differently
     return total

@@ -1,1 +1,1 @@
-"""What was drawn for a batch: all that a backend may know about transforms."""
+"""The random draws for a batch: the only information that backends have about transforms."""

@@ -1,10 +1,10 @@
-"""The random field of displacements of an `Elastic`: its noise, and single displacements, for boxes and keypoints.
+"""The random displacement field of an `Elastic`: its noise, and single displacements for boxes and keypoints.
 
-A field has two planes, along x and along y. Number n of an image's noise is for plane n // (H · W), row by row; four of
-them are a block of Philox, counted from 0 under the image's own key, each in (-1, 1) with 24 bits. Noise is smoothed
-along both axes by Gaussian weights, with mirrored borders, and multiplied by half of `alpha` (torchvision divides by
-the image's width and height, and counts in halves of them). Backends compute whole fields in float32, here only what is
-asked for is computed.
+A field has two planes, one along x and one along y. Number n of an image's noise belongs to plane n // (H · W), row by
+row. Each Philox block, counted from 0 under the image's own key, yields four numbers in (-1, 1) with 24 bits. Noise is
+smoothed along both axes by Gaussian weights with mirrored borders, and multiplied by half of `alpha` (torchvision
+divides by the image's width and height and measures in halves of them). Backends compute complete fields in float32;
+this module computes only the requested displacements.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["displaced", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
-    """The number of weights, odd."""
+    """Return the number of weights, which is odd."""
     return int(8 * sigma + 1) // 2 * 2 + 1
 
 
 def gaussian(sigma: float, size: int) -> np.ndarray:
-    """Weights, float64 (size,), whose sum is 1."""
+    """Return Gaussian weights, float64 (size,), whose sum is 1."""
     places = np.arange(size) - size // 2
     weights = np.exp(-0.5 * (places / sigma) ** 2)
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Where points (…, 2) of image `at` of a record, x and y, come to lie: they have the displacement of the pixel that
-    their coordinates are rounded to."""
-    size_hw = record.sizes_hw[at]
+def displaced(record: Elastic, i: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `rounded` maps
+    their coordinates to."""
+    size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(rounded(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
-    key = Key(*record.keys[at].tolist())
+    key = Key(*record.keys[i].tolist())
     for plane in (0, 1):
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])
@@ -57,7 +57,7 @@ def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[n
 
 
 def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """The numbers of a plane at these places, float64."""
+    """Return the noise of a plane at these rows and columns, float64."""
     height, width = size_hw.tolist()
     numbers = plane * height * width + rows * width + columns
     counters = np.zeros((numbers.size, 4), np.uint32)

@@ -1,12 +1,12 @@
-"""The records of a program: what was drawn for a batch, and all that a backend must know to apply it.
+"""The records of a program: the random draws for a batch, and everything a backend needs to apply them.
 
-A transform is torchvision's word for one of these with certain distributions: Resize, CenterCrop, RandomResizedCrop,
-Pad and RandomZoomOut all become a `Box`, rotations a `Warp`, changes of colour `Ops`, whose order is data. A record is
-for some rows of a batch, or for all: a transform that holds others becomes several records, each with rows of its own.
-An `Outline` says beforehand which records a transform makes.
+A torchvision transform becomes a record whose values follow the transform's distributions. Resize, CenterCrop,
+RandomResizedCrop, Pad and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`,
+whose order is data. A record applies to some rows of a batch or to all rows: a transform that contains other transforms
+becomes several records, each with its own rows. An `Outline` describes in advance the records that a transform makes.
 
-The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), height and width; boxes and windows int64
-(n, 4), top, left, height, width.
+The first axis of all arrays is the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are int64
+(n, 4): top, left, height, width.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ __all__ = [
     "TidyPoints", "Turn", "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
-# The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
+# The operations that keep an image's size. An operation's code is its index here. The comments list its values.
 OPS: Final = (
     "brightness",  # factor
     "contrast",  # factor
     "saturation",  # factor
-    "hue",  # turns of the colour circle
+    "hue",  # rotation, in turns of the colour circle
     "sharpness",  # factor
-    "solarize",  # threshold: levels from it on are inverted
-    "posterize",  # bits that are kept
+    "solarize",  # threshold: this level and all higher ones are inverted
+    "posterize",  # number of bits to keep
     "equalize",
     "autocontrast",
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if what leaves 0 … 255 wraps around
-    "permute",  # the channels that become red, green and blue
+    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if levels outside 0 … 255 wrap around
+    "permute",  # the input channels for red, green and blue
     "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
-    "solarize_add",  # threshold; what is added to levels below it
-    "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which is made of box blurs
+    "solarize_add",  # threshold; amount added to levels below it
+    "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which consists of box blurs
     "jpeg",  # quality, 1 … 100
 )
-NOTHING: Final = -1  # the code of no operation
-VALUES: Final = 8  # the most values that an operation has
-NO_SIZES: Final = np.empty((0, 2), np.int64)  # until a record is placed in a program
+NOTHING: Final = -1  # the code that means no operation
+VALUES: Final = 8  # the maximum number of values of an operation
+NO_SIZES: Final = np.empty((0, 2), np.int64)  # `sizes_hw` until a record becomes part of a program
 
 
 def code(name: str) -> int:
@@ -57,7 +57,7 @@ def code(name: str) -> int:
 
 
 def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.ndarray:
-    """The codes of a record's filters; a single name is repeated."""
+    """Return the codes of a record's filters; a single name is repeated."""
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
@@ -66,13 +66,13 @@ class Record:
     """A step of a program.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that it is for, ascending; None means all.
+        rows: int64 (n,), the rows of the batch that it applies to, ascending; None means all.
         sizes_hw: the sizes of its input images.
-        step: the number, in its line, of the transform that drew it.
+        step: the position, in its line of transforms, of the transform that drew it.
         name: the name of that transform, for messages.
     """
 
-    drawn_fields: ClassVar[tuple[str, ...]] = ()  # what `Loader.replay` shows
+    drawn_fields: ClassVar[tuple[str, ...]] = ()  # the fields that `Loader.replay` shows
 
     rows: np.ndarray | None = None
     sizes_hw: np.ndarray = field(default_factory=lambda: NO_SIZES)
@@ -85,11 +85,11 @@ class Record:
         return self.sizes_hw
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        """The part of each input that these parts of the results depend on."""
+        """Return the window of each input that the given window of its result depends on."""
         return windows_tlhw
 
     def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
-        """The sizes of all images of the batch after the record, from those before it."""
+        """Return the sizes of all images in the batch after the record, given their sizes before it."""
         if self.rows is None:
             return self.after_hw
         if self.after_hw is not self.sizes_hw:
@@ -98,17 +98,17 @@ class Record:
         return sizes_hw
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
-        """Return the record with some entries of its arrays; `rows` are their row numbers in the remaining batch."""
+        """Select entries of the record's arrays; `rows` are the row numbers of these entries in the remaining batch."""
         changes: dict[str, Any] = {"rows": rows}
-        for name in (known.name for known in fields(self) if known.name != "rows"):
+        for name in (field_.name for field_ in fields(self) if field_.name != "rows"):
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
                 changes[name] = value[entries]
         return replace(self, **changes)
 
 
-class OfWholeImages(Record):
-    """A record each pixel of whose results may depend on the whole image."""
+class WholeImageRecord(Record):
+    """A record in which each pixel of a result can depend on the entire image."""
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         return full_windows(self.sizes_hw)
@@ -116,18 +116,18 @@ class OfWholeImages(Record):
 
 @dataclass(eq=False, repr=False)
 class Box(Record):
-    """A box is cut out. With a `padding_mode` it may reach beyond the image, and is not resampled; without one it lies
-    inside, and is resampled to `size_hw`, unless it already has that size.
+    """A crop. With a `padding_mode`, the box can reach beyond the image and is not resampled. Without one, the box is
+    inside the image and is resampled to `size_hw` unless it already has that size.
 
     Attributes:
         box_tlhw: the boxes.
         size_hw: the sizes of the results.
-        filters: int64 (n,), codes of `FILTERS`; or one name for all.
-        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None means resampled.
-        fill: levels for ``"constant"``: one, or one for each channel.
-        mask_fill: the same for masks: any number.
-        cuts: bounding boxes are cut to the box even where it is the whole image.
-        kept_boxes: bool (n, most bounding boxes of a sample), which ones are kept; None means all.
+        filters: int64 (n,), codes of `FILTERS`; or one name for all images.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None means the box is resampled.
+        fill: levels for ``"constant"``: one for all channels, or one for each channel.
+        mask_fill: the fill for masks: any number.
+        cuts: clip bounding boxes to the box even if it is the entire image.
+        kept_boxes: bool (n, maximum number of bounding boxes per sample): the bounding boxes to keep; None means all.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("box_tlhw", "size_hw", "filters", "kept_boxes")
@@ -148,7 +148,7 @@ class Box(Record):
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         if self.padding_mode is not None:
             return padded_windows(self.box_tlhw, windows_tlhw, self.sizes_hw, self.padding_mode)
-        if (windows_tlhw[:, 2:] == self.size_hw).all():  # the whole result
+        if (windows_tlhw[:, 2:] == self.size_hw).all():  # the windows are the complete results
             return self.box_tlhw
         codes = filter_codes(self.filters, len(windows_tlhw))
         inner = source_windows(windows_tlhw, self.size_hw, self.box_tlhw[:, 2:], codes)
@@ -158,7 +158,12 @@ class Box(Record):
 
 @dataclass(eq=False, repr=False)
 class Flip(Record):
-    """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
+    """A mirrored image.
+
+    Attributes:
+        flipped: bool (n,), the images to mirror.
+        axis: 0 mirrors vertically (upside down), 1 horizontally (left to right).
+    """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("flipped",)
 
@@ -178,11 +183,11 @@ def _mirrored(windows_tlhw: np.ndarray, sizes_hw: np.ndarray, flipped: np.ndarra
 
 @dataclass(eq=False, repr=False)
 class Turn(Record):
-    """Rows and columns are swapped, then images are mirrored, as a turn by 90° does both.
+    """A transposition followed by mirroring, which together make a rotation by a multiple of 90°.
 
     Attributes:
-        transposed: bool (n,), the rows and columns of which images are swapped.
-        flipped: bool (n, 2), which are mirrored then, upside down and left to right.
+        transposed: bool (n,), the images whose rows and columns are swapped.
+        flipped: bool (n, 2), the images that are then mirrored vertically and horizontally.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("transposed", "flipped")
@@ -201,15 +206,15 @@ class Turn(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Warp(OfWholeImages):
-    """A projective map, given backwards as Pillow's `Image.transform(size, PERSPECTIVE, …)` takes it.
+class Warp(WholeImageRecord):
+    """A projective map from results to inputs, as in Pillow's `Image.transform(size, PERSPECTIVE, …)`.
 
     Attributes:
-        coefficients: float64 (n, 8), a … h: the centre of output pixel (x, y), at (X, Y) = (x + ½, y + ½), shows the
+        coefficients: float64 (n, 8), a … h: output pixel (x, y), with its centre at (X, Y) = (x + ½, y + ½), shows the
             input at ((a X + b Y + c) / w, (d X + e Y + f) / w) with w = g X + h Y + 1.
         size_hw: the sizes of the results.
-        warped: bool (n,), which images are changed at all.
-        filters, fill, mask_fill: as for `Box`; the fill lies outside the image.
+        warped: bool (n,), the images to warp; all others are unchanged.
+        filters, fill, mask_fill: as for `Box`; pixels outside the input get the fill.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("coefficients", "size_hw", "warped", "filters")
@@ -227,15 +232,15 @@ class Warp(OfWholeImages):
 
 
 @dataclass(eq=False, repr=False)
-class Elastic(OfWholeImages):
-    """Each pixel shows what lies at a smooth random displacement from it; see `program.fields`.
+class Elastic(WholeImageRecord):
+    """An elastic deformation: each pixel shows the input at a smooth random displacement; see `program.fields`.
 
     Attributes:
-        keys: uint64 (n, 2), the words of the key of each image's noise.
-        alpha: along x and y: noise in -1 … 1 is multiplied by half of it, in pixels.
-        sigma: along x and y: of the noise's smoothing, in pixels; (0, 0): none.
+        keys: uint64 (n, 2), the words of the random key for each image's noise.
+        alpha: along x and y, the strength in pixels: noise in -1 … 1 is multiplied by half of it.
+        sigma: along x and y, the sigma of the smoothing in pixels; (0, 0) means no smoothing.
         filters: the name of the filter, ``"nearest"`` or ``"bilinear"``.
-        fill, mask_fill: as for `Box`; the fill lies outside the image.
+        fill, mask_fill: as for `Box`; pixels outside the input get the fill.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("keys",)
@@ -250,15 +255,15 @@ class Elastic(OfWholeImages):
 
 @dataclass(eq=False, repr=False)
 class Ops(Record):
-    """Operations on each image, one after the other, in each image's own order.
+    """Operations applied to each image one after the other, in an order that can differ between images.
 
     Attributes:
-        codes: int64 (n, depth), of `OPS`, or `NOTHING`.
-        values: float64 (n, depth, `VALUES`), what each operation needs.
-        filters: of warps: int64 (n, depth), codes of `FILTERS`; or one name for all.
-        fill: of warps: levels, one or one for each channel.
-        channels: the number of equal grey channels in the results; None means channels stay as they are.
-        whole: whether each pixel of a result may depend on the whole image.
+        codes: int64 (n, depth), codes of `OPS`, or `NOTHING`.
+        values: float64 (n, depth, `VALUES`), the values of each operation.
+        filters: for warps, int64 (n, depth), codes of `FILTERS`; or one name for all.
+        fill: for warps, the fill levels: one for all channels, or one for each channel.
+        channels: the number of equal grey channels in the results; None means the channels do not change.
+        whole: whether each pixel of a result can depend on the entire image.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("codes", "values", "filters")
@@ -275,14 +280,15 @@ class Ops(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Mixture(OfWholeImages):
-    """Several chains of operations on each image, whose results are mixed with it: AugMix.
+class Mixture(WholeImageRecord):
+    """A mixture of each image with the results of several chains of operations (AugMix).
 
     Attributes:
-        codes: int64 (n, width, depth), and `values`: float64 (n, width, depth, `VALUES`), as in `Ops`.
-        weights: float64 (n, 1 + width), the share of the image itself and of each chain.
-        filters: of warps: int64 (n, width, depth), codes of `FILTERS`; or one name for all.
-        fill: of warps, as in `Ops`.
+        codes: int64 (n, width, depth), as in `Ops`; width is the number of chains.
+        values: float64 (n, width, depth, `VALUES`), as in `Ops`.
+        weights: float64 (n, 1 + width), the share of the image itself, then the share of each chain.
+        filters: for warps, int64 (n, width, depth), codes of `FILTERS`; or one name for all.
+        fill: for warps, as in `Ops`.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
@@ -301,15 +307,15 @@ class Mixture(OfWholeImages):
 
 @dataclass(eq=False, repr=False)
 class Erase(Record):
-    """Boxes that are erased.
+    """Erased boxes.
 
     Attributes:
-        boxes_tlhw: int64 (n, most, 4), with height 0 where there is none.
-        keys: uint64 (n, 2), the words of the key of the random numbers.
-        kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
+        boxes_tlhw: int64 (n, maximum number of boxes, 4); entries with height 0 are not boxes.
+        keys: uint64 (n, 2), the words of the random key.
+        kind: the content: ``"const"``, ``"rand"`` (a random colour per box) or ``"pixel"`` (a random colour per pixel).
         numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
-        numbers_given: the numbers as the user wrote them.
-        scaled: whether they were written for images that `ToDtype` scales to 0 … 1.
+        numbers_given: the numbers as the user passed them.
+        scaled: whether these numbers are meant for images that `ToDtype` scales to 0 … 1.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
@@ -322,8 +328,8 @@ class Erase(Record):
     scaled: bool = False
 
     def levels(self, top: int | None) -> tuple[float, ...]:
-        """The numbers for images that are not finished, and whose highest level is this; None means floats of any
-        range."""
+        """Return the numbers for images that are not finished yet and have the highest level `top`; None means float
+        images of any range."""
         if top == 255:
             return self.numbers
         unit = (top or 1) if self.scaled else 1
@@ -332,13 +338,14 @@ class Erase(Record):
 
 @dataclass(eq=False, repr=False)
 class Mix(Record):
-    """Each image is mixed with its partner (`gpuload.batches.mixing`). The partner's row is not drawn: whoever applies
-    the record is told. A program has at most one such record, for all rows.
+    """A mixture of each image with its partner (`gpuload.batches.mixing`). The partner's row is not drawn; it is an
+    argument when the record is applied. A program has at most one `Mix`, which applies to all rows.
 
     Attributes:
-        share: float64 (n,), of the image itself, also in the label; 1 where it is not mixed.
-        box_tlhw: the box that is pasted from the partner (CutMix); of height 0 for MixUp, which blends.
-        names: if several transforms drew it, the name of each image's; "" where it is not mixed.
+        share: float64 (n,), the share of the image itself, also in the label; 1 for an image that is not mixed.
+        box_tlhw: the box pasted from the partner (CutMix); its height is 0 for MixUp, which blends.
+        names: if several transforms drew the record, the name of each image's transform; "" for an image that is not
+            mixed.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("share", "box_tlhw")
@@ -349,29 +356,30 @@ class Mix(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Gather(OfWholeImages):
-    """The images of a group are put into each image: Mosaic and CopyPaste. A program has the record for all rows.
+class Gather(WholeImageRecord):
+    """A combination of each image with the images of its group: Mosaic and CopyPaste. The record applies to all rows.
 
-    A sample's group are its neighbours at positions p XOR 1, p XOR 2, …; their rows are not drawn, but set once the
-    batch is there (`gpuload.batches.gathering`). No backend sees the record: the stage applies it between two runs,
-    when all images of the batch have come as far (`gpuload.stage.gathering`).
+    The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their rows are not
+    drawn, but set when the batch is assembled (`gpuload.batches.gathering`). No backend sees the record: the stage
+    applies it between two runs, when all images of the batch have reached this step (`gpuload.stage.gathering`).
 
-    With `keys`, and no `order` and `centre_yx` (CopyPaste), instances of the partner, at position p XOR 1, are pasted
-    onto the image, at their places. Else (Mosaic) four images meet at a centre: each quadrant shows one, its corner at
-    the centre, cut where the result ends.
+    With `keys` and without `order` and `centre_yx` (CopyPaste), instances of the partner at position p XOR 1 are pasted
+    onto the image, at their original places. Otherwise (Mosaic) four images meet at a centre: each quadrant shows one
+    image, whose corner is at the centre and which is cut off at the border of the result.
 
     Attributes:
-        gathered: bool (n,), which images are changed at all.
+        gathered: bool (n,), the images that are changed.
         size_hw: the sizes of the results; None means unchanged.
-        order: int64 (n, 4), which of the group is shown top left, top right, bottom left and bottom right: the sample
-            at position p XOR that number.
-        centre_yx: int64 (n, 2), where they meet in the result.
-        keys: uint64 (n, 2), the words of the key of the random numbers that choose instances.
-        fill: levels where no image is: one, or one for each channel.
-        mask_fill: the same for masks: any number.
-        groups: int64 (n, 2 or 4), of each sample the rows of its group: its own, that at position p XOR 1, …; its own
-            row again for those that are missing. Set once the batch is there.
-        covered: of a paste, where each image shows its partner: a bool tensor H×W, or None for nowhere; set likewise.
+        order: int64 (n, 4), the members of the group shown at the top left, top right, bottom left and bottom right: a
+            number k means the sample at position p XOR k.
+        centre_yx: int64 (n, 2), the point in the result where the four images meet.
+        keys: uint64 (n, 2), the words of the random key that selects instances.
+        fill: levels outside all images: one for all channels, or one for each channel.
+        mask_fill: the fill for masks: any number.
+        groups: int64 (n, 2 or 4), the rows of each sample's group: its own row, the row of the sample at position p XOR
+            1, …; a missing sample is replaced by its own row. Set when the batch is assembled.
+        covered: for CopyPaste, the pixels of each image that show its partner: a bool tensor H×W, or None for no
+            pixels. Also set later.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
@@ -391,34 +399,34 @@ class Gather(OfWholeImages):
         return self.sizes_hw if self.size_hw is None else self.size_hw
 
     def quadrants(self, windows_tlhw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, for each quadrant of a mosaic, which image it shows and where.
+        """Return the image that each quadrant of a mosaic shows, and its position.
 
         Args:
-            windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
+            windows_tlhw: int64 (n, 4), the requested windows of the results.
 
         Returns:
             (rows, corners, shown): the rows of the images, int64 (n, 4); their top left corners in the result, int64
-            (n, 4, 2), which may lie outside; and the parts of the result where they are seen, int64 (n, 4, 4), with
-            height or width 0 where they are not.
+            (n, 4, 2), which can be outside it; and the visible parts in the result, int64 (n, 4, 4), with height or
+            width 0 if the image is not visible.
         """
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]
-        after = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
-        corners = np.where(after, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
+        beyond = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
+        corners = np.where(beyond, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
         start = np.maximum(corners, windows_tlhw[:, None, :2])
         end = np.minimum(corners + sizes, (windows_tlhw[:, :2] + windows_tlhw[:, 2:])[:, None])
         return rows, corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
 @dataclass(eq=False, repr=False)
-class Call(OfWholeImages):
-    """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
-    there, and `gpuload.stage.user_code` calls it.
+class Call(WholeImageRecord):
+    """A call of a user-defined transform with the images. No backend sees it: `gpuload.stage.segments` splits a program
+    at this record, and `gpuload.stage.user_code` calls the transform.
 
     Attributes:
         transform: a `gpuload.transforms.custom.Custom`.
-        params: what it drew: an array (n, …), tuples and dicts of these, or None.
-        seeds: int64 (n,), of torch's generators during the call.
+        params: the parameters it drew: an array (n, …), tuples and dicts of such arrays, or None.
+        seeds: int64 (n,), the seeds of torch's generators during the call.
     """
 
     transform: Any
@@ -430,7 +438,7 @@ class Call(OfWholeImages):
 
 
 def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
-    """The params of a `Call` with each array changed."""
+    """Apply `change` to each array in the params of a `Call`."""
     if params is None:
         return None
     if isinstance(params, dict):
@@ -441,20 +449,21 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
     return change(params)
 
 
-# The records below change numbers and boxes.
+# The record classes below change numbers and boxes.
 CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
-MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # and operations named "warp"
+MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # operations named "warp" also do
 
 
 @dataclass(eq=False, repr=False)
 class Numbers(Record):
-    """Levels become numbers. Applied when results are written, once for all such records.
+    """A conversion from levels to numbers. All such records are applied together when results are written.
 
     Attributes:
-        dtype: of images, as in `ToDtype`; None means unchanged.
-        scale: 0 … 255 becomes 0 … 1 first.
-        mask_dtype: of masks; None means unchanged.
-        mean, std: subtracted and divided by, one for each channel; empty: not normalised.
+        dtype: the dtype of images, as in `ToDtype`; None means unchanged.
+        scale: whether to scale 0 … 255 to 0 … 1 first.
+        mask_dtype: the dtype of masks; None means unchanged.
+        mean, std: the normalisation of each channel (subtract the mean, divide by the standard deviation); empty means
+            no normalisation.
     """
 
     dtype: str | None = None
@@ -466,8 +475,8 @@ class Numbers(Record):
 
 @dataclass(eq=False, repr=False)
 class Tidy(Record):
-    """Bounding boxes are left out that are narrower or lower than `min_size`, smaller than `min_area`, or reach beyond
-    the image."""
+    """The removal of bounding boxes whose width or height is below `min_size`, whose area is below `min_area`, or that
+    reach beyond the image."""
 
     min_size: float
     min_area: float
@@ -475,38 +484,38 @@ class Tidy(Record):
 
 @dataclass(eq=False, repr=False)
 class Clamp(Record):
-    """Bounding boxes are cut to the image."""
+    """The clipping of bounding boxes to the image."""
 
 
 @dataclass(eq=False, repr=False)
 class ClampPoints(Record):
-    """Keypoints are moved to the nearest pixel of the image, if they are outside."""
+    """The clamping of keypoints outside the image to the nearest pixel."""
 
 
 @dataclass(eq=False, repr=False)
 class TidyPoints(Record):
-    """Keypoints outside the image are left out; of groups (N, …, 2) those with one outside."""
+    """The removal of keypoints outside the image; a group in (N, …, 2) is removed if any of its points is outside."""
 
 
 @dataclass(eq=False, repr=False)
 class Reformat(Record):
-    """Bounding boxes are converted to a format."""
+    """The conversion of bounding boxes to a format."""
 
     format: str
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
-    """Facts about a transform's records that are known before anything is drawn.
+    """The properties of a transform's records that are known before drawing.
 
     Attributes:
-        kind: their class.
-        name: of the transform.
-        operations: names of those that `Ops` or a `Mixture` may hold, sorted.
-        filters: names of those that a `Box` or warps may use.
-        padding_mode: of a `Box`.
+        kind: the class of the records.
+        name: the name of the transform.
+        operations: the sorted names of all operations that `Ops` or a `Mixture` can contain.
+        filters: the names of all filters that a `Box` or warps can use.
+        padding_mode: the padding mode of a `Box`.
         written: the `kind` of an `Erase`.
-        numbers: a `Numbers` record itself.
+        numbers: the `Numbers` record itself.
     """
 
     kind: type[Record]

@@ -1,9 +1,9 @@
-"""How boxes and keypoints move when their image does.
+"""Moving boxes and keypoints together with their image.
 
 A point is (x, y) in pixels, measured from the top left corner of the image; the centre of pixel (0, 0) is at (½, ½).
-Boxes are (left, top, right, bottom). A map moves a box to the smallest box around its four moved corners, cut to the
-image where torchvision cuts it: after crops, padding and warps, but not after a flip or a mere resize. Keypoints are
-never cut; a flip takes them as numbers of pixels (x becomes width − 1 − x), as in torchvision.
+Boxes are (left, top, right, bottom). A map moves a box to the smallest box around its four moved corners. The result is
+clipped to the image where torchvision does so: after crops, padding and warps, but not after a flip or a plain resize.
+Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
 Everything is computed in float64. Integers stay integers: they are truncated after each transform, as in torchvision.
 """
@@ -40,14 +40,14 @@ CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The boxes and keypoints of one sample on their way through a chain.
+    """The boxes and keypoints of one sample while they move through a chain.
 
     Attributes:
-        boxes: for each leaf with boxes, float64 or int64 (n, 4).
-        points: for each leaf with keypoints, float64 or int64 (…, 2).
+        boxes: one array for each leaf with boxes, float64 or int64 (n, 4).
+        points: one array for each leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None means unchanged.
-        left: int64 (n,), which of the original boxes are left; None means all.
-        valid: bool (n,), which of the keypoints are to be kept; None means all.
+        left: int64 (n,), the indices of the original boxes that remain; None means all.
+        valid: bool (n,), the keypoints to keep; None means all.
     """
 
     boxes: list[np.ndarray]
@@ -64,24 +64,24 @@ class Trail:
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The boxes of each sample after some records."""
+    """Return the boxes of each sample after the given records."""
     trails = [Trail([array]) for array in boxes]
     follow(records, trails)
     return [trail.boxes[0] for trail in trails]
 
 
 def follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
-    """Move the boxes and keypoints of each sample by some records; changes `trails`."""
+    """Move the boxes and keypoints of each sample through the records; changes `trails` in place."""
     for record in records:
         if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
-            for at, row in enumerate(rows):
-                _step(record, at, trails[row])
+            for i, row in enumerate(rows):
+                _step(record, i, trails[row])
 
 
-def _step(record: Record, at: int, trail: Trail) -> None:
-    """Move the targets of one sample by a record; `at` is the sample's index in the record's arrays."""
-    size_hw = record.sizes_hw[at]
+def _step(record: Record, i: int, trail: Trail) -> None:
+    """Move the targets of one sample by a record; `i` is the sample's index in the record's arrays."""
+    size_hw = record.sizes_hw[i]
     match record:
         case Reformat():
             trail.format = record.format
@@ -91,57 +91,57 @@ def _step(record: Record, at: int, trail: Trail) -> None:
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
         case Call():
-            trail.boxes = [_called(record, "apply_boxes", at, boxes, size_hw) for boxes in trail.boxes]
-            trail.points = [_called(record, "apply_keypoints", at, points, size_hw) for points in trail.points]
+            trail.boxes = [_called(record, "apply_boxes", i, boxes, size_hw) for boxes in trail.boxes]
+            trail.points = [_called(record, "apply_keypoints", i, points, size_hw) for points in trail.points]
         case ClampPoints():
-            most = np.maximum(size_hw[::-1] - 1, 0)
-            trail.points = [np.clip(points, 0, most).astype(points.dtype) for points in trail.points]
+            last_xy = np.maximum(size_hw[::-1] - 1, 0)
+            trail.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in trail.points]
         case TidyPoints():
             for points in trail.points:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
                 trail.valid = inside if trail.valid is None else trail.valid & inside
         case Flip():
-            if record.flipped[at]:
+            if record.flipped[i]:
                 _mirror(trail, record.axis, size_hw)
         case Turn():
-            if record.transposed[at]:
+            if record.transposed[i]:
                 trail.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in trail.boxes]
                 trail.points = [points[..., ::-1] for points in trail.points]
                 size_hw = size_hw[::-1]
-            for axis in np.flatnonzero(record.flipped[at]).tolist():
+            for axis in np.flatnonzero(record.flipped[i]).tolist():
                 _mirror(trail, axis, size_hw)
         case Box() | Elastic() | Warp():
             if isinstance(record, Box) and record.kept_boxes is not None and trail.boxes:
-                trail.keep(record.kept_boxes[at, : len(trail.boxes[0])])
-            trail.boxes = [_moved_boxes(record, at, boxes) for boxes in trail.boxes]
-            trail.points = [_moved_points(record, at, points) for points in trail.points]
+                trail.keep(record.kept_boxes[i, : len(trail.boxes[0])])
+            trail.boxes = [_moved_boxes(record, i, boxes) for boxes in trail.boxes]
+            trail.points = [_moved_points(record, i, points) for points in trail.points]
 
 
-def _called(record: Call, method: str, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Boxes or keypoints, as a transform of the user's own moves them."""
+def _called(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+    """Move boxes or keypoints with a user-defined transform."""
     if not record.transform.has(method):
         return points
     height, width = size_hw.tolist()
     moved = getattr(record.transform, method)(
-        points.copy(), in_params(record.params, lambda array: array[at]), (height, width)
+        points.copy(), in_params(record.params, lambda array: array[i]), (height, width)
     )
     if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
         got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
         raise ValueError(
-            f"{record.name}.{method} must return a numpy array of shape {points.shape}, as given; got {got}"
+            f"{record.name}.{method} must return a numpy array of the input's shape, {points.shape}; got {got}"
         )
     return moved.astype(points.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Return which boxes are large enough, and within the image."""
+    """Return a mask of the boxes that are large enough and within the image."""
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
 def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
-    """Mirror the targets of an image of this size: `axis` 0 upside down, 1 left to right."""
+    """Mirror the targets of an image of this size: vertically for `axis` 0, horizontally for 1."""
     first, second, length = 1 - axis, 3 - axis, size_hw[axis]
     for number, boxes in enumerate(trail.boxes):
         trail.boxes[number] = moved = boxes.copy()
@@ -151,55 +151,56 @@ def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
         moved[..., first] = length - 1 - points[..., first]
 
 
-def _moved_boxes(record: Box | Elastic | Warp, at: int, boxes: np.ndarray) -> np.ndarray:
-    if not len(boxes) or _stays(record, at):
+def _moved_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.ndarray:
+    if not len(boxes) or _stays(record, i):
         return boxes
     if isinstance(record, Box):
-        moved = boxes - np.tile(record.box_tlhw[at, 1::-1], 2)
-        if record.cuts or not _is_whole(record, at):
-            moved = _clipped(moved, record.box_tlhw[at, 2:])
-        return _scaled(moved, record, at)
+        moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
+        if record.cuts or not _is_whole(record, i):
+            moved = _clipped(moved, record.box_tlhw[i, 2:])
+        return _scaled(moved, record, i)
     corners = boxes[:, CORNERS]
-    corners = _projected(record, at, corners) if isinstance(record, Warp) else displaced(record, at, corners, np.ceil)
+    corners = _projected(record, i, corners) if isinstance(record, Warp) else displaced(record, i, corners, np.ceil)
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    return _clipped(moved, record.after_hw[at]).astype(boxes.dtype)
+    return _clipped(moved, record.after_hw[i]).astype(boxes.dtype)
 
 
-def _moved_points(record: Box | Elastic | Warp, at: int, points: np.ndarray) -> np.ndarray:
-    if not points.size or _stays(record, at):
+def _moved_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:
+    if not points.size or _stays(record, i):
         return points
     if isinstance(record, Box):
-        return _scaled(points - record.box_tlhw[at, 1::-1], record, at)
-    moved = _projected(record, at, points) if isinstance(record, Warp) else displaced(record, at, points, np.trunc)
+        return _scaled(points - record.box_tlhw[i, 1::-1], record, i)
+    moved = _projected(record, i, points) if isinstance(record, Warp) else displaced(record, i, points, np.trunc)
     return moved.astype(points.dtype)
 
 
-def _stays(record: Box | Elastic | Warp, at: int) -> bool:
+def _stays(record: Box | Elastic | Warp, i: int) -> bool:
     if isinstance(record, Box):
-        return _is_whole(record, at) and np.array_equal(record.size_hw[at], record.sizes_hw[at])
-    return isinstance(record, Warp) and not record.warped[at]
+        return _is_whole(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
+    return isinstance(record, Warp) and not record.warped[i]
 
 
-def _is_whole(record: Box, at: int) -> bool:
-    return np.array_equal(record.box_tlhw[at], [0, 0, *record.sizes_hw[at]])
+def _is_whole(record: Box, i: int) -> bool:
+    return np.array_equal(record.box_tlhw[i], [0, 0, *record.sizes_hw[i]])
 
 
-def _scaled(points: np.ndarray, record: Box, at: int) -> np.ndarray:
-    """Scaled from the box to the result; multiplied first, so that whole numbers come out exactly."""
-    before, after = record.box_tlhw[at, 3:1:-1], record.size_hw[at, ::-1]
-    if (before == after).all():
+def _scaled(points: np.ndarray, record: Box, i: int) -> np.ndarray:
+    """Scale points from the box to the result. They are multiplied before the division so that integers are exact."""
+    old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
+    if (old_size == new_size).all():
         return points
-    times = points.shape[-1] // 2
-    return (points * np.tile(after, times) / np.tile(before, times)).astype(points.dtype)
+    repeats = points.shape[-1] // 2
+    return (points * np.tile(new_size, repeats) / np.tile(old_size, repeats)).astype(points.dtype)
 
 
-def _projected(record: Warp, at: int, points: np.ndarray) -> np.ndarray:
-    """Move points (…, 2) by a warp, whose coefficients lead the other way.
+def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
+    """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
 
-    The adjugate of its matrix is the inverse, up to a factor that the division takes out. Every step rounds as IEEE 754
-    says. `np.linalg.inv` and `@` round as the processor's BLAS kernel does: boxes differed from one CPU to the next.
+    The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
+    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so boxes differed between
+    CPUs.
     """
-    a, b, c, d, e, f, g, h = record.coefficients[at].tolist()
+    a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
     moved = np.stack(
         [(e - f * h) * x + (c * h - b) * y + (b * f - c * e), (f * g - d) * x + (a - c * g) * y + (c * d - a * f)],

@@ -115,24 +115,24 @@ def test_labels(tmp_path: Path) -> None:
     assert ArrayFile(path, labels=["a", "b"] * 6)[1][1] == "b"
     assert ArrayFile(path, labels=np.ones((12, 5)))[1][1].tolist() == [1.0] * 5
     assert isinstance(ArrayFile(path)[0], gl.Image)
-    message = f"labels has the shape (11,), but there must be one for each of the 12 samples of {str(path)!r}"
+    message = f"labels must have one entry for each of the 12 samples of {str(path)!r}, got shape (11,)"
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path, labels=range(11))
-    with pytest.raises(TypeError, match=r"^labels must be an array of one entry for each sample, of one shape: "):
+    with pytest.raises(TypeError, match=r"^labels must form an array with one entry per sample, all of one shape: "):
         ArrayFile(path, labels=[[1], [2, 3]] * 6)
-    with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one for each sample, got object"):
+    with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one per sample, got object"):
         ArrayFile(path, labels=[None] * 12)
 
 
 def test_a_pickle_in_an_npy_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, np.array([{}, []], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="holds pickled Python objects, which are refused, since unpickling can run"):
+    with pytest.raises(ValueError, match="holds pickled Python objects, which gpuload never loads, since unpickling"):
         ArrayFile(path)
 
 
 def test_fortran_order_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, np.asfortranarray(PIXELS))
-    with pytest.raises(ValueError, match="is stored in Fortran order, which scatters each sample over the file"):
+    with pytest.raises(ValueError, match="is stored in Fortran order, which scatters each sample across the file"):
         ArrayFile(path)
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, PIXELS)
     os.truncate(path, 5000)
     message = (
-        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) ends at byte 27,776, but "
+        f"{str(path)!r} is truncated: uint8 of shape (12, 24, 32, 3) ends at byte 27,776, but "
         "the file has 5,000 bytes; write or copy it again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
@@ -151,7 +151,7 @@ def test_a_file_that_is_cut_off_later_is_not_mapped(tmp_path: Path) -> None:
     path = saved(tmp_path, PIXELS)
     dataset = ArrayFile(path)
     os.truncate(path, 5000)
-    message = "it has been written to since the dataset was made, when it had 27,776 bytes (now 5,000); make"
+    message = "it was changed after the dataset was created (it had 27,776 bytes, and now has 5,000); create"
     with pytest.raises(gl.DecodeError, match=re.escape(message)) as caught:
         dataset[0]
     assert caught.value.filename == str(path)
@@ -164,7 +164,7 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         file.write(bytes(100))
-    text = f"{str(path)!r} has the header of a .npy file that cannot be read: its shape {shape} must hold whole numbers"
+    text = f"the header of the .npy file {str(path)!r} cannot be read: its shape must consist of whole numbers"
     with pytest.raises(ValueError, match=re.escape(text)):
         ArrayFile(path)
 
@@ -172,35 +172,43 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
 @pytest.mark.parametrize(
     ("start", "options", "message"),
     [
-        (b"\x93NUMPY\x01\0\x10\0nonsense", {}, "has the header of a .npy file that cannot be read: "),
-        (b"\x93NUMPY", {}, "has the header of a .npy file that cannot be read: "),
-        (b"\x93NUMPY\x01\0", {"dtype": "u1", "shape": (1,)}, "whose header has the dtype and shape; omit dtype="),
-        (b"\x80\x04abc", {}, "is not a .npy file: it begins with b'\\x80\\x04abc' (perhaps a pickle, which is never"),
-        (b"PK\x03\x04abc", {}, "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
-        (b"\x89HDF\r\n", {}, "(HDF5, which gpuload.HDF5 reads)"),
+        (b"\x93NUMPY\x01\0\x10\0nonsense", {}, "' cannot be read: "),
+        (b"\x93NUMPY", {}, "' cannot be read: "),
+        (b"\x93NUMPY\x01\0", {"dtype": "u1", "shape": (1,)}, "whose header states dtype and shape; omit dtype="),
+        (
+            b"\x80\x04abc",
+            {},
+            "is not a .npy file: it begins with b'\\x80\\x04abc' (probably a pickle, which gpuload never",
+        ),
+        (b"PK\x03\x04abc", {}, "an .npz or another zip file; write the array itself with numpy.save(path, array)"),
+        (b"\x89HDF\r\n", {}, "(an HDF5 file; read it with gpuload.HDF5)"),
         (b"abcdef", {}, "for a raw file pass dtype= and shape=(n, height, width, channels)"),
         (b"abcdef", {"dtype": "u1"}, "for a raw file pass dtype= and shape="),
         (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) at offset 0 ends at byte 5"),
-        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) ends at byte 7"),
+        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is truncated: uint8 of shape (7,) ends at byte 7"),
         (
             b"abcdef",
             {"dtype": "u2", "shape": (-1, 2)},
             "has 6 bytes after offset 0, not a multiple of the sample size of 4",
         ),
-        (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "holds an array of shape (6, 0), whose samples are empty"),
+        (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "are empty: its array has shape (6, 0)"),
         (
             b"abcdef",
             {"dtype": "u1", "shape": (-2, 3)},
-            "shape must consist of lengths, of which the first may be -1, got",
+            "shape must consist of lengths of 0 or more, except that the first may be -1, got",
         ),
         (
             b"abcdef",
             {"dtype": "u1", "shape": (6,), "offset": -1},
             "offset must be a number of bytes, 0 or more, got -1",
         ),
-        (b"abcdef", {"dtype": "u1", "shape": ()}, "holds a single number; expected an array with an axis of samples"),
+        (
+            b"abcdef",
+            {"dtype": "u1", "shape": ()},
+            "holds a single number; expected an array whose first axis is the samples",
+        ),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
-        (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which are refused"),
+        (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
     ],
 )
 def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
@@ -214,7 +222,7 @@ def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, me
     ("shape", "options", "message"),
     [
         ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and 'data' for non-images"),
-        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, which lacks the 3 axes of layout='HWC'"),
+        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
         (
             (9, 9),
             {"layout": "WH"},
@@ -229,7 +237,7 @@ def test_layouts_that_do_not_fit(tmp_path: Path, shape: tuple[int, ...], options
 
 
 def test_images_of_other_dtypes_are_refused(tmp_path: Path) -> None:
-    message = "int16, but images are uint8, uint16 or float32: as_dtype='float32' converts them, layout='data'"
+    message = "int16, but images must be uint8, uint16 or float32; convert them with as_dtype='float32'"
     with pytest.raises(ValueError, match=re.escape(message)):
         ArrayFile(saved(tmp_path, np.zeros((2, 9, 9), np.int16)), layout="HW")
 

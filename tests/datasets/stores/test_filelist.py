@@ -94,9 +94,9 @@ def test_a_stray_cell_among_numbers_is_warned_of_each_time(folder: Path, monkeyp
     monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
     text = (
-        f"20 of the 21 targets in the column 'label' of '{folder}/list.csv' are numbers, but line 3 has 'n/a': so all "
-        "became names of classes, and labels are their places among the sorted names, in which '10' comes before '9'. "
-        "Correct the cell, or leave its row out; if they are names, list them in classes="
+        f"20 of the 21 targets in the column 'label' of '{folder}/list.csv' are numbers, but line 3 has 'n/a'. So all "
+        "targets were treated as class names, and labels are indices into the sorted names, in which '10' comes before "
+        "'9'. Correct the cell, or remove its row; if the targets are names, list them in classes="
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         listed(folder, f"path,label\n\na.jpg,n/a\n{NUMBERS}")
@@ -110,10 +110,13 @@ def test_a_stray_cell_among_numbers_is_warned_of_each_time(folder: Path, monkeyp
 @pytest.mark.parametrize(
     ("cells", "strays"),
     [
-        (["label", "3", "4", "5"], "3 of the 4 targets in the column 1 of .* line 1 has 'label':"),
-        ([*map(str, range(27)), "x", "y", "x"], "27 of the 30 .* line 28 has 'x', and 2 more are none:"),
-        ([*map(str, range(20)), "007"], "20 of the 21 .* line 21 has '007':"),
-        (["1.5", "2", "3", "nan"], "3 of the 4 .* line 4 has 'nan':"),
+        (["label", "3", "4", "5"], "3 of the 4 targets in the column 1 of .* line 1 has 'label'\\."),
+        (
+            [*map(str, range(27)), "x", "y", "x"],
+            "27 of the 30 .* line 28 has 'x', and 2 more are not numbers either\\.",
+        ),
+        ([*map(str, range(20)), "007"], "20 of the 21 .* line 21 has '007'\\."),
+        (["1.5", "2", "3", "nan"], "3 of the 4 .* line 4 has 'nan'\\."),
     ],
 )
 def test_a_few_stray_cells(folder: Path, cells: list[str], strays: str) -> None:
@@ -154,8 +157,8 @@ def test_a_split_that_lacks_a_class_keeps_the_labels(folder: Path, monkeypatch: 
     )
     with pytest.raises(ValueError, match=exactly(text)):
         FileList(folder / "val.csv", classes=["ant", "cat"])
-    with pytest.raises(ValueError, match=exactly("classes= numbers the targets, but target=None reads none; leave one "
-                                                 "of the two out")):  # fmt: skip
+    with pytest.raises(ValueError, match=exactly("classes= names the targets, but target=None reads no targets; "
+                                                 "leave one of the two out")):  # fmt: skip
         FileList(folder / "val.csv", classes=train, target=None)
 
 
@@ -174,10 +177,10 @@ def test_labels_of_generated_names_with_classes(labels: Any) -> None:
     ("labels", "message"),
     [
         (["cat", "cow"], "labels[1] has the class 'cow', which is not among the 2 of classes= ('ant', 'cat'); add it"),
-        ([1, 2], "labels[1] is 2, but the 2 classes have the places 0 … 1"),
-        ([-1, 2], "labels[0] is -1, but the 2 classes have the places 0 … 1"),
-        ([0.5, 1], "with classes= labels must be names of classes or their places, one for each, got float64 of shape"),
-        (None, "classes= numbers the labels, but there are none; give labels=, or leave classes out"),
+        ([1, 2], "labels[1] is 2, but the 2 classes have the indices 0 … 1"),
+        ([-1, 2], "labels[0] is -1, but the 2 classes have the indices 0 … 1"),
+        ([0.5, 1], "with classes=, labels must be one class name or class index per image, got float64 of shape"),
+        (None, "classes= names the labels, but there are no labels; pass labels=, or leave classes= out"),
     ],
 )
 def test_labels_that_are_not_among_the_classes(labels: Any, message: str) -> None:
@@ -217,13 +220,15 @@ def test_a_parquet_file(folder: Path) -> None:
     assert [label for _, label in dataset] == LABELS
     assert [image.data for image, _ in dataset] == jpegs()
     assert FileList(manifest, path="file", target="width").labels.dtype == np.float64
-    with pytest.raises(ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'. Name")):
+    with pytest.raises(
+        ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'. Select")
+    ):
         FileList(manifest)
     parquet.write_table(arrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
-    with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} has no path, but None")):
+    with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} must have a path, got None")):
         FileList(manifest)
     manifest.write_bytes(b"none")
-    with pytest.raises(ValueError, match=r"list.parquet' is no Parquet file, or is cut off: "):
+    with pytest.raises(ValueError, match=r"list.parquet' is not a Parquet file, or is truncated: "):
         FileList(manifest)
 
 
@@ -246,7 +251,7 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     text = "path,label\na.jpg,dog\nb.jpg,cat\n"
     first = listed(folder, text)
     with monkeypatch.context() as patch:
-        patch.setattr("gpuload.datasets.stores.filelist._packed", None)
+        patch.setattr("gpuload.datasets.stores.filelist._pack", None)
         again = FileList(folder / "list.csv")
     assert again.paths == first.paths
     assert (again.labels.tolist(), again.classes) == ([1, 0], ["cat", "dog"])
@@ -260,47 +265,52 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (
             "file,label\na,1\n",
             {},
-            "has no column 'path'; its first line says ['file', 'label']. Name columns with path=",
+            "has no column 'path'; its first line is ['file', 'label']. Select columns with path=",
         ),
         ("path,label\na.jpg,1\nb.jpg\n", {}, "line 3 of {} has 1 fields, but column 1 (from 0) is needed: ['b.jpg']"),
-        ("path,label\na.jpg,\n", {}, "line 2 of {} has no target; leave such rows out, or read none with target=None"),
-        ("path,label\n,1\n", {}, "line 2 of {} has no path, but ''"),
-        ("path,label\n", {}, "{} names no images"),
-        ("", {}, "{} has no column 'path'; its first line says []"),
+        (
+            "path,label\na.jpg,\n",
+            {},
+            "line 2 of {} has no target; remove such rows, or pass target=None to",
+        ),
+        ("path,label\n,1\n", {}, "line 2 of {} must have a path, got ''"),
+        ("path,label\n", {}, "{} lists no images"),
+        ("", {}, "{} has no column 'path'; its first line is []"),
         ('path,label\n"a.jpg"x,1\n', {}, "{} cannot be read as CSV in UTF-8, near line 2: "),
-        ("path,label\n", {"path": 0}, "path and target must both be names of columns, or both numbers"),
+        ("path,label\n", {"path": 0}, "path and target must either be column names, or column numbers"),
         (
             "path;label\na.jpg;1\n",
             {},
-            "{} has no column 'path'; its first line says ['path;label']. It is separated by ';': write delimiter=';'",
+            "{} has no column 'path'; its first line is ['path;label']. Its columns are separated by ';': pass "
+            "delimiter=';'",
         ),
-        ("path\tlabel\na.jpg\t1\n", {}, "It is separated by '\\t': write delimiter='\\t'"),
-        ("path,label\na.jpg,1\n", {"delimiter": ";"}, "It is separated by ',': write delimiter=','"),
-        ("path;my, label\n", {"target": "my, label"}, "write delimiter=';'"),
+        ("path\tlabel\na.jpg\t1\n", {}, "Its columns are separated by '\\t': pass delimiter='\\t'"),
+        ("path,label\na.jpg,1\n", {"delimiter": ";"}, "Its columns are separated by ',': pass delimiter=','"),
+        ("path;my, label\n", {"target": "my, label"}, "pass delimiter=';'"),
         (
             "a.jpg;1\n",
             {"path": 0, "target": 1},
-            "line 1 of {} has 1 fields, but column 1 (from 0) is needed: ['a.jpg;1']; if ';' separates them, write "
+            "line 1 of {} has 1 fields, but column 1 (from 0) is needed: ['a.jpg;1']; if ';' separates them, pass "
             "delimiter=';'",
         ),
         (
             "path, label\n",
             {},
-            "{} has no column 'label'; its first line says ['path', ' label']. If ' label' is meant, "
-            "write target=' label'",
+            "{} has no column 'label'; its first line is ['path', ' label']. If you mean ' label', "
+            "pass target=' label'",
         ),
-        ("Path,label\n", {}, "If 'Path' is meant, write path='Path'"),
+        ("Path,label\n", {}, "If you mean 'Path', pass path='Path'"),
         ("path,label\na.jpg,1\nb\0.jpg,1\n", {}, "line 3 of {} has a NUL byte; it is damaged, or not in UTF-8"),
         ("path,label\na.jpg,\x001\n", {}, "line 2 of {} has a NUL byte; it is damaged, or not in UTF-8"),
         (
             "p\0a\0t\0h\0,\0",
             {},
-            "the first line of {} has a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every "
-            "other byte is one): save it as UTF-8",
+            "the first line of {} has a NUL byte; it is damaged, or not in UTF-8 (UTF-16 text is "
+            "full of NUL bytes): save it as UTF-8",
         ),
         ("path,label\n", {"delimiter": ";;"}, "delimiter must be one character, such as ';' or '\\t', got ';;'"),
         ("path,label\n", {"delimiter": ""}, "delimiter must be one character, such as ';' or '\\t', got ''"),
-        ("path,label\n", {"count": 3}, "count=, start= and labels= are for generated names, as in 'img_"),
+        ("path,label\n", {"count": 3}, "count=, start= and labels= are for generated names such as 'img_"),
         ("path,label\n", {"labels": [3]}, "count=, start= and labels= are for generated names"),
     ],
 )
@@ -318,7 +328,7 @@ def test_a_csv_file_that_is_not_utf_8(folder: Path) -> None:
 @pytest.mark.parametrize("path", ["../secret.jpg", "sub/../../secret.jpg", "/etc/passwd"])
 def test_no_path_leads_out_of_the_root(folder: Path, path: str) -> None:
     message = (
-        f"line 2 of '{folder}/list.csv' has the path {path!r}, which leads out of {str(folder)!r}; give a root= that "
+        f"line 2 of '{folder}/list.csv' has the path {path!r}, which leads out of {str(folder)!r}; pass a root= that "
         "holds all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
@@ -328,8 +338,8 @@ def test_no_path_leads_out_of_the_root(folder: Path, path: str) -> None:
 def test_absolute_paths_need_a_root(folder: Path) -> None:
     text = "path,label\n/data/train/a.jpg,1\n"
     message = (
-        f"line 2 of '{folder}/list.csv' has the absolute path '/data/train/a.jpg', but without root= paths are below "
-        f"{str(folder)!r}; name the folder that holds all images, as root='/data/train'"
+        f"line 2 of '{folder}/list.csv' has the absolute path '/data/train/a.jpg', which is outside {str(folder)!r}, "
+        "the default of root=; pass the folder that holds all images, as in root='/data/train'"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         listed(folder, text)
@@ -356,9 +366,12 @@ def test_a_table_in_memory(folder: Path, kind: int) -> None:
     assert dataset.labels.dtype == np.uint8
     name = ("DataFrame", "Table")[kind]
     for options, message in (
-        ({}, f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Name them with path="),
+        (
+            {},
+            f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Select columns",
+        ),
         ({"path": "kind", "root": None}, ""),
-        ({"path": "file", "count": 3}, "a manifest has its own, got the manifest a table"),
+        ({"path": "file", "count": 3}, "but the manifest is a table"),
     ):
         if message:
             with pytest.raises(ValueError, match=re.escape(message)):
@@ -376,10 +389,12 @@ def test_a_column_is_no_table(column: Any) -> None:
 @pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
 def test_a_cell_of_a_table_that_is_missing_is_named(missing: Any) -> None:
     frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": pandas.Series([1, missing], dtype=object)})
-    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no target; leave such rows out, or read none"):
+    with pytest.raises(
+        ValueError, match=r"^row 1 of the DataFrame has no target; remove such rows, or pass target=None"
+    ):
         FileList(frame)
     frame = pandas.DataFrame({"path": [Path("a.jpg"), missing], "label": [1, 2]})
-    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no path, but "):
+    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame must have a path, got "):
         FileList(frame)
 
 
@@ -412,18 +427,24 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": []}, "target must be the name of a column, or a list of several, each once, got []"),
+        ({"target": []}, "target must be a column, or a list of different columns, got []"),
         (
             {"target": ["a", "a"]},
-            "target must be the name of a column, or a list of several, each once, got ['a', 'a']",
+            "target must be a column, or a list of different columns, got ['a', 'a']",
         ),
         (
             {"target": ["a"], "classes": ["x"]},
-            "with several targets classes= is a dict of them, {'a': names}, got ['x']",
+            "with several targets, classes= must be a dict {'a': names, …}, got ['x']",
         ),
-        ({"target": ["a"], "classes": {"b": ["x"]}}, "with several targets classes= is a dict of them, {'a': names}"),
-        ({"target": None, "classes": ["x"]}, "classes= numbers the targets, but target=None reads none; leave one of"),
-        ({"target": ["label", 1]}, "path and target must both be names of columns, or both numbers"),
+        (
+            {"target": ["a"], "classes": {"b": ["x"]}},
+            "with several targets, classes= must be a dict {'a': names, …}",
+        ),
+        (
+            {"target": None, "classes": ["x"]},
+            "classes= names the targets, but target=None reads no targets; leave one of",
+        ),
+        ({"target": ["label", 1]}, "path and target must either be column names, or column numbers"),
     ],
 )
 def test_targets_that_do_not_fit(folder: Path, options: dict[str, Any], message: str) -> None:
@@ -440,15 +461,15 @@ def test_paths_within_the_root_may_take_any_form(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "options", "message"),
     [
-        ("{index}.jpg", {}, "generated names need count=, how many there are, got None"),
-        ("{index}.jpg", {"count": 0}, "generated names need count=, how many there are, got 0"),
-        ("{index:x.jpg", {"count": 3}, "'{index:x.jpg' cannot be filled in: "),
-        ("{index}{name}.jpg", {"count": 3}, "cannot be filled in: 'name'; expected a name such as 'img_{index:07d}"),
+        ("{index}.jpg", {}, "generated names need count=, a number of images of 1 or more, got None"),
+        ("{index}.jpg", {"count": 0}, "generated names need count=, a number of images of 1 or more, got 0"),
+        ("{index:x.jpg", {"count": 3}, "'{index:x.jpg' cannot be formatted: "),
+        ("{index}{name}.jpg", {"count": 3}, "cannot be formatted: 'name'; expected a name such as 'img_{index:07d}"),
         ("{index}.jpg", {"count": 3, "start": 0.5}, "start must be a whole number, the first index, got 0.5"),
         (
             "{index}.jpg",
             {"count": 3, "labels": [1]},
-            "labels has the shape (1,), but there must be one for each of the 3",
+            "labels must have one entry for each of the 3",
         ),
     ],
 )
@@ -458,7 +479,9 @@ def test_patterns_that_cannot_be_filled_in(pattern: str, options: dict, message:
 
 
 def test_no_manifest_and_a_missing_image(folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none.csv' does not exist; expected a manifest, .csv or .parquet, or"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none.csv' does not exist; expected a manifest \(.csv or .parquet\) or"
+    ):
         FileList(folder / "none.csv")
     with pytest.raises(FileNotFoundError) as caught:
         _ = listed(folder, "path,label\ngone.jpg,1\n")[0]

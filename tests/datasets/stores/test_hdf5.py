@@ -114,12 +114,12 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5")
     dataset = HDF5(path)
     os.truncate(path, path.stat().st_size - 500)
-    with pytest.raises(ValueError, match=r"a.h5' is no HDF5 file, or is cut off: .*truncated file"):
+    with pytest.raises(ValueError, match=r"a.h5' is not an HDF5 file, or is truncated: .*truncated file"):
         HDF5(path)
-    with pytest.raises(gl.DecodeError, match="it has been written to since the dataset was made, when it had"):
+    with pytest.raises(gl.DecodeError, match=r"it was changed after the dataset was created \(it had"):
         dataset[0]
     path.write_bytes(b"no HDF5")
-    with pytest.raises(ValueError, match=r"a.h5' is no HDF5 file, or is cut off: .*signature not found"):
+    with pytest.raises(ValueError, match=r"a.h5' is not an HDF5 file, or is truncated: .*signature not found"):
         HDF5(path)
 
 
@@ -219,7 +219,7 @@ for name in ("images", "soft", "group/outside/images", "none", "round"):
     try:
         HDF5("a.h5", image=name, target=None)
     except ValueError as error:
-        print(str(error).partition(" lies")[2] or str(error).partition(" has ")[2])
+        print(str(error).partition(" is stored")[2] or str(error).partition(" has ")[2])
 """
 
 
@@ -228,7 +228,7 @@ def test_no_link_into_another_file_is_followed(tmp_path: Path) -> None:
     """A FIFO waits for who writes to it, and ctrl-C does not end that: so it is read by a process with a limit."""
     command = [sys.executable, "-c", FIFO]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    elsewhere = " in other files, which are not read because a data file names them; copy it into one file"
+    elsewhere = " in other files, which gpuload refuses to open for a data file; copy the dataset into this file"
     lines = done.stdout.splitlines()
     assert lines[:3] == [elsewhere] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
@@ -250,14 +250,14 @@ def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, mon
     looked: list[str] = []
     real = h5py.Group.__getitem__
     monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: looked.append(name) or real(self, name))
-    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Say which with image="):
+    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Choose one with image="):
         HDF5(tmp_path / "a.h5")
     assert len(looked) < 50
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 5)
-    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Say which"):
+    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Choose one"):
         HDF5(tmp_path / "a.h5")
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 1)
-    with pytest.raises(ValueError, match=r"it has none among the 1 objects that were looked at\. Say which"):
+    with pytest.raises(ValueError, match=r"it has none among its first 1 objects\. Choose one"):
         HDF5(tmp_path / "a.h5")
 
 
@@ -303,24 +303,29 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (virtual, {"target": None}, ValueError, "lies in other files, which are not read because a data file names"),
-        (external, {"target": None}, ValueError, "lies in other files, which are not read because a data file names"),
+        (virtual, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
+        (external, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
         (
             none,
             {},
             ValueError,
-            "has no dataset 'images' with an axis of samples; it has 'train/x', 'y'. Say which with image=",
+            "has no dataset 'images' with an axis of samples; it has 'train/x', 'y'. Choose one with image=",
         ),
-        (written, {"target": "y"}, ValueError, "Say which with target=, or target=None"),
-        (strings, {"target": None}, TypeError, "expected numbers N×…, or bytes of varying length, of h5py.vlen_dtype("),
-        (elsewhere, {"target": None}, ValueError, "lies in other files, which are not read because a data file names"),
-        (written, {"layout": "HWC"}, ValueError, "holds encoded images; layout= and as_dtype= are for pixels"),
+        (written, {"target": "y"}, ValueError, "Choose one with target=, or target=None"),
+        (
+            strings,
+            {"target": None},
+            TypeError,
+            "expected numbers N×…, or bytes of varying length, of type h5py.vlen_dtype(",
+        ),
+        (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
+        (written, {"layout": "HWC"}, ValueError, "holds encoded images; leave out layout= and as_dtype="),
         (written, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
         (
             lambda path: written(path, labels=[1, 2]),
             {},
             ValueError,
-            "has 2 targets in 'labels', but 12 images in 'images'; there must be one for each",
+            "has 2 targets in 'labels', but 12 images in 'images'; expected one target per image",
         ),
     ],
 )

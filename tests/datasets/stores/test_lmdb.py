@@ -78,13 +78,13 @@ def test_patterns_of_keys(tmp_path: Path) -> None:
     assert (dataset[3][0].data, dataset[3][1]) == (jpegs()[3], "wört 3")
     numbers = LMDB(tmp_path, image="image-{}", target="label-{}")
     message = (
-        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3', expected a whole number; target_type='text', or "
-        "decode=, takes others"
+        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3', expected a whole number; for other values, use "
+        "target_type='text' or decode="
     )
     with pytest.raises(gl.DecodeError, match=re.escape(message)):
         numbers[3]
     lacking = LMDB(tmp_path, image="image-{}", target="class-{}")
-    with pytest.raises(gl.DecodeError, match=re.escape("there is no key b'class-003', which a sample needs")):
+    with pytest.raises(gl.DecodeError, match=re.escape("it lacks the key b'class-003', which a sample needs")):
         lacking[3]
     put(other := tmp_path / "other", {b"image-": b""})
     unreadable = LMDB(other, image="image-{}", target="{}")
@@ -115,7 +115,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
     put(tmp_path, {b"one": pickle.dumps(Bad()), b"two": jpegs()[0]})
     dataset = LMDB(tmp_path)
-    with pytest.raises(gl.DecodeError, match="the value of key b'one' looks like a pickle, which is never loaded"):
+    with pytest.raises(gl.DecodeError, match="the value of key b'one' looks like a pickle, which gpuload never loads"):
         dataset[0]
     assert dataset[1].data == jpegs()[0]
 
@@ -147,9 +147,9 @@ def test_opened_by_a_writer_at_the_time(tmp_path: Path) -> None:
         writer.stdin.flush()
         assert writer.stdout.readline() == "committed\n"
         message = (
-            f"'{tmp_path}/data.mdb': it has been written to since the dataset was made (transaction 1 then, 2 now). It "
-            "is read without a lock, so nobody may write meanwhile: make the dataset again when the writer is done, or "
-            "read a copy"
+            f"'{tmp_path}/data.mdb': it was written to after the dataset was created (transaction 1 then, 2 now). It "
+            "is read without a lock, so no process may write to it meanwhile: create the dataset again when the writer "
+            "has finished, or read a copy"
         )
         for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
             with pytest.raises(gl.DecodeError, match=exactly(message)):
@@ -195,7 +195,9 @@ def test_a_file_that_is_no_database(tmp_path: Path, kind: str) -> None:
     if kind == "cut off":
         os.truncate(path, 4096 * 4)
         pages = size // 4096
-        message = f"{str(path)!r} is cut off: its last page ends at {pages * 4096:,} bytes, but it has 16,384; copy it"
+        message = (
+            f"{str(path)!r} is truncated: its last page ends at {pages * 4096:,} bytes, but it has 16,384; copy it"
+        )
     else:
         path.write_bytes(b"" if kind == "empty" else b"x" * 10_000)
         message = f"{str(path)!r} cannot be opened as an LMDB database: "
@@ -211,8 +213,7 @@ def test_a_damaged_page_ends_another_process_than_this(tmp_path: Path) -> None:
         content[at] = 0
     path.write_bytes(content)
     message = (
-        f"{str(path)!r} is damaged: LMDB ended the process that read its keys (SIGABRT); copy it again, or write it "
-        "again"
+        f"{str(path)!r} is damaged: LMDB crashed the process that read its keys (SIGABRT); copy or write the file again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         LMDB(tmp_path)
@@ -233,10 +234,14 @@ def test_what_lmdb_says_of_a_damaged_page_names_the_file(tmp_path: Path) -> None
     [
         ({"image": "jpg"}, ValueError, "image must be a pattern of keys with one {} in it, as in '{}.jpg', got 'jpg'"),
         ({"image": "{}", "target": "{}{}"}, ValueError, "target must be a pattern of keys with one {} in it"),
-        ({"target": "{}.cls"}, ValueError, "target= needs image= too"),
-        ({"image": "{}.png"}, ValueError, "has no keys like '{}.png' in it; its first are b'00000000', b'00000001', "),
-        ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= each say what a sample is"),
-        ({"labels": [1]}, ValueError, "labels has the shape (1,), but there must be one for each of the 12 keys of"),
+        ({"target": "{}.cls"}, ValueError, "target= needs image=, the pattern"),
+        (
+            {"image": "{}.png"},
+            ValueError,
+            "has no keys that match '{}.png'; its first keys are: b'00000000', b'00000001', ",
+        ),
+        ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= exclude each other"),
+        ({"labels": [1]}, ValueError, "labels must have one entry for each of the 12 keys of"),
         ({"decode": 3}, TypeError, "decode must be a function of (key, value), got 3"),
         ({"target_type": "float"}, ValueError, "target_type must be 'int' or 'text', got 'float'"),
     ],
@@ -249,7 +254,7 @@ def test_arguments_that_do_not_fit(tmp_path: Path, options: dict, error: type[Ex
 def test_none_there_and_none_in_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"data.mdb' does not exist; expected an LMDB database \(got "):
         LMDB(tmp_path)
-    with pytest.raises(ValueError, match=r"data.mdb' has no keys in it; its first are none at all$"):
+    with pytest.raises(ValueError, match=r"data.mdb' has no keys; its first keys are: none$"):
         LMDB(put(tmp_path, {}))
 
 

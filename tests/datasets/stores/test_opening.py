@@ -76,9 +76,9 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"pipe' is no regular file, but a FIFO"):
+    with pytest.raises(OSError, match=r"pipe' is a FIFO; expected a regular file"):
         open_file(str(tmp_path / "pipe"))
-    with pytest.raises(OSError, match=r"is no regular file, but a folder"):
+    with pytest.raises(OSError, match=r"is a folder; expected a regular file"):
         open_file(str(tmp_path))
     with pytest.raises(FileNotFoundError):
         open_file(str(tmp_path / "none"))

@@ -27,15 +27,15 @@ def of_s3(code: str, status: int, message: str = "…") -> Exception:
 @pytest.mark.parametrize(
     ("code", "status", "kind", "told", "again"),
     [
-        ("AccessDenied", 403, PermissionError, "no permission to read it (the server answered 403)", False),
-        ("403", 403, PermissionError, "no permission to read it", False),
+        ("AccessDenied", 403, PermissionError, "permission denied (the server answered 403)", False),
+        ("403", 403, PermissionError, "permission denied", False),
         ("ExpiredToken", 400, PermissionError, "the credentials have expired (", False),
         ("RequestTimeTooSkewed", 403, PermissionError, "the credentials have expired (", False),
-        ("InvalidAccessKeyId", 403, PermissionError, "no permission to read it", False),
-        ("SignatureDoesNotMatch", 403, PermissionError, "no permission to read it", False),
-        ("NoSuchKey", 404, FileNotFoundError, "there is no such file", False),
-        ("404", 404, FileNotFoundError, "there is no such file", False),
-        ("NoSuchBucket", 404, FileNotFoundError, "there is no such file", False),
+        ("InvalidAccessKeyId", 403, PermissionError, "permission denied", False),
+        ("SignatureDoesNotMatch", 403, PermissionError, "permission denied", False),
+        ("NoSuchKey", 404, FileNotFoundError, "the file does not exist", False),
+        ("404", 404, FileNotFoundError, "the file does not exist", False),
+        ("NoSuchBucket", 404, FileNotFoundError, "the file does not exist", False),
         ("SlowDown", 503, OSError, "the server answered 503 SlowDown", True),
         ("InternalError", 500, OSError, "the server answered 500 InternalError", True),
         ("InvalidRange", 416, OSError, "the server answered 416", False),
@@ -43,7 +43,7 @@ def of_s3(code: str, status: int, message: str = "…") -> Exception:
 )
 def test_what_s3_answers(code: str, status: int, kind: type[OSError], told: str, again: bool) -> None:
     failure = failure_of(of_s3(code, status), URL, 1)
-    assert (failure.kind, failure.again) == (kind, again)
+    assert (failure.kind, failure.is_transient) == (kind, again)
     assert told in failure.text
     error = failure.error(URL, 3)
     assert isinstance(error, kind)
@@ -56,8 +56,8 @@ def test_no_credentials_says_where_they_are_looked_for() -> None:
 
     failure = failure_of(NoCredentialsError(), URL, 1)
     assert failure.kind is PermissionError
-    assert not failure.again
-    assert failure.text.startswith("there are no credentials for it (NoCredentialsError: Unable to locate credentials)")
+    assert not failure.is_transient
+    assert failure.text.startswith("no credentials were found (NoCredentialsError: Unable to locate credentials)")
     assert "storage_options={'anon': True}" in failure.text
 
 
@@ -69,13 +69,13 @@ def test_a_library_that_says_file_not_found_of_everything() -> None:
 
     error = FileNotFoundError("http://x/y")
     error.__cause__ = ClientResponseError()
-    assert failure_of(error, "http://x/y", 1).again
+    assert failure_of(error, "http://x/y", 1).is_transient
     assert failure_of(FileNotFoundError("x"), URL, 1).kind is FileNotFoundError
 
 
 def test_what_is_not_known_is_told_in_its_own_words() -> None:
     failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
-    assert (failure.kind, failure.again, failure.text) == (OSError, False, "RuntimeError: line one line two")
+    assert (failure.kind, failure.is_transient, failure.text) == (OSError, False, "RuntimeError: line one line two")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypa
     files = Photos([photo(number) for number in range(4)])
     loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=DEVICE)
     said = (
-        r"Decode\(where='device'\): cpu cannot decode, so the workers' CPUs decode all images: nvImageCodec cannot be "
+        r"Decode\(where='device'\): cpu cannot decode, so workers decode all images: nvImageCodec cannot be "
         r"imported \(.*\); pip install 'gpuload\[cu1\d\]'"
     )
     with pytest.warns(RuntimeWarning, match=said) as caught:
@@ -59,11 +59,11 @@ def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypa
         with loader:
             assert len(list(loader)) == 2
     assert loader.stats().part("device decode").count == 0
-    assert "\ndecoder workers (CPU), since cpu cannot: nvImageCodec cannot be imported" in str(loader.plan())
+    assert "\ndecoder workers (CPU), because cpu cannot decode: nvImageCodec cannot be imported" in str(loader.plan())
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(RuntimeError, match="nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone"):
+    with pytest.raises(RuntimeError, match="nvImageCodec decodes only on NVIDIA GPUs and on the CPU"):
         find_decoder(torch.device("xpu", 0), 1)
 
 
@@ -71,7 +71,7 @@ def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
     choice = choose(DEVICE, CUDA, 1)
     assert choice.decoder is None
-    assert "crops are copied by a kernel of Triton's, which is not installed; pip install triton" in choice.warning
+    assert "crops are copied by a Triton kernel, but Triton is not installed; pip install triton" in choice.warning
 
 
 def broken(*args: Any, **given: Any) -> Any:
@@ -85,14 +85,14 @@ def broken(*args: Any, **given: Any) -> Any:
             {13},
             (12, 4),
             "13.0",
-            "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, and this one is for CUDA 12.4: update the driver, or "
-            "pip install 'gpuload[cu12]' in its place",
+            "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, but this driver is for CUDA 12.4: update "
+            "the driver, or pip install 'gpuload[cu12]' instead",
         ),
         (
             {12},
             (13, 0),
             "13.0",
-            "nvidia-nvimgcodec-cu12 is for another CUDA than torch (13.0): pip install 'gpuload[cu13]'",
+            "nvidia-nvimgcodec-cu12 is for another CUDA version than torch (13.0): pip install 'gpuload[cu13]'",
         ),
         ({12}, (12, 8), "12.8", None),
     ],
@@ -107,7 +107,7 @@ def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
     choice = choose(DEVICE, CUDA, 1)
     assert (choice.decoder, choice.share) == (None, 0.0)
     expected = "nvImageCodec (GPU): it returned no image and no reason" + (f"; {text}" if text else "")
-    assert choice.text == f"workers (CPU), since cuda:0 cannot: {expected}"
+    assert choice.text == f"workers (CPU), because cuda:0 cannot decode: {expected}"
     assert choice.warning.endswith(expected)
 
 

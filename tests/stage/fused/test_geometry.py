@@ -22,7 +22,7 @@ from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, nearest_ways, padded_places
+from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_places
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MARGIN = 40  # random bytes before and behind an image
@@ -313,7 +313,7 @@ def test_maps_are_those_of_the_reference(kind, interpolation):
         window = (3, 2, 21, 30)
         rows = np.array([coefficients])
         expected = warp_batch(levels_of(image), rows, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
-        _, fixed = nearest_ways(rows, np.array([[24, 32]]))
+        _, fixed = nearest_methods(rows, np.array([[24, 32]]))
         point = interpolation == "nearest" and fixed[0]
         assert point == (interpolation == "nearest" and kind == "affine" and number < 3)
         if interpolation == "nearest" and kind == "affine" and not point:

@@ -94,7 +94,9 @@ def test_normalize_must_fit_the_channels_behind_grayscale(make_images, make_batc
 def test_some_images_of_a_batch_cannot_change_their_channels(make_images, make_batch):
     chain = [T.RandomApply([T.Grayscale(3)], p=1.0)]
     assert both(chain, make_images(0, 1), make_batch)[0][0].shape[0] == 3
-    text = re.escape("RandomApply holds Grayscale(num_output_channels=3), which would change the number of channels of")
+    text = re.escape(
+        "RandomApply contains Grayscale(num_output_channels=3), which would change the number of channels of"
+    )
     with pytest.raises(ValueError, match=text):
         both(chain, make_images(0, 1, channels=1), make_batch)
 

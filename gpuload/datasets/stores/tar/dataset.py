@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 class TarShards(Store):
-    """Samples in tar archives in the WebDataset layout: adjacent files with the same base name form one sample.
+    """Samples in tar archives as written for WebDataset: adjacent files with the same base name form a sample.
 
     A file's name up to its first dot, including the folder, is the sample's key; the remainder is the field name. The
     extension determines the field's type: images (``jpg png webp ppm …``) become `Encoded`; ``seg.png`` and
@@ -68,7 +68,7 @@ class TarShards(Store):
         shuffle_buffer: with `stream`: 0 keeps the order of the archives; otherwise each epoch reads the archives in a
             different order and draws samples from a buffer of this many.
         storage_options: for URLs, fsspec options or a `Remote`.
-        workers: number of processes that build indexes; by default one for each CPU available, up to 16.
+        workers: the number of processes that build indexes; by default one per available CPU, up to 16.
 
     Attributes:
         shards: the paths.
@@ -114,7 +114,7 @@ class TarShards(Store):
     ) -> None:
         if shuffle_buffer:
             raise ValueError(
-                f"shuffle_buffer={shuffle_buffer} is for stream=True; without it, all samples are shuffled by "
+                f"shuffle_buffer={shuffle_buffer} needs stream=True; to shuffle all samples, use "
                 "gpuload.Loader(dataset, shuffle=True)"
             )
         self._fields = Fields(fields, mode)
@@ -191,7 +191,7 @@ class TarShards(Store):
         for (name, offset, nbytes), content in zip(plan.members, contents, strict=True):
             if len(content) < nbytes:
                 raise ValueError(
-                    f"{path!r} returned {len(content):,} bytes at offset {offset:,}, where its index expects "
+                    f"{path!r} returned {len(content):,} bytes at offset {offset:,}, but its index expects "
                     f"{nbytes:,}: it was changed after it was opened; create the dataset again"
                 )
             data[name] = content
@@ -244,11 +244,11 @@ class TarShards(Store):
         return file
 
     def __repr__(self) -> str:
-        first, count = self._shards[0].path, len(self._shards)
-        return f"TarShards({first!r}{f' and {count - 1} more' if count > 1 else ''}: {len(self)} samples)"
+        path, count = self._shards[0].path, len(self._shards)
+        return f"TarShards({path!r}{f' and {count - 1} more' if count > 1 else ''}: {len(self)} samples)"
 
 
-setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  inspect and the reference show its arguments
+setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  for inspect and the reference
 
 
 class _Keys(Lazy[str]):

@@ -1,6 +1,6 @@
-"""What the bytes of a field become, by the end of its name, and which fields make up a sample.
+"""The selection of a sample's fields, and the conversion of their bytes, which depends on the extension.
 
-Nothing is unpickled: an array of objects is refused, and a pickle stays bytes.
+Nothing is unpickled: an array of objects is refused, and a pickle is returned as bytes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ IMAGES: Final = (
 MASKS: Final = ("seg", "mask", "segmentation")
 NUMBERS: Final = ("cls", "cls2", "class", "count", "index", "inx", "id")
 TEXTS: Final = ("txt", "text", "transcript")
-_SHOWN: Final = 12
+_MAX_LISTED: Final = 12
 
 
 class Fields:
-    """The fields that make up a sample, and what they become.
+    """The selection and conversion of the fields of a sample.
 
     Args:
-        fields: as `TarShards` takes them.
-        mode: of the images.
+        fields: as for `TarShards`.
+        mode: the pixel mode of images.
 
     Raises:
-        TypeError, ValueError: they are none.
+        TypeError, ValueError: `fields` are not valid.
     """
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
@@ -48,38 +48,38 @@ class Fields:
         if fields is not None:
             self.wanted = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
             if not self.wanted:
-                raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None stands for all")
+                raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None selects all fields")
 
     @property
     def names(self) -> set[str] | None:
-        """The names of all fields that may be needed; None means any."""
+        """The names of all fields that can be selected; None means all fields."""
         return None if self.wanted is None else {name for names in self.wanted for name in names}
 
-    def choose(self, there: Collection[str], shard: str, key: str) -> list[str]:
-        """Return the fields of a sample that are needed, of those that are there.
+    def choose(self, available: Collection[str], shard: str, key: str) -> list[str]:
+        """Select fields from those that a sample has.
 
         Raises:
-            LookupError: one is absent.
+            LookupError: a field is absent.
         """
         if self.wanted is None:
-            return list(there)
+            return list(available)
         chosen = []
         for alternatives in self.wanted:
             for name in alternatives:
-                if name in there or name == KEY:
+                if name in available or name == KEY:
                     chosen.append(name)
                     break
             else:
                 names = " or ".join(map(repr, alternatives))
-                shown = ", ".join(map(repr, list(there)[:_SHOWN])) or "none"
+                shown = ", ".join(map(repr, list(available)[:_MAX_LISTED])) or "none"
                 raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
         return chosen
 
     def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
-        """Make a sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
+        """Build a sample from the bytes of its chosen fields: a single value, a tuple, or a dict of all fields.
 
         Raises:
-            ValueError: a field does not hold what its name says.
+            ValueError: the bytes of a field do not have the format that its extension states.
         """
         values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
         _make_image(values, chosen, self.wanted is None)
@@ -102,14 +102,14 @@ class Fields:
 
 
 def _make_image(values: list[Any], names: Sequence[str], by_name: bool) -> None:
-    """Where no field of a sample is an image, make its first ``npy`` of uint8, H×W×C with one to four channels, an
-    `Image`; `by_name`: the first in the order of the names."""
+    """If no field is an image, convert the first uint8 ``npy`` array of shape H×W×C, with one to four channels, to an
+    `Image`; with `by_name`, the first in the order of the names."""
     if any(type(value) is Encoded for value in values):
         return
-    for place in sorted(range(len(names)), key=names.__getitem__) if by_name else range(len(names)):
-        array = values[place]
-        if isinstance(array, np.ndarray) and is_image_array(array) and not _kind(names[place])[1]:
-            values[place] = Image(array)
+    for number in sorted(range(len(names)), key=names.__getitem__) if by_name else range(len(names)):
+        array = values[number]
+        if isinstance(array, np.ndarray) and is_image_array(array) and not _kind(names[number])[1]:
+            values[number] = Image(array)
             return
 
 
@@ -118,35 +118,35 @@ _named: Final = functools.lru_cache(1024)(named)
 
 @functools.lru_cache(256)
 def _kind(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
-    """Return, for a field name, whether it is an image and whether a mask, what its bytes should be, and the function
-    that converts them."""
-    before, _, ending = name.rpartition(".")
-    return ending in IMAGES, before.rpartition(".")[2] in MASKS, *CONVERSIONS.get(ending, ("bytes", bytes))
+    """Return for a field name whether the field is an image, whether it is a mask, a description of the expected bytes,
+    and the function that converts them."""
+    stem, _, extension = name.rpartition(".")
+    return extension in IMAGES, stem.rpartition(".")[2] in MASKS, *CONVERSIONS.get(extension, ("bytes", bytes))
 
 
 def _alternatives(field: Any) -> tuple[str, ...]:
     if not isinstance(field, str):
-        raise TypeError(f"a field is named by its ending, such as 'jpg', or 'jpg;png'; got {field!r}")
+        raise TypeError(f"a field must be an extension, such as 'jpg', or 'jpg;png', got {field!r}")
     names = tuple(name.strip().removeprefix(".").lower() for name in field.split(";"))
     if not all(names) or any(character.isspace() for name in names for character in name):
         raise ValueError(
-            f"a field is named by its ending, such as 'jpg', or 'jpg;png'; got {field!r}. Several are a tuple: "
-            "fields=('jpg', 'cls')"
+            f"a field must be an extension, such as 'jpg', or 'jpg;png', got {field!r}; to select several fields, pass "
+            "a tuple, fields=('jpg', 'cls')"
         )
     return names
 
 
 def _array(data: bytes) -> np.ndarray:
-    """An array in numpy's format, as a view of the bytes' copy; objects, which are pickled in it, are refused."""
+    """Convert bytes in numpy's format to a writable array. Refuse arrays of objects, which contain pickles."""
     file = io.BytesIO(data)
-    shape, by_columns, dtype = read_npy_header(file)
+    shape, is_fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
-        raise ValueError("it holds objects, which is a pickle, and nothing is unpickled; store numbers")
+        raise ValueError("it holds objects, which are pickled, and gpuload unpickles nothing; store numbers")
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if nbytes != len(data) - file.tell():
-        raise ValueError(f"shape {shape} of {dtype} takes {nbytes:,} bytes, but {len(data) - file.tell():,} are there")
+        raise ValueError(f"shape {shape} of {dtype} takes {nbytes:,} bytes, but it has {len(data) - file.tell():,}")
     array = np.frombuffer(bytearray(data[file.tell() :]), dtype)
-    return array.reshape(shape, order="F" if by_columns else "C")
+    return array.reshape(shape, order="F" if is_fortran else "C")
 
 
 CONVERSIONS: Final[dict[str, tuple[str, Callable[[bytes], Any]]]] = {

@@ -30,7 +30,7 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.datasets.litter import LeftOut, is_litter
-from gpuload.datasets.stores.opening import near_reads, open_file
+from gpuload.datasets.stores.opening import buffered_read_at, open_file
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, Member, compression_of, members
 from gpuload.errors import visible
 
@@ -43,11 +43,11 @@ MAGIC: Final = b"gltar\0\0\3"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
 WINDOW: Final = 4096  # bytes read at once, so that the header after a small member is already in memory
 META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's metadata
-in_litter = functools.lru_cache(1024)(is_litter)  # called with folders: many members share one
+in_litter = functools.lru_cache(1024)(is_litter)  # called with folders, which many members share
 
 
 class Unusable(ValueError):
-    """The error for an index file that is truncated or damaged."""
+    """The error for a truncated or damaged index file."""
 
 
 class Columns(NamedTuple):
@@ -72,7 +72,7 @@ class Shard:
     Attributes:
         size, mtime_ns: size and modification time of the archive when it was indexed.
         samples, members: the number of samples and of members.
-        left_out: the number of ignored files, which other programs added and which are not samples.
+        left_out: the number of ignored files, which other programs added.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
@@ -120,10 +120,10 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
         )
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
-    field_numbers: dict[bytes, int] = {}  # by name
+    field_numbers: dict[bytes, int] = {}  # keyed by name
     keys, key, left_out = bytearray(), b"", LeftOut()
     count = lambda: f"; it has {len(first)} samples"  # noqa: E731
-    archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, suffix=count)
+    archive = members(buffered_read_at(file, WINDOW), path, file.size, remark=remark, suffix=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
             first.append(len(blocks))
@@ -136,7 +136,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
         complete = len(first) - bool(first and split is not None and split[0] == key)
-        hint = f". {complete} complete samples come before that; repair the shard, or leave it out" if first else ""
+        hint = f". {complete} complete samples precede the damage; repair the shard, or leave it out" if first else ""
         raise Damage(f"{damage}{hint}", damage.member) from None
     first.append(len(blocks))
     after = open_file(path, remote)
@@ -188,7 +188,8 @@ def _duplicate_key(path: str, key: bytes, offset: int, member: Member, detail: s
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a name into key and field at the first dot of its last component, as WebDataset does; else return None."""
+    """Split a name into key and field at the first dot of its last component, as WebDataset does. Return None if the
+    file is not part of a sample."""
     dot = name.find(b".", slash := name.rfind(b"/") + 1)
     if dot <= slash or dot == len(name) - 1 or META.match(name) or (slash and in_litter(name[:slash])):
         return None
@@ -197,7 +198,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
     """Return the shard with its index read from a file. Return None if there is no such file, or if the file belongs to
-    another archive or to an earlier state of this one.
+    another archive or to an earlier version of this archive.
 
     Args:
         path: the path or URL of the archive.
@@ -235,7 +236,7 @@ def _points_into_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
     if not shard.members:
         return True
     count = names.tobytes().count(b"\0") + 1 if len(names) else 0
-    # Floats do not overflow, and are exact up to 2**53.
+    # Floats do not overflow, and represent integers up to 2**53 exactly.
     return bool(fields.max() < count and (blocks * float(BLOCK) + sizes).max() <= shard.size)
 
 
@@ -277,7 +278,7 @@ def _arrays(table: np.ndarray) -> list[np.ndarray]:
         arrays.append(table[offset : offset + nbytes].view(f"<u{width}"))
         offset += -(-nbytes // 8) * 8
     if offset != len(table):
-        raise Unusable(f"it has {len(table):,} bytes, but its header says {offset:,}")
+        raise Unusable(f"it has {len(table):,} bytes, but its header states {offset:,}")
     return arrays
 
 

@@ -1,10 +1,11 @@
-"""The indexes of many shards: read where they are fresh, else made by several processes, and kept beside the shards.
+"""The indexes of many shards: loaded if they are up to date, otherwise built in parallel and saved next to the shards.
 
-Indexes of archives at URLs are made by threads, which wait for the network, and kept in the cache folder alone.
+Runs in the main process. Parsing headers is Python code, so threads would wait for the GIL. Instead, the indexes are
+built by processes: fresh interpreters that get a list of paths and report finished shards in lines of JSON. An index
+file is written under a temporary name and then renamed, so readers never see a partial file, even if several processes
+write the same index.
 
-Runs in the main process. Parsing headers is Python's work, so threads would take turns; processes are fresh
-interpreters that are given paths and say in lines of JSON which of them are done. An index file is written under
-another name and then renamed, so nobody ever reads half of one, also if several processes make the same.
+Indexes of archives at URLs are built by threads, which wait for the network, and saved only in the cache folder.
 """
 
 from __future__ import annotations
@@ -36,27 +37,27 @@ if TYPE_CHECKING:
 
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["SUFFIX", "Patterns", "as_list", "expand", "find_shards", "keep", "make_here", "open_shards"]
+__all__ = ["SUFFIX", "Patterns", "as_list", "build_here", "expand", "find_shards", "open_shards", "save_index"]
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
-MOST: Final = 10_000_000
+MAX_SHARDS: Final = 10_000_000
 
 SUFFIX: Final = ".gpuload-index"
-THREADS: Final = 8  # of each process: what they wait for is the medium
-MOST_PROCESSES: Final = 16
-FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
-SHOWN: Final = 3
-PIECE: Final = 1000  # characters; a line of twice as many, in quotes, is less than the 4096 bytes that stay whole
+THREADS: Final = 8  # per process; they wait for the disk or the network
+MAX_PROCESSES: Final = 16
+FEW_BYTES: Final = 256 << 20  # archive bytes per process; fewer are indexed in the time that a process takes to start
+MAX_LISTED: Final = 3
+PIECE: Final = 1000  # characters; a quoted piece stays below 4096 bytes, up to which a write to a pipe is atomic
 
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-given = json.load(sys.stdin)
-sys.path[:] = given["path"]
-from gpuload.datasets.stores.tar.shards import make_here
-make_here(given["shards"])
+job = json.load(sys.stdin)
+sys.path[:] = job["path"]
+from gpuload.datasets.stores.tar.shards import build_here
+build_here(job["shards"])
 """
 
 
@@ -71,21 +72,21 @@ def open_shards(
     """Return the shards with their indexes.
 
     Args:
-        paths: of the archives; one may come several times.
-        workers: processes that make indexes; None means the CPUs that this process may use, up to 16.
-        again: make all indexes, also those that are fresh.
-        progress: called with each shard that is ready, and whether its index was made.
-        remote: how URLs are read.
+        paths: the paths of the archives, which may repeat.
+        workers: the number of processes that build indexes; None means the CPUs that this process may use, up to 16.
+        again: build all indexes, even those that are up to date.
+        progress: called with the path of each shard that is ready, and whether its index was built.
+        remote: the options for reading URLs.
 
     Raises:
         OSError: a shard cannot be read.
-        ValueError: shards are damaged; the message names the first of them, and says how many there are.
+        ValueError: shards are damaged; the message states their number and names the first few.
     """
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
     with _threads() as pool:
         for path, (shard, remarks) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
-            _warn(remarks, 5)  # where the user makes a `TarShards`
+            _warn(remarks, 5)  # the line where the user creates a `TarShards`
             if shard is not None and not again:
                 shards[path] = shard
                 progress(path, False)
@@ -99,39 +100,39 @@ def open_shards(
             shards[path] = result
             progress(path, True)
     if errors:
-        raise _joined([errors[path] for path in missing if path in errors], len(unique))
+        raise _combined([errors[path] for path in missing if path in errors], len(unique))
     return [shards[path] for path in paths]
 
 
 def _index_missing(
     paths: list[str], workers: int | None, remote: Remote | None
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
-    """Make the indexes of these shards. Yields each with its remarks, or with what went wrong."""
+    """Build the indexes of these shards. Yield each path, its shard or the error, and its warnings."""
     if remote is not None:
         with _threads() as pool:
-            yield from pool.map(partial(_make, remote=remote), paths)
+            yield from pool.map(partial(_build, remote=remote), paths)
         return
-    count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
+    count = min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
     nbytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
     count = min(count, len(paths), nbytes // FEW_BYTES)
     remaining = dict.fromkeys(paths)
     if count > 1 and sys.executable:
-        for path, remarks in _made_by_processes(paths, count):
+        for path, remarks in _build_in_processes(paths, count):
             if (shard := _from_cache(path)[0]) is not None:
                 del remaining[path]
                 yield path, shard, remarks
-    yield from map(_make, remaining)  # with its error, if it has one
+    yield from map(_build, remaining)  # also to get the errors of damaged shards
 
 
-def _made_by_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
-    """Make indexes in other processes, all of which write to one pipe, see `make_here`. Yields each path with its
-    remarks. The pipe ends with the last process."""
+def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
+    """Build indexes in other processes, which share a pipe, see `build_here`. Yield each path with its warnings. The
+    pipe ends when the last process exits."""
     processes: list[subprocess.Popen[bytes]] = []
     numbered = list(enumerate(paths))
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        with open(reading, "rb") as lines:
-            with open(writing, "wb") as pipe:
+        with open(read_end, "rb") as lines:
+            with open(write_end, "wb") as pipe:
                 for number in range(count):
                     command = [sys.executable, "-P", "-c", PROGRAM]
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
@@ -151,16 +152,17 @@ def _made_by_processes(paths: list[str], count: int) -> Iterator[tuple[str, list
 
 
 def _threads() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # slow to import, and those who write shards need none
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and not needed for writing shards
 
     return ThreadPoolExecutor(THREADS)
 
 
-def make_here(shards: Sequence[tuple[int, str]]) -> None:
-    """Make the indexes of shards, given as (number, path), in this process, and write the number of each with its
-    remarks: JSON, in pieces, a line for each. Others write to the same pipe, which keeps only short lines whole."""
+def build_here(shards: Sequence[tuple[int, str]]) -> None:
+    """Build the indexes of shards, given as (number, path), in this process. Write each shard's number and warnings to
+    standard output as JSON, in pieces of one line each: other processes write to the same pipe, which only keeps short
+    lines intact."""
     with _threads() as pool:
-        results = pool.map(_make, [path for _, path in shards])
+        results = pool.map(_build, [path for _, path in shards])
         for (number, _), (_, _, remarks) in zip(shards, results, strict=True):
             text = json.dumps(remarks)
             for begin in range(0, len(text), PIECE):
@@ -168,92 +170,92 @@ def make_here(shards: Sequence[tuple[int, str]]) -> None:
                 os.write(1, line.encode() + b"\n")
 
 
-def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
+def _build(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
     remarks: list[str] = []
     try:
         shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
-    return path, shard, remarks + _keep(shard, remote)
+    return path, shard, remarks + _save_index(shard, remote)
 
 
 def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
-    """Return the shard with an index from a file, or None; and what is wrong with index files that are there."""
+    """Return the shard with its saved index, or None; and warnings about unusable index files."""
     remarks = []
     try:
-        known = stamp(path, remote)
+        current = stamp(path, remote)
     except OSError:
-        return None, []  # told when it is read
-    for place in _places(path, remote):
+        return None, []  # building the index will raise the error
+    for file in _index_paths(path, remote):
         try:
-            shard = _at_url(path, place, known, remote) if is_url(place) else index_file.read(path, place, known)
+            shard = _at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
             if shard is not None:
                 return shard, []
         except (Unusable, OSError) as error:
-            remarks.append(f"the index file {place!r} cannot be used, and is made again: {error}")
+            remarks.append(f"the index file {file!r} cannot be used and is rebuilt: {error}")
     return None, remarks
 
 
-def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None) -> Shard | None:
-    """The shard with the index that lies beside it: made somewhere else, so it has another time of the archive's. It is
-    taken if the archive's size is right, and it was not written before the archive."""
+def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
+    """Return the shard with the index that is stored next to the archive. Such an index was built elsewhere, so it has
+    another modification time. It is valid if the size of the archive matches, and it is not older than the archive."""
     try:
-        index, archive = open_file(place, remote), open_file(path, remote)
+        index, archive = open_file(index_url, remote), open_file(path, remote)
     except (FileNotFoundError, PermissionError):
-        return None  # some servers refuse what they do not have
-    head = index.read_at(0, index_file.HEAD.size)
-    if index.time < archive.time or len(head) < index_file.HEAD.size:  # pyright: ignore[reportAttributeAccessIssue]
+        return None  # some servers answer "forbidden" for missing files
+    header = index.read_at(0, index_file.HEAD.size)
+    if index.time < archive.time or len(header) < index_file.HEAD.size:  # pyright: ignore[reportAttributeAccessIssue]
         return None
-    size, mtime_ns = index_file.HEAD.unpack_from(head)[1:3]
-    shard = index_file.read(path, place, (size, mtime_ns), remote) if size == known[0] else None
+    size, mtime_ns = index_file.HEAD.unpack_from(header)[1:3]
+    shard = index_file.read(path, index_url, (size, mtime_ns), remote) if size == current_stamp[0] else None
     if shard is not None:
-        shard = index_file.with_mtime(shard, known[1])
-        _keep(shard, remote)
+        shard = index_file.with_mtime(shard, current_stamp[1])
+        _save_index(shard, remote)
     return shard
 
 
-def keep(shard: Shard) -> None:
-    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
-    _warn(_keep(shard), 3)  # where it is called
+def save_index(shard: Shard) -> None:
+    """Save the index of a shard next to it, or in the cache; warn if neither is possible."""
+    _warn(_save_index(shard), 3)  # the line that calls this function
 
 
-def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
-    """Write an index to the first place where that is possible; returns a remark if there is none."""
+def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
+    """Save an index at the first path that is writable. Return a warning if there is none."""
     problem = None
-    for place in _places(shard.path, remote):
-        if is_url(place):
+    for file_path in _index_paths(shard.path, remote):
+        if is_url(file_path):
             continue
-        draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
+        draft = f"{file_path}.{os.urandom(8).hex()}"  # random, since other machines may write the same index
         try:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.makedirs(os.path.dirname(file_path), exist_ok=True)
             with open(draft, "xb") as file:
                 file.write(shard.table.data)
-            os.replace(draft, place)
+            os.replace(draft, file_path)
             return []
         except OSError as error:
             problem = error
             with contextlib.suppress(OSError):
                 os.unlink(draft)
     return [
-        f"the index of {shard.path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made "
-        "again each time; set GPULOAD_CACHE to a folder that can be written"
+        f"the index of {shard.path!r} can be saved neither next to it nor in {_cache()!r} ({problem}), so it is "
+        "rebuilt each time; set GPULOAD_CACHE to a writable folder"
     ]
 
 
-def _places(path: str, remote: Remote | None) -> Iterator[str]:
-    """Yield where the index of an archive may be: beside it and in the cache, of a URL first in the cache."""
+def _index_paths(path: str, remote: Remote | None) -> Iterator[str]:
+    """Yield the possible paths of an archive's index: next to it, then in the cache; for a URL, in reverse order."""
     if not is_url(path):
         yield path + SUFFIX
-    import hashlib  # slow to import, and seldom needed
+    import hashlib  # slow to import, and rarely needed
 
-    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
-    yield os.path.join(_cache(), hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest() + SUFFIX)
+    location = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
+    yield os.path.join(_cache(), hashlib.blake2b(os.fsencode(location), digest_size=16).hexdigest() + SUFFIX)
     if is_url(path):
         yield path + SUFFIX
 
 
 def _cache() -> str:
-    from gpuload.datasets.stores.cached import cache_folder  # likewise
+    from gpuload.datasets.stores.cached import cache_folder  # slow to import
 
     return os.path.join(cache_folder(), "tar")
 
@@ -263,32 +265,32 @@ def _warn(remarks: list[str], stacklevel: int) -> None:
         warnings.warn(remark, stacklevel=stacklevel)
 
 
-def _joined(errors: list[Exception], count: int) -> Exception:
-    """Return one error for all of them."""
+def _combined(errors: list[Exception], count: int) -> Exception:
+    """Combine errors into one."""
     if len(errors) == 1:
         return errors[0]
-    shown = "".join(f"\n  {error}" for error in errors[:SHOWN])
-    more = f"\n  and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+    shown = "".join(f"\n  {error}" for error in errors[:MAX_LISTED])
+    more = f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
     kind = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
     return kind(f"{len(errors)} of {count} shards cannot be indexed:{shown}{more}")
 
 
 def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
-    """The absolute paths, in the order of the patterns; those of a wildcard sorted. URLs are looked at when they are
-    opened.
+    """Return absolute paths, in the order of the patterns; the matches of a wildcard are sorted. URLs are not checked
+    until they are opened.
 
     Raises:
-        FileNotFoundError: a pattern finds nothing, or a file that it names is missing.
-        TypeError, ValueError: it is no path; a range in it is too long.
+        FileNotFoundError: a wildcard matches nothing, or a file is missing.
+        TypeError, ValueError: a pattern is not a path, or has a range that is too long.
     """
-    listed = as_list(patterns)
+    pattern_list = as_list(patterns)
     paths, missing = [], []
-    for pattern in listed:
+    for pattern in pattern_list:
         if not isinstance(pattern, str | os.PathLike):
-            raise TypeError(f"shards are given as paths, got {pattern!r} ({type(pattern).__name__})")
+            raise TypeError(f"shards must be paths, got {pattern!r} ({type(pattern).__name__})")
         for name in expand(os.fsdecode(pattern)):
             if is_url(name):
-                paths += _listed(name, remote)
+                paths += _expand_url(name, remote)
                 continue
             path = full_path(name)
             if os.path.lexists(path):
@@ -296,34 +298,34 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             elif glob.has_magic(path):
                 matches = without_litter(sorted(glob.glob(path, recursive=True)), path)
                 if not matches:
-                    raise FileNotFoundError(f"no shard is found for {name!r} (looked for {path!r})")
+                    raise FileNotFoundError(f"no shards match {name!r} (searched for {path!r})")
                 paths += matches
             else:
                 missing.append(path)
     if missing:
-        shown = ", ".join(map(repr, missing[:SHOWN])) + (", …" if len(missing) > SHOWN else "")
+        shown = ", ".join(map(repr, missing[:MAX_LISTED])) + (", …" if len(missing) > MAX_LISTED else "")
         count = len(missing) + len(paths)
         raise FileNotFoundError(f"{len(missing)} of {count} shards {'is' if count == 1 else 'are'} missing: {shown}")
     if not paths:
-        raise FileNotFoundError(f"no shard is found for {listed!r}: an empty list of paths")
+        raise FileNotFoundError(f"no shards were found: the list of paths is empty, got {pattern_list!r}")
     return paths
 
 
 def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
-    """The patterns, if it is one or several."""
+    """Return the patterns as a list, whether there is one or several."""
     return [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
 
 
-def _listed(name: str, remote: Remote | None) -> list[str]:
-    if "*" not in name:  # what else is a wildcard elsewhere may stand in a URL
+def _expand_url(name: str, remote: Remote | None) -> list[str]:
+    if "*" not in name:  # ? and [ are not wildcards in a URL
         return [name]
     if not (matches := without_litter(client(remote).glob(name), name)):
-        raise FileNotFoundError(f"no shard is found for {name!r}")
+        raise FileNotFoundError(f"no shards match {name!r}")
     return matches
 
 
 def expand(pattern: str) -> Iterator[str]:
-    """``a{1..3}`` and ``a{1,2,3}`` as a shell expands them: ``{000..099}`` keeps its zeros.
+    """Expand ``a{1..3}`` and ``a{1,2,3}`` as a shell does; ``{000..099}`` keeps its leading zeros.
 
     Example:
         >>> list(expand("s-{08..10}.{tar,zip}"))
@@ -337,7 +339,7 @@ def expand(pattern: str) -> Iterator[str]:
                 cuts.append(end)
             if depth == 0:
                 break
-        if depth:  # it is not closed
+        if depth:  # unbalanced braces
             continue
         if (span := RANGE.fullmatch(pattern, start + 1, cuts[-1])) is not None:
             choices: Iterable[str] = _range(pattern, *span.groups())
@@ -345,16 +347,16 @@ def expand(pattern: str) -> Iterator[str]:
             choices = (name for low, high in itertools.pairwise(cuts) for name in expand(pattern[low + 1 : high]))
         else:
             continue
-        after = list(expand(pattern[cuts[-1] + 1 :]))
-        return (pattern[:start] + choice + ending for choice in choices for ending in after)
+        suffixes = list(expand(pattern[cuts[-1] + 1 :]))
+        return (pattern[:start] + choice + suffix for choice in choices for suffix in suffixes)
     return iter((pattern,))
 
 
 def _range(pattern: str, first: str, last: str, step: str | None) -> Iterator[str]:
-    start, stop, by = int(first), int(last), abs(int(step or 1)) or 1
-    if abs(stop - start) // by >= MOST:
-        raise ValueError(f"{pattern!r} stands for more than {MOST:,} shards")
+    start, stop, stride = int(first), int(last), abs(int(step or 1)) or 1
+    if abs(stop - start) // stride >= MAX_SHARDS:
+        raise ValueError(f"{pattern!r} expands to more than {MAX_SHARDS:,} shards; check its range")
     padded = any(len(number.lstrip("-")) > 1 and number.lstrip("-")[0] == "0" for number in (first, last))
     width = max(len(first), len(last)) if padded else 0
-    way = 1 if stop >= start else -1
-    return (f"{number:0{width}d}" for number in range(start, stop + way, by * way))
+    direction = 1 if stop >= start else -1
+    return (f"{number:0{width}d}" for number in range(start, stop + direction, stride * direction))

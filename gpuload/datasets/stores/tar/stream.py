@@ -1,9 +1,10 @@
-"""`TarStream`, what ``TarShards(…, stream=True)`` is: archives in one pass, an iterable dataset.
+"""`TarStream`, the iterable dataset that ``TarShards(…, stream=True)`` returns: it reads archives in one pass.
 
-Each worker of each rank reads every so manieth shard of the epoch's order (`TarPass`), unpacks it if it is compressed
-(`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). All order is a function of (seed, epoch, share, how
-many samples came before). So a state is a few numbers: how many samples were given and read, and where the oldest one
-in the buffer begins; from there on what was in the buffer is read again.
+The shards of an epoch's order are dealt out to the workers of all ranks. Each worker reads its share (`TarPass`),
+decompresses shards if necessary (`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). The order depends
+only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few numbers: how many
+samples were drawn and read, and the position of the oldest sample in the buffer. On resuming, the contents of the
+buffer are read again, starting at that position.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_for
 from gpuload.datasets.stores.tar.fields import Fields
-from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, cut_off, members
+from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, members, truncated_error
 from gpuload.datasets.stores.tar.index import fields_of
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
@@ -40,17 +41,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
 
-AT_ONCE: Final = 512  # draws made together
-REPLAYED: Final = 1 << 16  # draws of a resumed stream that are made together
-UNPACKED_BY: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # from Python 3.14 on
-PIECE: Final = 1 << 20  # bytes that are read or passed over together
+DRAWS_PER_BLOCK: Final = 512
+REPLAYED: Final = 1 << 16  # draws per block when a stream is resumed
+DECOMPRESSORS: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # zstd: Python 3.14
+PIECE: Final = 1 << 20  # bytes to read or skip per call
 
 
 class TarStream:
-    """The samples of archives, in one pass; see `TarShards` for the arguments.
+    """An iterable dataset of the samples of archives, read in one pass; see `TarShards`.
 
     Args:
-        shards: as for `TarShards`; also FIFOs, and ``"-"`` for the standard input.
+        shards: as for `TarShards`; also FIFOs, and ``"-"`` for standard input.
         fields, mode, shuffle_buffer, storage_options: as for `TarShards`.
     """
 
@@ -66,7 +67,7 @@ class TarStream:
     ) -> None:
         if not isinstance(shuffle_buffer, int | np.integer) or shuffle_buffer < 0:
             raise ValueError(
-                f"shuffle_buffer must be how many samples are kept, 0 for no shuffle; got {shuffle_buffer!r}"
+                f"shuffle_buffer must be a number of samples, or 0 for no shuffling, got {shuffle_buffer!r}"
             )
         shards = as_list(shards)
         self._remote = remote_for(shards, storage_options)
@@ -84,8 +85,12 @@ class TarStream:
 
 
 class _Raw(NamedTuple):
-    """A sample as it was read. Its place is the number of its shard in this pass, the offset in there where it begins,
-    and its number in the pass; of fields that are not needed there is None, of a refused one the error."""
+    """A sample before its fields are converted.
+
+    Attributes:
+        place: the number of its shard in this pass, its offset in the shard, and its number in the pass.
+        parts: the bytes of each field, None for a field that is not needed, or the error for a refused field.
+    """
 
     place: tuple[int, int, int]
     key: str
@@ -93,7 +98,7 @@ class _Raw(NamedTuple):
 
 
 class TarPass:
-    """A worker's pass over its share of the shards: an iterator with a state."""
+    """A worker's pass over its share of the shards: an iterator whose state can be saved."""
 
     def __init__(self, stream: TarStream) -> None:
         info = get_worker_info()
@@ -102,9 +107,9 @@ class TarPass:
             share, shares = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
         if shares > len(stream.shards):
             raise ValueError(
-                f"{len(stream.shards)} shard(s) cannot be shared out over {shares} readers (world_size="
-                f"{info.world_size if info else 1} × {info.num_workers if info else 1} workers): each reads whole "
-                f"shards. Make more of them, or use fewer workers; without stream=True any number of workers will do"
+                f"{len(stream.shards)} shard(s) cannot be divided among {shares} readers (world_size="
+                f"{info.world_size if info else 1} × {info.num_workers if info else 1} workers), which read entire "
+                f"shards. Write more shards, use fewer workers, or omit stream=True, which allows any number of workers"
             )
         seed, epoch, _ = sample_being_made() or (0, 0, 0)
         key = epoch_key(seed, epoch)
@@ -114,15 +119,15 @@ class TarPass:
         self._shards = [stream.shards[number] for number in order[share::shares]]
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._left_out = LeftOut()
-        self._damaged: list[int] = []  # numbers of shards whose damage was told
-        self._last, self._read = (0, 0, 0), 0  # the place of the last sample that was read; how many were read
+        self._damaged: list[int] = []  # numbers of shards whose damage was reported
+        self._last, self._read = (0, 0, 0), 0  # the place of the last sample read, and the number of samples read
         self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
     def __iter__(self) -> TarPass:
         return self
 
     def __next__(self) -> Any:
-        raw = self._buffer.take(self._next_raw)  # may raise: the next call goes on
+        raw = self._buffer.take(self._next_raw)  # may raise an error, after which the next call continues
         if raw is None:
             raise StopIteration
         fields, path = self._stream.fields, self._shards[raw.place[0]]
@@ -143,18 +148,18 @@ class TarPass:
         return raw
 
     def _samples_from(
-        self, first: int, offset: int, number: int, needed: Callable[[int], bool]
+        self, first: int, offset: int, number: int, is_needed: Callable[[int], bool]
     ) -> Iterator[_Raw | BaseException]:
-        """Yield the samples from a place on, with the bytes of those whose numbers are needed. The error of a damaged
-        shard comes once, and then the next shard, as after an interrupt."""
+        """Yield the samples starting at a place, with the bytes of those whose numbers are needed. For a damaged shard,
+        or after an interrupt, yield the exception (for each shard only once), and continue with the next shard."""
         for shard in range(first, len(self._shards)):
             try:
-                for raw in self._samples_of(shard, offset, number, needed):
+                for raw in self._samples_of(shard, offset, number, is_needed):
                     yield raw
                     number = raw.place[2] + 1
             except GeneratorExit:
                 raise
-            except Exception as error:  # also a warning that was made one
+            except Exception as error:  # also a warning that was turned into an error
                 if shard not in self._damaged:
                     self._damaged.append(shard)
                     yield error
@@ -162,8 +167,8 @@ class TarPass:
                 yield error
             offset = 0
 
-    def _samples_of(self, shard: int, offset: int, first: int, needed: Callable[[int], bool]) -> Iterator[_Raw]:
-        path, wanted = self._shards[shard], self._stream.fields.names
+    def _samples_of(self, shard: int, offset: int, first: int, is_needed: Callable[[int], bool]) -> Iterator[_Raw]:
+        path, selected = self._shards[shard], self._stream.fields.names
         with contextlib.closing(Sequential(path, self._stream._remote)) as file:
             archive = members(file.read_at, path, start=offset, remark=warnings.warn)
             samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
@@ -171,13 +176,13 @@ class TarPass:
                 number, parts = first + count, {}
                 for _, _, name, member in fields:
                     field = _text(name)
-                    is_read = needed(number) and (wanted is None or field in wanted)
+                    is_read = is_needed(number) and (selected is None or field in selected)
                     parts[field] = _content(file, member) if is_read else None
                 yield _Raw((shard, begin, number), _text(key), parts)
             file.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the pass has come: a few plain numbers."""
+        """Return the position of the pass, as a few plain numbers."""
         places = [raw.place for raw in self._buffer.slots if raw] or [self._last]
         return {
             **self._identity(),
@@ -189,17 +194,17 @@ class TarPass:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; the buffer's samples are read again.
+        """Continue from a state. The samples of the buffer are read again.
 
         Raises:
-            ValueError: the state is of other shards, of another share of them, or of another buffer.
+            ValueError: the state was saved with other shards, another share of them, or another buffer.
         """
-        for name, mine in self._identity().items():
-            if state.get(name) != mine:
+        for name, expected in self._identity().items():
+            if state.get(name) != expected:
                 raise ValueError(
-                    f"the state is of a stream with {name}={state.get(name)!r}, this one has {mine!r}: give the same "
-                    "shards in the same order, ranks, workers and shuffle_buffer (shards and the epoch's order of them "
-                    "are told as a sum)"
+                    f"the state was saved with {name}={state.get(name)!r}, but this stream has {expected!r}: use the "
+                    "same shards in the same order, ranks, workers and shuffle_buffer (shards= is a checksum of the "
+                    "shards' names in the epoch's order)"
                 )
         read = state["read"]
         self._buffer.restore(state["given"], read, state["ended"])
@@ -213,26 +218,26 @@ class TarPass:
                 samples[raw.place[2]] = raw
         if self._read < read or len(samples) < len(needed):
             raise ValueError(
-                f"the shards have fewer samples than the state says ({self._read} of {read}): were they changed?"
+                f"the shards have fewer samples than the state expects ({self._read} of {read}); use the same files"
             )
         self._buffer.slots = [samples.get(number) for number in self._buffer.slots]
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a state depends on: the shards' names, in the order in which this pass reads them (the folder may
-        be another), as a sum; whose share of them; and the buffer."""
+        """Return the settings that must match when a state is loaded: a checksum of the shards' names in the order of
+        this pass (folders may differ), the share, and the size of the buffer."""
         names = "\0".join(map(os.path.basename, self._shards)).encode("utf-8", "surrogateescape")
         return {"shards": zlib.crc32(names), "share": self._share, "shuffle_buffer": self._stream.shuffle_buffer}
 
 
 def _content(file: Sequential, member: Member) -> bytes | Exception:
-    """Return the bytes of a member, or why it is refused."""
+    """Return the bytes of a member, or the error if it is too large."""
     try:
         check_size(member.nbytes, f"{file.path}:{_text(member.name)}")
     except DecodeError as error:
         return error
     content = file.read_at(member.data, member.nbytes)
     if len(content) < member.nbytes:
-        raise cut_off(member, file.position, file.path)
+        raise truncated_error(member, file.position, file.path)
     return content
 
 
@@ -242,24 +247,24 @@ def _text(name: bytes) -> str:
 
 def shard_order(key: Key, count: int) -> np.ndarray:
     """Return the numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
-    drawn = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
-    return np.argsort(drawn[:, 0] << np.uint64(32) | drawn[:, 1], kind="stable")
+    draws = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
+    return np.argsort(draws[:, 0] << np.uint64(32) | draws[:, 1], kind="stable")
 
 
 class ShuffleBuffer:
-    """A buffer of items, of which one after the other is drawn, and the next one read is put into its slot.
+    """A buffer of items from which random items are drawn. The next item that is read fills the slot of the drawn item.
 
-    When there are no more to read, the last slot's takes that place, and there is one slot less.
+    When the input has ended, the item of the last slot moves to the empty slot, and the number of slots decreases.
 
     Args:
-        capacity: how many; 1 changes no order.
-        key: of the epoch.
-        share, shares: whose draws these are: another share has others.
+        capacity: the number of slots; 1 preserves the order.
+        key: the epoch's key.
+        share, shares: the number of this share and of all shares, each of which has its own random draws.
 
     Attributes:
-        slots: the items, None where one was taken.
-        items_drawn: how many items were taken.
-        ended: there are no more to read.
+        slots: the items; None in the slot of the last drawn item.
+        items_drawn: the number of items drawn so far.
+        ended: whether the input has ended.
     """
 
     def __init__(self, capacity: int, key: Key, share: int, shares: int) -> None:
@@ -267,13 +272,13 @@ class ShuffleBuffer:
         self.ended = False
         self._capacity, self._key, self._share, self._shares = capacity, key, share, shares
         self.slots: list[Any] = []
-        self._hole: int | None = None  # the slot that the last one was taken from
+        self._hole: int | None = None  # the slot of the last drawn item
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
     def take(self, read: Callable[[], Any]) -> Any:
         """Return the next item in the shuffled order; None if there is none.
 
-        `read` gives the items to put in, and None behind the last one. If it raises, the next call goes on.
+        `read` returns the next item of the input, or None at its end. If it raises an error, the next call continues.
         """
         while not self.ended and (self._hole is not None or len(self.slots) < self._capacity):
             if (item := read()) is None:
@@ -289,46 +294,48 @@ class ShuffleBuffer:
             self._hole = None
         if not self.slots:
             return None
-        block, turn = divmod(self.items_drawn, AT_ONCE)
+        block, offset = divmod(self.items_drawn, DRAWS_PER_BLOCK)
         if self._block != block and len(self.slots) > 1:
-            self._block, self._words = block, self._drawn(block * AT_ONCE, AT_ONCE)
-        self._hole = int(self._words[turn]) * len(self.slots) >> 32 if len(self.slots) > 1 else 0
+            self._block, self._words = block, self._draws(block * DRAWS_PER_BLOCK, DRAWS_PER_BLOCK)
+        self._hole = int(self._words[offset]) * len(self.slots) >> 32 if len(self.slots) > 1 else 0
         self.items_drawn += 1
         item, self.slots[self._hole] = self.slots[self._hole], None
         return item
 
     def restore(self, items_drawn: int, read: int, ended: bool) -> None:
-        """Set the buffer to its state after n items were given and m read. The slots then hold the items' numbers,
-        counted as they were read."""
+        """Set the buffer to its state after these numbers of items were drawn and read. The slots then hold the numbers
+        of the items, in the order in which they were read."""
         replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
         for start in range(0, replaced, REPLAYED):
-            drawn = self._drawn(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
-            numbers[drawn] = np.arange(start, start + len(drawn)) + len(numbers)  # of several in a slot the last stays
+            slots = self._draws(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
+            numbers[slots] = np.arange(start, start + len(slots)) + len(
+                numbers
+            )  # the last item drawn into a slot stays
         self.slots, self._hole = numbers.tolist(), None
         self.items_drawn, self.ended = replaced, ended
         for _ in range(replaced, items_drawn):
             self.take(lambda: None)
         self.ended = ended
 
-    def _drawn(self, start: int, count: int) -> np.ndarray:
-        turns = np.arange(start, start + count, dtype=np.int64)
-        return words(self._key, turns * self._shares + self._share, SHUFFLE_BUFFER, 1)[:, 0].astype(np.uint64)
+    def _draws(self, start: int, count: int) -> np.ndarray:
+        numbers = np.arange(start, start + count, dtype=np.int64)
+        return words(self._key, numbers * self._shares + self._share, SHUFFLE_BUFFER, 1)[:, 0].astype(np.uint64)
 
 
 class Sequential:
-    """Reads at offsets that never decrease; what lies between is passed over.
+    """A sequential reader of a file, compressed or not. Offsets never decrease; bytes between reads are skipped.
 
     Args:
         path: a file, a FIFO, a URL, or ``"-"``.
-        remote: how a URL is read.
+        remote: the options for reading URLs.
 
     Attributes:
-        position: how far it has come, in bytes that are unpacked.
+        position: the current offset in the decompressed data, in bytes.
 
     Raises:
-        OSError: it cannot be opened.
-        ImportError: it is compressed by zstd, and there is nothing to unpack that with.
+        OSError: the file cannot be opened.
+        ImportError: the file is compressed with zstd, and no library for it is installed.
     """
 
     def __init__(self, path: str, remote: Remote | None = None) -> None:
@@ -340,16 +347,16 @@ class Sequential:
             kind = compression_of(self._file.peek(6))
             self._seeks = kind is None and self._file.seekable()
             if kind is not None:
-                self._stream = _unpacked(kind, self._file, path)
+                self._stream = _decompressed(kind, self._file, path)
         except BaseException:
             self._file.close()
             raise
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at an offset; fewer only where the file ends.
+        """Return the bytes at an offset; fewer only at the end of the file.
 
         Raises:
-            Damage: the file cannot be unpacked, or ends before the offset.
+            Damage: the file cannot be decompressed, or ends before the offset.
         """
         try:
             if self._seeks and offset > self.position:
@@ -358,25 +365,25 @@ class Sequential:
                 self.position = self._file.seek(min(offset, size))
             while self.position < offset and (skipped := self._stream.read(min(PIECE, offset - self.position))):
                 self.position += len(skipped)
-            parts, left = [], nbytes if self.position == offset else 0
-            while left and (part := self._stream.read(min(PIECE, left))):
+            parts, remaining = [], nbytes if self.position == offset else 0
+            while remaining and (part := self._stream.read(min(PIECE, remaining))):
                 parts.append(part)
-                left -= len(part)
-        except Exception as error:  # each library has errors of its own
+                remaining -= len(part)
+        except Exception as error:  # each decompression library has its own errors
             raise Damage(
-                f"{self.path!r} cannot be read on after {self.position:,} bytes: {type(error).__name__}: {error}"
+                f"{self.path!r} cannot be read beyond {self.position:,} bytes: {type(error).__name__}: {error}"
             ) from error
         if self.position < offset:
-            raise Damage(f"{self.path!r} is cut off at {self.position:,} bytes, in a member before {offset:,}")
+            raise Damage(f"{self.path!r} is truncated at {self.position:,} bytes, in a member before offset {offset:,}")
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self.position += len(data)
         return data
 
     def finish(self) -> None:
-        """Read what cannot be passed over to its end: sums are checked there, and who writes to a pipe may end.
+        """Read a compressed file or a pipe to its end, to verify checksums and to let the writer of a pipe finish.
 
         Raises:
-            Damage: it cannot be unpacked.
+            Damage: the file cannot be decompressed.
         """
         while not self._seeks and self.read_at(self.position, PIECE):
             pass
@@ -388,9 +395,9 @@ class Sequential:
         self._file.close()
 
 
-def _unpacked(kind: str, file: Any, path: str) -> Any:
+def _decompressed(kind: str, file: Any, path: str) -> Any:
     try:
-        return importlib.import_module(UNPACKED_BY[kind]).open(file)
+        return importlib.import_module(DECOMPRESSORS[kind]).open(file)
     except ModuleNotFoundError:
         if kind != "zstd":
             raise
@@ -398,7 +405,7 @@ def _unpacked(kind: str, file: Any, path: str) -> Any:
         import zstandard  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise ImportError(
-            f"{path!r} is compressed by zstd, which Python unpacks from 3.14 on; before, it takes the package "
-            "zstandard: pip install 'gpuload[zstd]'"
+            f"{path!r} is compressed with zstd, which Python supports from 3.14 on; on earlier versions, install the "
+            "package zstandard: pip install 'gpuload[zstd]'"
         ) from None
     return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)

@@ -1,1 +1,1 @@
-"""From a program to the jobs of the fused kernels: numbers only, without torch and Triton, as workers make them too."""
+"""From a program to the jobs of the fused kernels: plain numbers, no torch or Triton, so workers can make them."""

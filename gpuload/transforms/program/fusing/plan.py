@@ -1,7 +1,7 @@
-"""A batch as the fused kernels get it: its jobs, and how they are launched.
+"""A batch in the form that the fused kernels receive: its jobs and their launches.
 
-Made from images' places and a program, without a look at pixels: in the main process, or by a worker. Nothing is kept
-from batch to batch.
+A plan is built from the locations of images and a program, without reading pixels, in the main process or in a worker.
+No state is kept between batches.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from gpuload.transforms.program.windows import transposed_boxes
 
 __all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erasing", "portions"]
 
-SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
-# Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
+SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's second axis
+# The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
+# the product is not positive.
 MOST_PROGRAMS: Final = 2**31 - 1
-KINDS: Final = 8  # more than there are kinds of geometry
+KINDS: Final = 8  # larger than the number of kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
-KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
+KERNELS: Final = np.arange(KINDS)  # maps each kind of geometry to the kind of kernel that handles it
 KERNELS[R.TABLE] = R.COPY
-CHANNELS: Final = (1, 3)  # that images may have
+CHANNELS: Final = (1, 3)  # the supported numbers of channels
 
 
 class Tile(NamedTuple):
-    """The part of a result that a program makes.
+    """The part of a result that one program computes.
 
     Attributes:
-        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
-        warps: of the program.
+        rows, columns: the size; 32 columns per warp, so that each thread handles complete columns.
+        warps: the number of warps of the program.
     """
 
     rows: int
@@ -45,18 +46,21 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Pass `number` over some images whose geometries are of one kind, and what is needed before it.
+    """Pass `number` over images whose geometries are of one kind, with the preparations that it needs.
 
-    A kernel for one kind needs half the registers of one for all kinds.
+    A kernel for a single kind needs half the registers of a kernel for all kinds.
 
     Attributes:
-        first, jobs: the range of its jobs.
-        tiles: of the largest result.
-        finished: whether it is the images' last pass.
-        counted_first, counted: the range of the images whose levels are counted before, among all such; or 0 of them.
-        counted_pixels: of the largest of these.
-        weights, weight_programs: how many int32 numbers the tables of weights have, and how many programs make those
-            of a job; 0: there are none.
+        first, jobs: the first job and the number of jobs.
+        tiles: the number of tiles of the largest result.
+        number: the number of the pass.
+        geometry: the kind of geometry.
+        finished: whether this is the last pass of the images.
+        counted_first, counted: the first image, and the number of images, whose levels are counted before the launch,
+            among all such images of the batch.
+        counted_pixels: the number of pixels of the largest of these images.
+        weights, weight_programs: the number of int32 numbers in the weight tables, and the number of programs that make
+            the tables of a job; 0 if there are no tables.
     """
 
     first: int
@@ -73,19 +77,20 @@ class Launch(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles come first: there may be more than the second axis of a grid takes."""
+        """The grid. Tiles come first because there can be more of them than fit along the second axis."""
         return self.tiles, self.jobs
 
 
 class Plan(NamedTuple):
-    """How a batch's passes are launched.
+    """The launches of a batch's passes.
 
     Attributes:
-        launches: in order.
-        channels, out_channels: of pixels between passes, and of results.
-        operates, erases: whether any pass does operations, and whether finished images are erased.
-        transposes: whether rows of a result may be written as columns.
-        scratch_bytes: of both pieces of memory between passes.
+        launches: the launches, in order.
+        channels, out_channels: the number of channels between passes, and of results.
+        operates: whether any pass applies operations.
+        erases: whether boxes of finished images are erased.
+        transposes: whether rows of a result can be written as columns.
+        scratch_bytes: the sizes of the two scratch buffers between passes.
     """
 
     launches: tuple[Launch, ...]
@@ -108,15 +113,15 @@ class Plan(NamedTuple):
         tile: Tile,
         source_steps: np.ndarray | None = None,
     ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
-        """The plan for a batch, and of each of `ARRAYS` its parts, without those that are empty.
+        """Return the plan for a batch, and the pieces of each of `ARRAYS` that is not empty.
 
         Args:
             images: `IMAGE` (B,).
             program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
-            starts: where each result begins, int64 (B,), in elements from the first one.
-            steps: between channels, rows and columns of a result; int64 (B,), or one for all.
-            on_finished: what is erased of all finished images.
-            tile: how results are divided.
+            starts: the offset of each result in elements, int64 (B,).
+            steps: the steps between channels, rows and columns of a result; int64 (B,), or one number for all results.
+            on_finished: the records that erase boxes of all finished images.
+            tile: the division of results into tiles.
             source_steps: `gpuload.stage.ragged.RaggedImages.steps`.
         """
         channels = channels_of(images, program)
@@ -126,7 +131,7 @@ class Plan(NamedTuple):
         scratch = _place_scratch(passes)
         channel, *down_across = steps
         if passes.transposed.any():
-            down_across = [np.where(passes.transposed, *both) for both in (down_across[::-1], down_across)]
+            down_across = [np.where(passes.transposed, *pair) for pair in (down_across[::-1], down_across)]
         places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
         passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, on_finished, channels[-1])
@@ -140,34 +145,35 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Fusing:
-    """Plans batches of a chain of which fused kernels do everything, wherever the decoded images are known.
+    """A planner of batches for a chain that runs entirely in fused kernels; it works in any process that knows the
+    decoded images.
 
     Args:
-        tile: how the device's results are divided.
-        channels_last: their memory format.
+        tile: the division of results into tiles.
+        channels_last: whether results are in channels-last memory format.
     """
 
     tile: Tile
     channels_last: bool
 
     def __call__(self, images: np.ndarray, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
-        """The plan of a batch, and its arrays.
+        """Return the plan of a batch, and its arrays.
 
         Raises:
-            ValueError: it is none that is planned here: images differ in channels or results in size, or something is
-                left to do to finished images.
+            ValueError: the batch cannot be planned here, because images differ in channels, results differ in size, or
+                finished images need more than erasing.
         """
         levels, on_finished = program.split()
         erasing = leading_erasing(on_finished)
         size, count = program.results_hw[0], len(program)
         stored_channels = images["shape"][:, 2]
-        alike = (program.results_hw == size).all() and (stored_channels == stored_channels[0]).all()
+        is_uniform = (program.results_hw == size).all() and (stored_channels == stored_channels[0]).all()
         if (
-            not alike
+            not is_uniform
             or int(stored_channels[0]) not in CHANNELS
             or (on_finished and len(erasing) < len(on_finished.records))
         ):
-            raise ValueError("this batch is planned where it is made")
+            raise ValueError("this batch must be planned where it is assembled")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         starts = np.arange(count) * (channels * height * width)
@@ -175,14 +181,14 @@ class Fusing:
 
 
 def channels_of(images: np.ndarray, program: Program) -> list[int]:
-    """How many channels images have, and from each record on that changes it."""
+    """Return the number of channels of the images, then the number after each record that changes it."""
     changed = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
     return [int(images["shape"][0, 2]), *changed]
 
 
 def leading_erasing(on_finished: Program | None) -> list[Erase]:
-    """Return the records that erase parts of all images before anything else changes finished images: the last pass
-    runs them."""
+    """Return the records that erase boxes of all images before any other record changes finished images. The last pass
+    applies them."""
     erasing = []
     for record in () if on_finished is None else on_finished.records:
         if not isinstance(record, Erase) or record.rows is not None:
@@ -192,18 +198,19 @@ def leading_erasing(on_finished: Program | None) -> list[Erase]:
 
 
 def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
-    """Return the images of each launch, of `count` from the `first` on.
+    """Divide `count` images, starting at `first`, into launches that fit into a grid.
 
     Args:
-        count, first: which images.
-        programs: along the grid's first axis, for each image; the images are along the second.
+        count, first: the number of images and the first image.
+        programs: the number of programs per image along the grid's first axis; images are along the second axis.
     """
     end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
-    return [slice(at, min(at + step, end)) for at in range(first, end, step)]
+    return [slice(start, min(start + step, end)) for start in range(first, end, step)]
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
-    """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
+    """Set the locations that each image's passes write to, except the last pass, and that the next passes read from.
+    Return the sizes of both scratch buffers in bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
         jobs, rows = passes.jobs[number], passes.after(number)
@@ -218,37 +225,37 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
 
 
 def _place_boxes(passes: Passes, on_finished: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set what an image's last pass erases; the numbers of all boxes, int64."""
+    """Set the boxes that each image's last pass erases; return the numbers of all boxes, int64."""
     if not on_finished:
         return np.empty(0, np.int64)
     boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in on_finished], axis=1)
     if (transposed := passes.transposed).any():
-        drawn = boxes.view(R.ERASED)
-        drawn["box_tlhw"] = transposed_boxes(drawn["box_tlhw"], transposed)
-        drawn["kind"][transposed[:, None] & (drawn["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
-    each = boxes.shape[1] // R.RECORD
-    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
+        entries = boxes.view(R.ERASED)
+        entries["box_tlhw"] = transposed_boxes(entries["box_tlhw"], transposed)
+        entries["kind"][transposed[:, None] & (entries["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
+    per_image = boxes.shape[1] // R.RECORD
+    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * per_image), (R.BOXES, per_image)))
     return boxes.ravel()
 
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
-    """The launches, in order; the numbers of their jobs, in the same order, pass by pass: int64 and float64; and what
-    makes the tables of statistics: `COUNTED` of each image, and factors."""
+    """Return the launches in order; the int64 and float64 numbers of their jobs in the same order, pass by pass; and
+    the inputs of the statistics tables: `COUNTED` entries and factors."""
     launches, ints, floats, first = [], [], [], 0
     counted: list[np.ndarray] = []
     factors: list[np.ndarray] = []
     tables = 0
     for number in range(passes.count):
-        jobs, own_floats = passes.jobs[number], passes.floats[number]
-        # Bring together the jobs of a launch: those of one kernel that end here, or do not.
+        jobs, job_floats = passes.jobs[number], passes.floats[number]
+        # Group the jobs of a launch: jobs of one kernel for which this is the last pass, or is not.
         groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
         rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
         if not isinstance(rows, slice) or (groups != groups[0]).any():
             rows = np.arange(len(groups))[rows]
             rows = rows[groups[rows].argsort(kind="stable")]
-            jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
+            jobs, job_floats, groups = jobs.take(rows, 1), job_floats.take(rows, 0), groups[rows]
             ends = np.bincount(groups).cumsum().tolist()
             spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
         heights, widths = jobs[R.OUT]
@@ -256,30 +263,30 @@ def _launches(
         counting = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
-            most = int(tiles[start:end].max())
-            for portion in portions(end - start, start, programs=most):
-                at, to = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
+            max_tiles = int(tiles[start:end].max())
+            for portion in portions(end - start, start, programs=max_tiles):
+                lo, hi = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
                 pixels = 0
-                if to > at:
-                    places = jobs[R.OPERATIONS_AT, counting[at:to]]  # what needs it comes first in a pass
-                    counted.append(_counted(jobs, counting[at:to], codes[places]))
+                if hi > lo:
+                    places = jobs[R.OPERATIONS_AT, counting[lo:hi]]  # counting operations come first in a pass
+                    counted.append(_counted(jobs, counting[lo:hi], codes[places]))
                     factors.append(values[places, 0])
                     pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
-                needed = tables, to - at, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
+                inputs = tables, hi - lo, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
                 launches.append(
-                    Launch(first, portion.stop - portion.start, most, number, kind, bool(finished), *needed)
+                    Launch(first, portion.stop - portion.start, max_tiles, number, kind, bool(finished), *inputs)
                 )
                 first += portion.stop - portion.start
-                tables += to - at
+                tables += hi - lo
         ints.append(jobs.T)
-        floats.append(own_floats)
+        floats.append(job_floats)
     return tuple(launches), [ints, floats], [[rows.view(np.int64) for rows in counted], factors]
 
 
-def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the rows, `COUNTED`, from which tables of some jobs of a launch are made; each job gets its number."""
-    jobs[R.STATISTICS_AT, these] = np.arange(len(these))
-    counted = np.zeros(len(these), R.COUNTED)
-    counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
-    counted["steps"] = jobs[R.SOURCE_STEPS, these].T
+def _counted(jobs: np.ndarray, counting: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the `COUNTED` entries for the statistics tables of these jobs of a launch, and number the tables."""
+    jobs[R.STATISTICS_AT, counting] = np.arange(len(counting))
+    counted = np.zeros(len(counting), R.COUNTED)
+    counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, counting], jobs[R.WHOLE, counting].T, codes
+    counted["steps"] = jobs[R.SOURCE_STEPS, counting].T
     return counted

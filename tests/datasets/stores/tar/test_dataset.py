@@ -187,7 +187,7 @@ def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_pat
         next(steps)
         os.truncate(dataset.shards[0], 9000)
         with pytest.raises(
-            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, where its index expects"
+            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, but its index expects"
         ):
             list(steps)
 
@@ -278,7 +278,7 @@ def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1
     os.truncate(path, 1000)
-    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, where its index expects 1: it was"):
+    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: it was"):
         dataset[1]
     assert dataset[0] == 1, "the file is open, and its beginning is there"
     os.truncate(path, 600)
@@ -298,9 +298,7 @@ def test_a_field_larger_than_the_loader_allows(tmp_path: Path) -> None:
 
 def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
-    with pytest.raises(
-        ValueError, match="shuffle_buffer=10 is for stream=True; without it, all samples are shuffled by"
-    ):
+    with pytest.raises(ValueError, match="shuffle_buffer=10 needs stream=True; to shuffle all samples, use"):
         gl.TarShards(path, shuffle_buffer=10)
     assert (gl.TarShards(path, fields="cls") + gl.TarShards(path, fields="cls"))[1] == 1
     with pytest.raises(TypeError, match="unsupported operand"):

@@ -106,7 +106,7 @@ def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
     damaged[0] ^= 1
     text = r"'x.tar': at offset 10,240 a member's header was expected, but its checksum is wrong"
     assert re.match(text, refusal(tmp_path / "x.tar", data + damaged))
-    assert re.match(r"'x.tar' is cut off at 10,752 bytes: the member", refusal(tmp_path / "x.tar", data + data[:512]))
+    assert re.match(r"'x.tar' is truncated at 10,752 bytes: the member", refusal(tmp_path / "x.tar", data + data[:512]))
 
 
 def test_a_checksum_of_signed_bytes_as_old_writers_have_it(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_size_that_is_huge(tmp_path: Path) -> None:
     block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
         "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the entire "
-        "archive (2,048): it is cut off, or its header is damaged"
+        "archive (2,048): it is truncated, or its header is damaged"
     )
 
 
@@ -169,11 +169,11 @@ def test_one_that_is_cut_off_in_a_member_or_in_headers(tmp_path: Path) -> None:
     whole = archive(tmp_path / "x.tar", {"a.jpg": bytes(600), "b.jpg": bytes(600)}, format=tarfile.PAX_FORMAT)
     data = whole.read_bytes()
     assert refusal(whole, data[:2500]) == (
-        "'x.tar' is cut off at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes starting at 2,048, of "
+        "'x.tar' is truncated at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes starting at 2,048, of "
         "which 452 are present"
     )
     assert refusal(whole, data[:1700]) == (
-        "'x.tar' is cut off at 1,700 bytes, in the headers of a member at offset 1,536"
+        "'x.tar' is truncated at 1,700 bytes, in the headers of a member at offset 1,536"
     )
 
 
@@ -229,6 +229,6 @@ def test_without_the_blocks_that_close_it_the_reader_is_told(tmp_path: Path) -> 
     names = [name for name, *_ in members(file.read_at, "x.tar", file.size, remark=told.append)]
     assert names == [b"a.jpg", b"b.jpg"]
     assert told == [
-        "'x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been cut off between "
-        "two members"
+        "'x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been truncated "
+        "between two members"
     ]

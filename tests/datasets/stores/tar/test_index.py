@@ -103,8 +103,8 @@ def test_one_that_is_cut_off_says_how_many_samples_are_whole(tmp_path: Path) -> 
     files = {f"{number}.{field}": bytes(600) for number in range(5) for field in ("jpg", "png")}
     path = archive(tmp_path / "x.tar", files)
     os.truncate(path, 1536 * 7 + 700)
-    with pytest.raises(Damage, match=r"^'.*x.tar' is cut off at 11,452 bytes: the member '3.png' at offset 10,752 .*\. "
-                       r"3 complete samples come before that; repair the shard, or leave it out$"):  # fmt: skip
+    with pytest.raises(Damage, match=r"^'.*x.tar' is truncated at 11,452 bytes: the member '3.png' at offset 10,75.*\. "
+                       r"3 complete samples precede the damage; repair the shard, or leave it out$"):  # fmt: skip
         build(str(path))
     os.truncate(path, 1536 * 6 + 700)
     with pytest.raises(Damage, match=r"the member '3.jpg' .* 3 complete samples"):
@@ -117,7 +117,7 @@ def test_one_that_ends_without_its_closing_blocks_is_remarked_on(tmp_path: Path)
     assert build(str(path), remarks.append).samples == 2
     [remark] = remarks
     assert re.match(r"'.*x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been "
-                    r"cut off between two members; it has 2 samples$", remark)  # fmt: skip
+                    r"truncated between two members; it has 2 samples$", remark)  # fmt: skip
 
 
 @pytest.mark.parametrize("names", [("a.jpg", "a.cls", "a.jpg"), ("a.jpg", "b.jpg", "a.jpg"), ("a.jpg", "b.jpg", "a.x")])
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
     assert read(str(path), str(tmp_path / "none"), status) is None
     for length in range(0, len(table), 24):
         file.write_bytes(table[:length])
-        with pytest.raises(Unusable, match=r"it is truncated|its header says"):
+        with pytest.raises(Unusable, match=r"it is truncated|its header states"):
             read(str(path), str(file), status)
     for at in range(0, len(table), 5):
         damaged = np.array(table)

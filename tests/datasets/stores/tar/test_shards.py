@@ -16,7 +16,7 @@ from tars import archive, shards_of_pictures
 import gpuload as gl
 from gpuload.datasets.stores.tar import shards as shards_module
 from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, keep, open_shards
+from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, open_shards, save_index
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_an_index_that_is_cut_or_garbage_is_made_again_with_a_warning(tmp_path: 
     open_shards([path])
     whole = Path(path + SUFFIX).read_bytes()
     Path(path + SUFFIX).write_bytes(whole[:-8] if damage == "cut" else b"garbage, " * 50)
-    with pytest.warns(UserWarning, match=r"index file '.*x.tar.gpuload-index' cannot be used, and is made again: it "):
+    with pytest.warns(UserWarning, match=r"index file '.*x.tar.gpuload-index' cannot be used and is rebuilt: it "):
         assert open_shards([path])[0].samples == 1
     assert Path(path + SUFFIX).read_bytes() == whole
 
@@ -90,7 +90,9 @@ def test_where_nothing_can_be_written_it_is_made_each_time(tmp_path: Path, monke
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     unwritable(monkeypatch, tmp_path)
     for _ in range(2):
-        with pytest.warns(UserWarning, match=r"can be kept neither beside it nor in '.*/cache/gpuload/tar' \(.*denied"):
+        with pytest.warns(
+            UserWarning, match=r"can be saved neither next to it nor in '.*/cache/gpuload/tar' \(.*denied"
+        ):
             assert open_shards([path])[0].samples == 1
 
 
@@ -98,12 +100,12 @@ def test_several_damaged_shards_are_told_at_once_and_the_others_are_kept(tmp_pat
     paths = [str(archive(tmp_path / f"{number}.tar", {"a.jpg": bytes(600)})) for number in range(6)]
     for path in paths[1:]:
         os.truncate(path, 700)
-    with pytest.raises(ValueError, match=r"^5 of 6 shards cannot be indexed:\n  '.*1.tar' is cut off at 700 .*\n.*\n"
+    with pytest.raises(ValueError, match=r"^5 of 6 shards cannot be indexed:\n  '.*1.tar' is truncated at 700 .*\n.*\n"
                                          r".*3.tar.*\n  and 2 more$"):  # fmt: skip
         open_shards(paths)
     assert os.path.exists(paths[0] + SUFFIX)
     os.remove(paths[2])
-    with pytest.raises(ValueError, match=r"^2 of 2 shards (.|\n)*cut off.*\n.*No such file"):
+    with pytest.raises(ValueError, match=r"^2 of 2 shards (.|\n)*truncated.*\n.*No such file"):
         open_shards(paths[1:3])
 
 
@@ -129,9 +131,9 @@ def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     remarks = {"/a": ['"ü\\\U0001f600' * 1000, "b"], "/b": []}
     lines: list[bytes] = []
-    monkeypatch.setattr(shards_module, "_make", lambda path: (path, None, remarks[path]))
+    monkeypatch.setattr(shards_module, "_build", lambda path: (path, None, remarks[path]))
     monkeypatch.setattr(os, "write", lambda descriptor, line: lines.append(line))
-    shards_module.make_here([(7, "/a"), (3, "/b")])
+    shards_module.build_here([(7, "/a"), (3, "/b")])
     assert max(map(len, lines)) <= select.PIPE_BUF
     pieces = [json.loads(line) for line in lines]
     assert [number for number, _, is_last in pieces if is_last] == [7, 3]
@@ -142,9 +144,9 @@ def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest
 def test_a_warning_of_keep_names_who_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     unwritable(monkeypatch, tmp_path)
-    with pytest.warns(UserWarning, match="can be kept neither") as caught:
-        keep(build(path))
-    with pytest.warns(UserWarning, match="can be kept neither") as more:
+    with pytest.warns(UserWarning, match="can be saved neither") as caught:
+        save_index(build(path))
+    with pytest.warns(UserWarning, match="can be saved neither") as more:
         gl.TarShards(path)
     assert [warning.filename for warning in [*caught, *more]] == [__file__] * 2
 
@@ -196,15 +198,15 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_shard_is_found(tmp_path: Path) -> None:
     root = re.escape(str(tmp_path))
     (tmp_path / "x-0.tar").touch()
-    with pytest.raises(FileNotFoundError, match=rf"^no shard is found for '{root}/y-\*.tar' \(looked for "):
+    with pytest.raises(FileNotFoundError, match=rf"^no shards match '{root}/y-\*.tar' \(searched for "):
         find_shards(f"{tmp_path}/y-*.tar")
     with pytest.raises(FileNotFoundError, match=rf"^4 of 5 shards are missing: '{root}/x-1.tar', .*, …$"):
         find_shards(f"{tmp_path}/x-{{0..4}}.tar")
     with pytest.raises(FileNotFoundError, match=rf"^1 of 1 shards is missing: '{root}/z.tar'$"):
         find_shards(tmp_path / "z.tar")
-    with pytest.raises(FileNotFoundError, match="an empty list"):
+    with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
         find_shards([])
-    with pytest.raises(TypeError, match="shards are given as paths, got 3 "):
+    with pytest.raises(TypeError, match="shards must be paths, got 3 "):
         find_shards([3])
-    with pytest.raises(ValueError, match="stands for more than 10,000,000 shards"):
+    with pytest.raises(ValueError, match="expands to more than 10,000,000 shards"):
         find_shards("{0..99999999}")

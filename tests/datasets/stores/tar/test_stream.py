@@ -136,9 +136,7 @@ def test_shards_are_shared_out_over_workers_and_ranks(tmp_path: Path) -> None:
 
 def test_too_few_shards_for_all_who_read(tmp_path: Path) -> None:
     shards = numbers(tmp_path, 4, 1)
-    with pytest.raises(
-        gl.SampleError, match=r"4 shard\(s\) cannot be shared out over 5 readers \(world_size=5 × 1 work"
-    ):
+    with pytest.raises(gl.SampleError, match=r"4 shard\(s\) cannot be divided among 5 readers \(world_size=5 × 1 work"):
         loaded(shards, rank=0, world_size=5, num_workers=0)
 
 
@@ -175,10 +173,10 @@ def test_a_shard_that_is_cut_off_is_told_once_and_the_next_one_follows(tmp_path:
     found, told = errors(gl.TarShards(shards, stream=True, fields="cls"))
     assert found[:5] + found[-5:] == [*range(5), *range(10, 15)]
     [text] = told
-    assert text.startswith(f"'{tmp_path}/1.tar' is cut off at {at:,} bytes")
-    with pytest.raises(gl.SampleError, match=r"1.tar' is cut off at"):
+    assert text.startswith(f"'{tmp_path}/1.tar' is truncated at {at:,} bytes")
+    with pytest.raises(gl.SampleError, match=r"1.tar' is truncated at"):
         loaded(shards, num_workers=0)
-    with pytest.warns(RuntimeWarning, match=r"1.tar' is cut off at .* it was left out"):
+    with pytest.warns(RuntimeWarning, match=r"1.tar' is truncated at .* it was skipped"):
         rest = loaded(shards, num_workers=0, faults=gl.Faults(on_error="skip", max_error_rate=1))
     assert flat(rest) == found
 
@@ -279,15 +277,15 @@ def test_a_state_of_other_shards_or_another_buffer_is_refused(tmp_path: Path) ->
         (gl.TarShards(shards, stream=True, shuffle_buffer=3), "shards|shuffle_buffer"),
         (gl.TarShards(tmp_path / "[012].tar", stream=True), "shards"),
     ):
-        with pytest.raises(ValueError, match=rf"the state is of a stream with ({name})="):
+        with pytest.raises(ValueError, match=rf"the state was saved with ({name})="):
             iter(other).load_state_dict(state)
     state["read"], state["given"] = 100, 1
-    with pytest.raises(ValueError, match=r"have fewer samples than the state says \(20 of 100\)"):
+    with pytest.raises(ValueError, match=r"have fewer samples than the state expects \(20 of 100\)"):
         iter(gl.TarShards(shards, stream=True)).load_state_dict(state)
 
 
 def test_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shuffle_buffer must be how many samples are kept, 0 for no shuffle; got -1"):
+    with pytest.raises(ValueError, match="shuffle_buffer must be a number of samples, or 0 for no shuffling, got -1"):
         gl.TarShards(numbers(tmp_path), stream=True, shuffle_buffer=-1)
     assert gl.TarShards("-", stream=True).shards == ["-"]
     assert repr(gl.TarShards(tmp_path / "0.tar", stream=True)) == f"TarStream('{tmp_path}/0.tar', shuffle_buffer=0)"
@@ -360,7 +358,7 @@ def test_it_is_unpacked_by_what_it_begins_with_not_by_its_name(tmp_path: Path, k
     assert file.read_at(150_000, 140_000) == DATA[150_000:290_000]
     assert file.read_at(299_990, 100) == DATA[299_990:]
     assert file.position == 300_000
-    with pytest.raises(Damage, match=r"x.bin' is cut off at 300,000 bytes, in a member before 400,000$"):
+    with pytest.raises(Damage, match=r"x.bin' is truncated at 300,000 bytes, in a member before offset 400,000$"):
         file.read_at(400_000, 1)
     file.close()
 
@@ -370,13 +368,13 @@ def test_one_that_is_cut_or_damaged(tmp_path: Path, kind: str) -> None:
     path, packed = tmp_path / "x.bin", bytearray(PACKED[kind](DATA))
     path.write_bytes(packed[: len(packed) // 2])
     file = Sequential(str(path))
-    with pytest.raises(Damage, match=r"x.bin' cannot be read on after 0 bytes") if kind != "zstd" else nullcontext():
+    with pytest.raises(Damage, match=r"x.bin' cannot be read beyond 0 bytes") if kind != "zstd" else nullcontext():
         assert len(file.read_at(0, 300_000)) < 300_000
     file.close()
     packed[len(packed) // 2 : len(packed) // 2 + 40] = bytes(40)
     path.write_bytes(packed)
     file = Sequential(str(path))
-    with pytest.raises(Damage, match="cannot be read on after 0 bytes: "):
+    with pytest.raises(Damage, match="cannot be read beyond 0 bytes: "):
         file.read_at(0, 9_000_000)
     file.close()
 
@@ -387,7 +385,7 @@ def test_the_end_of_what_is_compressed_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(packed)
     file = Sequential(str(tmp_path / "x"))
     assert file.read_at(0, 300_000) == DATA
-    with pytest.raises(Damage, match=r"cannot be read on after 300,000 bytes: BadGzipFile: CRC check failed"):
+    with pytest.raises(Damage, match=r"cannot be read beyond 300,000 bytes: BadGzipFile: CRC check failed"):
         file.finish()
     file.close()
 
@@ -407,5 +405,5 @@ def test_without_what_unpacks_zstd_it_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression", None)
     (tmp_path / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(99))
-    with pytest.raises(ImportError, match=r"x.tar.zst' is compressed by zstd, .* pip install 'gpuload\[zstd\]'"):
+    with pytest.raises(ImportError, match=r"x.tar.zst' is compressed with zstd, .* pip install 'gpuload\[zstd\]'"):
         Sequential(str(tmp_path / "x.tar.zst"))

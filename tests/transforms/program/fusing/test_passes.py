@@ -160,5 +160,5 @@ def test_a_record_of_no_images_changes_nothing():
 
 
 def test_a_record_of_a_kind_that_it_does_not_know():
-    with pytest.raises(TypeError, match="the fused kernels do not know the record Mixture"):
+    with pytest.raises(TypeError, match="the fused kernels do not support the record Mixture"):
         passes([T.AugMix()])
