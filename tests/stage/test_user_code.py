@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 
 def example() -> dict[str, Any]:
     """What the example of the page defines."""
-    text = PAGE.read_text().split("## Transforms of your own")[1].split("```python\n")[1].split("```")[0]
+    text = PAGE.read_text().split("## Your own transforms")[1].split("```python\n")[1].split("```")[0]
     found: dict[str, Any] = {"__name__": __name__}
     exec(text, found)
     return found
