@@ -205,7 +205,7 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
         (
             b"abcdef",
             {"dtype": "u1", "shape": ()},
-            "holds a single number; expected an array whose first axis is the samples",
+            "holds a single number; expected an array with samples along its first axis",
         ),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
