@@ -113,10 +113,8 @@ def explain_full_disk(folder: str) -> Iterator[None]:
     except GpuloadError:
         raise
     except Exception as error:
-        number, text = (
-            getattr(error, "errno", None),
-            str(error),
-        )  # LMDB's errors have the system's text, but no errno
+        # LMDB's errors have the system's text, but no errno.
+        number, text = getattr(error, "errno", None), str(error)
         if number not in DISK_FULL and not any(os.strerror(full) in text for full in DISK_FULL):
             raise
         raise GpuloadError(

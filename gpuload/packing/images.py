@@ -1,8 +1,8 @@
 """Preparing images for a store: their bytes are copied unchanged, resized, or given an index.
 
 Runs in the process that makes a part, with one `Images` per part. Pillow resizes with a Lanczos filter; for a JPEG, the
-decoder first halves the size as long as the result is at least twice the target size. Orientation and ICC profile are
-preserved and not applied to the pixels, so a resized file is displayed like the original.
+decoder first halves the size repeatedly, as long as the result is at least twice the target size. Orientation and ICC
+profile are preserved and not applied to the pixels, so a resized file is displayed like the original.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_EXIF: Final = 65_000  # bytes in one segment of a JPEG
 ORIENTATION: Final = 0x0112
 BUFFER: Final = 2  # bytes per pixel and channel; black and white noise takes 1.2 at quality 100
 HEADER_DECODE: Final = Decode(exif=True)  # built once, since that takes as long as reading a header
-DRAFT_SCALE: Final = 2  # the minimum size of a JPEG after its decoder, relative to the target size
+DRAFT_SCALE: Final = 2  # the minimum size at which a JPEG is decoded, relative to the target size
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,14 @@ def _encode(image: Any, name: str, options: dict[str, Any]) -> bytes:
     """
     from PIL import ImageFile
 
-    file, before = io.BytesIO(), ImageFile.MAXBLOCK
+    file, previous_limit = io.BytesIO(), ImageFile.MAXBLOCK
     width, height = image.size
     metadata_bytes = len(options.get("icc_profile", b"")) + 4 * MAX_EXIF  # EXIF, a comment, tables
-    ImageFile.MAXBLOCK = max(before, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
+    ImageFile.MAXBLOCK = max(previous_limit, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
     try:
         image.save(file, name, **options)
     finally:
-        ImageFile.MAXBLOCK = before
+        ImageFile.MAXBLOCK = previous_limit
     return file.getvalue()
 
 

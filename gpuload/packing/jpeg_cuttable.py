@@ -1,4 +1,4 @@
-"""Making JPEGs cuttable: adding an index by which crops can be cut out of the encoded bytes (`gpuload.decode.cut`).
+"""Making JPEGs cuttable: adding an index for cutting crops out of the encoded bytes (`gpuload.decode.cut`).
 `gpuload.decode.indexed` describes the format of the index and reads it."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ END: Final = 0x00  # the AC symbol that ends a block
 DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols whose codes, and the 0, 1 or 2 bits after them, pad to any length
 MAX_SEGMENT_BYTES: Final = 65_533  # the maximum size of a segment, without its length
 MAX_GROWTH, ALLOWED_BYTES = 0.055, 2_000  # the maximum growth of a file, as a fraction; these bytes are always allowed
-MIN_BITS: Final = 8  # the minimum distance of two points, so that no stretch begins and ends in one byte
+MIN_BITS: Final = 8  # the minimum distance between points, so that no stretch begins and ends in one byte
 MIN_SCAN_BYTES: Final = 16_000  # bytes of a scan; decoding a smaller scan takes less time than cutting it
 MAX_DC_DIFFERENCE: Final = 2047  # the largest difference of two DC coefficients in 8-bit JPEGs
 COMMENT: Final = 0xFFFE
@@ -63,7 +63,7 @@ TablePair = tuple[Table, Table]  # the DC and AC tables of a component
 
 
 def make_cuttable(data: bytes) -> bytes:
-    """Return a JPEG with the same pixels, EXIF and ICC blocks, and an index by which crops can be cut out.
+    """Return a JPEG with the same pixels, EXIF and ICC blocks, and an index for cutting crops out.
 
     The encoded data are not changed, except that jpegtran rewrites progressive JPEGs, and JPEGs with several scans or
     restart markers, as one scan with the same coefficients. Data after the image (a phone's second image, or a
@@ -105,7 +105,7 @@ def _in_one_scan(data: bytes) -> bytes:
 def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     """Return the file with an index, and without data after the image; None if it cannot have an index.
 
-    The encoded data are not changed. Codes that joints need and that the file lacks are added to its tables.
+    The encoded data are not changed. Codes that joints need but the file lacks are added to its tables.
 
     The file must be a sequential 8-bit JPEG with Huffman coding, a single scan and no restart markers. It must not be
     damaged, and must have 16 KB or more: cutting saves nothing in smaller files.

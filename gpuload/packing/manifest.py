@@ -2,7 +2,7 @@
 
 The manifest contains the SHA-256 of each part (a shard, or for an array, a range of samples) and of each other file
 (for ``images.npy``, of its header), the skipped samples with their causes, and how to read the set.
-``manifest-crc32.npy`` contains a CRC-32 of each sample, by which damage is located within a part. These files depend
+``manifest-crc32.npy`` contains a CRC-32 of each sample, to locate damage within a part. These files depend
 only on the samples. ``manifest-sources.json`` contains a checksum of the sizes and times of each part's source files.
 
 A set may come from an untrusted source, and the hash in a manifest detects damage, but does not authenticate the
@@ -125,8 +125,8 @@ def read_manifest(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
         unfinished = os.path.isdir(os.path.join(folder, WORK))
-        what = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
-        raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
+        state = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
+        raise FileNotFoundError(f"{folder!r} {state}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is int and version != FORMAT:
@@ -195,7 +195,7 @@ def _part_form(to: str) -> dict[str, Any]:
 
 
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """Return the dataset class, the path in the set's folder, and the arguments by which the samples are read."""
+    """Return the dataset class, the path in the set's folder, and the arguments for reading the samples."""
     rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
     image, columns, layout = "", [], ""

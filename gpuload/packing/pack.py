@@ -49,7 +49,7 @@ Progress = Callable[[int, int, int], None]
 
 
 class BadSamples(GpuloadError):
-    """The error for damaged samples, because of which the set is not finished.
+    """The error for damaged samples that keep the set from being finished.
 
     Attributes:
         bad: a dict for each damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
@@ -125,7 +125,7 @@ def pack(
             Images that cannot be made cuttable are copied unchanged, and counted.
         shard_bytes: the approximate maximum size of a shard; an exact limit if images are stored unchanged.
         workers: the number of worker processes; 0 packs in this process. Default: the number of CPUs that this process
-            may use, up to 16; 0 if a single part is missing.
+            may use, up to 16; 0 if only one part is missing.
         skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
         check: decode every image to find all damage. Otherwise only headers, the ends of files, and resized images are
             checked.

@@ -237,7 +237,7 @@ def committed_parts(job: Job) -> int:
 
 
 def append_to_lmdb(job: Job, number: int) -> None:
-    """Add a part to the database in a transaction of its own, and remove the part's file."""
+    """Add a part to the database in its own transaction, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     path, pairs = os.path.join(job.work, DATABASE), part_file(job, number)
     # The size of the map is stored in the file, so it must not depend on the number of attempts.

@@ -242,7 +242,7 @@ class Source(NamedTuple):
     columns: list[str | int]
     classes: list[list[str] | None]
 
-    def where(self, number: int) -> str:
+    def row_name(self, number: int) -> str:
         """Describe a row for messages."""
         return f"{self.unit} {number} of {self.name}"
 
@@ -383,8 +383,8 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
                         "" if separator is None else f"; if {separator!r} separates them, pass delimiter={separator!r}"
                     )
                     raise ValueError(
-                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {last} (counted from 0) is "
-                        f"needed: {row}{hint}"
+                        f"{source.row_name(rows.line_num)} has {len(row)} fields, but column {last} (counted from 0) "
+                        f"is needed: {row}{hint}"
                     )
                 yield rows.line_num, [row[position] for position in positions]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -419,7 +419,7 @@ def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     columns: list[list[Any]] = [[] for _ in source.classes]
     numbers = array("q")  # the line or number of each row
     for number, (path, *values) in rows:
-        where = source.where(number)
+        where = source.row_name(number)
         relative = _relative(path, where, source)
         joined += relative
         lengths.append(len(relative))
@@ -437,7 +437,7 @@ def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     texts: tuple[list[Any], list[str]] = [], []
     for index, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
         if names is not None:
-            targets = _class_indices(values, names, lambda row: source.where(numbers[row]))
+            targets = _class_indices(values, names, lambda row: source.row_name(numbers[row]))
         else:
             targets, names = encode_targets(values)
             if names is not None and (stray_numbers := stray_cells(values)):

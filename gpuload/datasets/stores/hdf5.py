@@ -94,17 +94,19 @@ class HDF5(Store):
         with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
             item_type = h5py.check_vlen_dtype(images.dtype)
-            what = f"dataset {image!r} of {self.path!r}"
+            subject = f"dataset {image!r} of {self.path!r}"
             self._pixels: Pixels | None = None
             if item_type is None and images.dtype.kind in "biufc":
-                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, what)
+                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, subject)
             elif item_type is None or np.dtype(item_type).itemsize != 1 or images.ndim != 1:
                 raise TypeError(
-                    f"{what} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
+                    f"{subject} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
                     'length, of type h5py.vlen_dtype("uint8") (strings would end at the first zero byte of an image)'
                 )
             elif layout is not None or as_dtype is not None:
-                raise ValueError(f"{what} holds encoded images; leave out layout= and as_dtype=, which are for pixels")
+                raise ValueError(
+                    f"{subject} holds encoded images; leave out layout= and as_dtype=, which are for pixels"
+                )
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
             if target is not None:
@@ -222,8 +224,8 @@ class HDF5(Store):
         """Return rows of a dataset, keyed by number. Reading in the file's order decompresses each chunk only once."""
         if self._pixels is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
-            what = f"a sample or chunk of {dataset.name!r}"
-            check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
+            description = f"a sample or chunk of {dataset.name!r}"
+            check_expanded(dataset.dtype.itemsize * elements, description, path=self.path)
         rows: dict[int, np.ndarray] = {}
         ordered = np.array(sorted(set(numbers)), np.int64)
         for adjacent in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):

@@ -151,8 +151,8 @@ class LMDB(Store):
         if self._image is None or self._target is None:
             return encoded
         begin, end = self._image
-        before, after = self._target
-        return encoded, self._parse_target(view, before + key[len(begin) : len(key) - len(end)] + after)
+        prefix, suffix = self._target
+        return encoded, self._parse_target(view, prefix + key[len(begin) : len(key) - len(end)] + suffix)
 
     def _parse_target(self, view: _View, key: bytes) -> int | str:
         value = view.get(key)
@@ -236,8 +236,8 @@ def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
     """Return the parts of a pattern before and after ``{}``."""
     if not isinstance(text, str) or text.count("{}") != 1:
         raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
-    before, _, after = text.partition("{}")
-    return os.fsencode(before), os.fsencode(after)
+    prefix, _, suffix = text.partition("{}")
+    return os.fsencode(prefix), os.fsencode(suffix)
 
 
 def _index(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 Runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its own
 descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
-mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can end the process by SIGBUS.
+mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can kill the process with SIGBUS.
 URLs are read by `gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
 """
 

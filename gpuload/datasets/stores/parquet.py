@@ -149,8 +149,8 @@ class Parquet(Store):
             path = self.files[file]
             for at, row in enumerate(numbers):
                 if group_numbers[at] == number:
-                    what = f"row {row - begin} of row group {group} cannot be read"
-                    with naming(path, lambda text, path=path, what=what: damaged(path, f"{what}: {text}")):
+                    problem = f"row {row - begin} of row group {group} cannot be read"
+                    with naming(path, lambda text, path=path, problem=problem: damaged(path, f"{problem}: {text}")):
                         samples[at] = self._sample(columns, file, group, row - begin)
         return samples
 
@@ -167,14 +167,14 @@ class Parquet(Store):
         columns = _columns_of(file.metadata.row_group(group), self._column_names)
         if self._remote is not None:
             file.source.load([_range(column) for column in columns])
-        what, remedy = f"row group {group}", ", or write smaller row groups"
+        description, remedy = f"row group {group}", ", or write smaller row groups"
         nbytes = sum(column.total_uncompressed_size for column in columns)
-        check_expanded(nbytes, what, remedy, path)
+        check_expanded(nbytes, description, remedy, path)
         rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MAX_BATCH_ROWS))
         batches, nbytes = [], 0
         for batch in file.iter_batches(rows, row_groups=[group], columns=self._column_names, use_threads=False):
             nbytes += batch.nbytes
-            check_expanded(nbytes, what, remedy, path)
+            check_expanded(nbytes, description, remedy, path)
             batches.append(batch)
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 

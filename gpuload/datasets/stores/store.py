@@ -167,7 +167,9 @@ def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
     try:
         array = np.asarray(labels)
     except ValueError as error:
-        raise TypeError(f"labels must form an array with one entry per sample, all of one shape: {error}") from None
+        raise TypeError(
+            f"labels must form an array with one entry per sample, all of the same shape: {error}"
+        ) from None
     if array.dtype.kind not in "biufU":
         raise TypeError(f"labels must be numbers or strings, one per sample, got {array.dtype} of shape {array.shape}")
     if array.ndim == 0 or len(array) != count:

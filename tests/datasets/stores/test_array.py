@@ -118,7 +118,9 @@ def test_labels(tmp_path: Path) -> None:
     message = f"labels must have one entry for each of the 12 samples of {str(path)!r}, got shape (11,)"
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path, labels=range(11))
-    with pytest.raises(TypeError, match=r"^labels must form an array with one entry per sample, all of one shape: "):
+    with pytest.raises(
+        TypeError, match=r"^labels must form an array with one entry per sample, all of the same shape: "
+    ):
         ArrayFile(path, labels=[[1], [2, 3]] * 6)
     with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one per sample, got object"):
         ArrayFile(path, labels=[None] * 12)

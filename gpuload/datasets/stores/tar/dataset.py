@@ -63,8 +63,8 @@ class TarShards(Store):
             exists, and ``"__key__"`` is the key. A str yields that field itself. None yields a dict of all fields, with
             ``"__key__"``.
         mode: the pixel mode of images, see `Encoded`.
-        stream: read the archives in one pass, as an iterable dataset: compressed ones (gzip, bzip2, xz, zstd), pipes,
-            and ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
+        stream: read the archives in one pass, as an iterable dataset. They may also be compressed (gzip, bzip2, xz,
+            zstd), pipes, or ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
         shuffle_buffer: with `stream`: 0 keeps the order of the archives; otherwise each epoch reads the archives in a
             different order and draws samples from a buffer of this many samples.
         storage_options: for URLs, fsspec options or a `Remote`.

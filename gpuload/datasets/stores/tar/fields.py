@@ -63,28 +63,28 @@ class Fields:
         """
         if self.selection is None:
             return list(available)
-        chosen = []
+        field_names = []
         for alternatives in self.selection:
             for name in alternatives:
                 if name in available or name == KEY:
-                    chosen.append(name)
+                    field_names.append(name)
                     break
             else:
                 names = " or ".join(map(repr, alternatives))
                 shown = ", ".join(map(repr, list(available)[:_MAX_LISTED])) or "none"
                 raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
-        return chosen
+        return field_names
 
-    def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
-        """Build a sample from the bytes of its chosen fields: a single value, a tuple, or a dict of all fields.
+    def sample(self, data: Mapping[str, bytes], field_names: Sequence[str], shard: str, key: str) -> Any:
+        """Build a sample from the bytes of its selected fields: a single value, a tuple, or a dict of all fields.
 
         Raises:
             ValueError: the bytes of a field do not have the format that its extension states.
         """
-        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
-        _make_image(values, chosen, self.selection is None)
+        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in field_names]
+        _make_image(values, field_names, self.selection is None)
         if self.selection is None:
-            return {KEY: key, **dict(zip(chosen, values, strict=True))}
+            return {KEY: key, **dict(zip(field_names, values, strict=True))}
         return values[0] if self.is_single else tuple(values)
 
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:

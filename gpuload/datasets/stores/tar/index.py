@@ -1,4 +1,4 @@
-"""The index of one shard: its samples and the positions of their fields. Built from tar headers, stored in a file.
+"""The index of one shard: its samples and the positions of their fields, as read from tar headers.
 
 An index is one array of bytes, identical in memory and on disk; workers map a shared copy. Numbers are little-endian.
 
@@ -228,7 +228,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
 
 
 def _points_into_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
-    """Return whether all positions in the index are valid. Like its archive, an index may come from anywhere."""
+    """Return whether all positions in the index are valid: like its archive, it may come from an untrusted source."""
     first, key_ends, blocks, sizes, fields, keys, names = arrays
     for ends, total in ((first, shard.members), (key_ends, len(keys))):
         if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():

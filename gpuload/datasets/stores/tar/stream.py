@@ -197,7 +197,7 @@ class TarPass:
         """Continue from a state. The samples of the buffer are read again.
 
         Raises:
-            ValueError: the state was saved with other shards, another share of them, or another buffer.
+            ValueError: the state was saved with other shards, another share, or another buffer size.
         """
         for name, expected in self._identity().items():
             if state.get(name) != expected:
