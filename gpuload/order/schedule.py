@@ -136,8 +136,8 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
         order.warned.add("workers")
         yield (
             f"the datapipe has a sharding_filter(), which DataLoader configures and gpuload does not: each of "
-            f"{consumers} workers on all ranks iterates over the whole pipe, so every sample appears {consumers} times. "
-            "Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
+            f"{consumers} workers on all ranks iterates over the whole pipe, so every sample appears {consumers} "
+            "times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
             "gpuload.get_worker_info()"
         )
 

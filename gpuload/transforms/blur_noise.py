@@ -74,8 +74,8 @@ class GaussianBlur(OneOperation):
 class GaussianNoise(OneOperation):
     """Add Gaussian noise to an image.
 
-    The noise is truncated to whole levels, as torchvision does for uint8 images, also between `ToDtype` and
-    `Normalize`. It is the same on every device.
+    The noise is truncated to whole levels, as torchvision does for uint8 images, even between `ToDtype` and
+    `Normalize`. The noise is the same on every device.
 
     Args:
         mean, sigma: the parameters of the noise, for an image in 0 … 1; `sigma` is not negative.

@@ -194,7 +194,7 @@ class Chain:
 
     @property
     def frames(self) -> tuple[int, ...]:
-        """The frame count of each `UniformTemporalSubsample`, in order; they run before all other transforms."""
+        """The frame count of each `UniformTemporalSubsample`, in order; these run before all other transforms."""
         return tuple(
             transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
         )
@@ -248,7 +248,8 @@ class Chain:
         the smallest box around the regions of all views.
 
         Arguments and errors are as for `draw`. Only the first `Line.prefix_length` transforms are drawn: up to the last
-        one that the region depends on or that may refuse an image, since the process that reads an image refuses it.
+        transform that the region depends on or that may refuse an image, since the process that reads an image must
+        be the one to refuse it.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
@@ -268,9 +269,9 @@ class Chain:
         """The reason why images cannot be decoded at a reduced size, in a few words; None if they can, since the first
         operation on them is a resize."""
         if self.views is not None:
-            return "several views show an image"
+            return "several views use one image"
         if self.gathers:
-            return "images of several samples are put together"
+            return "images of several samples are combined"
         return self.lines[0].resizes_late
 
     def resizes(
@@ -476,14 +477,21 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all finished images.
-        following, called = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
+        following, after_custom = (
+            transforms[number:],
+            first_finished is not None and _is_custom(transforms[first_finished]),
+        )
         finished = (
             state == "normalized"
             or first_finished is not None
             or (state == "float" and all("normalized" in later.works_on for later in following))
         )
-        ends = all(map(_is_custom, following))
-        bound.append(transform.standing(Standing(state, finished, unit, ends=ends, called=called)))
+        only_custom_follows = all(map(_is_custom, following))
+        bound.append(
+            transform.standing(
+                Standing(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
+            )
+        )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
             later, earlier = transform.called, transforms[first_finished].called
             raise ValueError(
@@ -519,7 +527,7 @@ def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
     for transform in flat(transforms):
-        if transform.mixes:  # itself, or one of its children
+        if transform.mixes:  # the transform itself, or one of its children
             mixing += mixing_of(transform.children) or [transform]
     return mixing
 
@@ -555,7 +563,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
     if len(lines) > 1:
         raise ValueError(
             f"{names[0]} cannot be combined with MultiView: a sample has one set of boxes and masks, but each view "
-            "would get those of other samples; leave one of them out"
+            "would get the boxes and masks of different samples; leave one of them out"
         )
     for name in names:
         if names.count(name) > 1:
@@ -598,6 +606,6 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
                 f"{transform.called} cannot hold {others[0].called} together with {mixer}, which mixes images "
                 f"after all other transforms; put {others[0].called} into a separate {transform.called}"
             )
-        ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]
-        for way in ways:
-            _check_once([way] if isinstance(way, Transform) else way, transform.called)
+        alternatives = transform.children if isinstance(transform, RandomChoice) else [transform.children]
+        for alternative in alternatives:
+            _check_once([alternative] if isinstance(alternative, Transform) else alternative, transform.called)

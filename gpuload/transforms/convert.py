@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, marked_on_finished
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    Standing,
+    Transform,
+    Uniforms,
+    argument,
+    declaration,
+    copy_for_finished_images,
+)
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
@@ -125,8 +133,8 @@ class Normalize(Transform):
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def standing(self, where: Standing) -> Transform:
-        if where.called:
-            return marked_on_finished(self)
+        if where.after_custom:
+            return copy_for_finished_images(self)
         largest, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
         if where.state != "normalized" and scaled and largest > 2:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Random erasing: overwrites boxes of an image, as in torchvision and timm.
 
-The values that it writes depend on its position in the chain, to which `standing` binds it: levels before `ToDtype`,
-otherwise values of finished images.
+The values that are written depend on the transform's position in the chain, to which `standing` binds it: they are
+levels before `ToDtype`, otherwise values of finished images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Mode", "RandomErasing"]
 
 Mode = Literal["const", "rand", "pixel"]
 
-TRIES: Final = 10  # torchvision's, and timm's
+TRIES: Final = 10  # as in torchvision and timm
 WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
 
 

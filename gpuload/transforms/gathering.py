@@ -21,8 +21,6 @@ __all__ = ["CopyPaste", "Mosaic"]
 
 @declaration
 class _Gathering(Transform):
-    """The base class of `Mosaic` and `CopyPaste`."""
-
     record: ClassVar[type[Record]] = Gather
     needs_whole: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
@@ -39,8 +37,8 @@ def _fractions(name: str, value: Any) -> tuple[float, float]:
 class Mosaic(_Gathering):
     """Combine four images into one, in which they meet at a random centre, as in YOLO.
 
-    The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre; what exceeds the
-    result is cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
+    The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre. Parts beyond the
+    result are cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
     ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
 
     The images are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3

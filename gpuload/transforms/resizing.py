@@ -163,7 +163,7 @@ class RandomResize(_Resizing):
 
 @declaration
 class ResizeKeepRatio(Resampling):
-    """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
+    """Resize an image so that it covers a size or fits into it, keeping its aspect ratio.
 
     Args:
         size: an integer (a square), or (height, width).

@@ -1,6 +1,7 @@
-"""Detection of user code that refers to state that training may change, so that it must run after the training steps
-issued before it. Missed state would be read too early, or while it is being written. A false alarm only costs the
-preparation of batches ahead of time.
+"""Detects user code that refers to state that training may change.
+
+Such code must run after the training steps issued before it; otherwise it could read the state too early, or while it
+is being written. A false positive only prevents the preparation of batches ahead of time.
 
 Runs in the main process, once per chain. Does not import torch: modules cannot exist before other code has imported it.
 """

@@ -38,7 +38,7 @@ class RandomIoUCrop(Padding):
 
     A minimum overlap is drawn from `sampler_options`; 1 or more means that the image is not cropped. Otherwise up to
     `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of a box, and overlaps one
-    of the boxes whose centre it contains by at least that amount (intersection over union). If no crop does, another
+    of the boxes whose centre it contains by at least that amount (intersection over union). If all trials fail, another
     overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those selected by the
     chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision shrinks such boxes
     to nothing, and relies on SanitizeBoundingBoxes to remove them.)

@@ -49,7 +49,11 @@ def test_transforms_that_others_hold_change_too():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: T.by_epoch(224), TypeError, "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128"),
+        (
+            lambda: T.by_epoch(224),
+            TypeError,
+            "by_epoch() takes a dict of sizes keyed by their first epoch, such as {0: 128",
+        ),
         (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a size for epoch 0, got {}; write {0: …, …}"),
         (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a size for epoch 0, got {3: 5}"),
         (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: size}) must be at least 0, got -1"),
