@@ -22,7 +22,7 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
 
-_pass_numbers = itertools.count(1)  # workers tell passes apart by these
+_pass_numbers = itertools.count(1)  # workers distinguish passes by these numbers
 _comparison_numbers = itertools.count(1)  # each loader compares its samples with those of other ranks once
 
 
@@ -78,10 +78,10 @@ class IterableSchedule:
 class _Pass:
     """An epoch of an `IterableSchedule`."""
 
-    def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
+    def __init__(self, schedule: IterableSchedule, pass_number: int, place: Place) -> None:
         entry = place.iterable or {}
         self._schedule = schedule
-        self._run = run
+        self._pass_number = pass_number
         self._epoch = place.epoch
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
@@ -110,7 +110,7 @@ class _Pass:
                 planned[worker] += size
                 place = self._places[worker]
                 start = IterableStart(
-                    self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
+                    self._pass_number, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
                 yield BatchSpec(
@@ -135,9 +135,9 @@ class _Pass:
             state=None if latest is None else latest.state,
         )
         if latest is not None:
-            warning = self._same_on_workers(worker, latest) or self._same_on_ranks(worker, latest)
+            warning = self._duplicate_workers_warning(worker, latest) or self._duplicate_ranks_warning(worker, latest)
             self._warning = self._warning or warning
-        self._warning = self._warning or self._longer_than_promised()
+        self._warning = self._warning or self._length_warning()
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
@@ -146,7 +146,7 @@ class _Pass:
         positions, numbers = spec.positions[:samples], spec.indices[:samples]
         return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
-    def _same_on_workers(self, worker: int, place: IterablePlace) -> str:
+    def _duplicate_workers_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this worker equal those of another worker.
 
         Identical samples alone prove nothing: each worker may have its own share of a dataset of zeros.
@@ -170,7 +170,7 @@ class _Pass:
                 )
         return ""
 
-    def _same_on_ranks(self, worker: int, place: IterablePlace) -> str:
+    def _duplicate_ranks_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this rank's first worker equal those of another rank."""
         schedule, digests = self._schedule, place.digests
         if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
@@ -178,7 +178,7 @@ class _Pass:
         if len(digests) < DIGESTS and not place.ended:
             return ""
         schedule._warned.add("ranks")  # one comparison per loader
-        if b"" in digests or len(set(digests)) < 2:  # see `_same_on_workers`: a dataset of zeros
+        if b"" in digests or len(set(digests)) < 2:  # see `_duplicate_workers_warning`: a dataset of zeros
             return ""
         content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
         other = first_rank_with(content, schedule._rank)
@@ -191,7 +191,7 @@ class _Pass:
             "each rank should read the whole dataset, pass rank=0, world_size=1"
         )
 
-    def _longer_than_promised(self) -> str:
+    def _length_warning(self) -> str:
         """Return a warning if there are more samples than the dataset's len(), which ``len(loader)`` was based on."""
         schedule, samples = self._schedule, sum(place.samples for place in self._places)
         if (

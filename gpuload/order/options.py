@@ -138,8 +138,8 @@ class OrderOptions:
         """Return the first index and the count of the samples that can replace the sample at `index`."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
-        number = bisect_right(mix.cumulative_sizes, index)
-        return mix.cumulative_sizes[number] - mix.sizes[number], mix.sizes[number]
+        dataset_number = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[dataset_number] - mix.sizes[dataset_number], mix.sizes[dataset_number]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
@@ -251,14 +251,14 @@ class OrderOptions:
         size, name, group = self.batch_size, self.mixes, self.group
         if not name or self.batch_sampler is not None or (size is not None and size % group == 0):
             return
-        number = "even" if group == 2 else f"a multiple of {group}"
+        requirement = "even" if group == 2 else f"a multiple of {group}"
         if size is None:
             raise ValueError(
                 f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; give "
-                + ("an even batch_size" if group == 2 else f"a batch_size that is {number}")
+                + ("an even batch_size" if group == 2 else f"a batch_size that is {requirement}")
             )
         raise ValueError(
-            f"batch_size must be {number} with {name}, which {self._verb} the samples of a batch in "
+            f"batch_size must be {requirement} with {name}, which {self._verb} the samples of a batch in "
             f"{'pairs' if group == 2 else 'fours'}, got {size}; use batch_size={-(-size // group) * group}"
             + (f" or {size // group * group}" if size > group else "")
         )

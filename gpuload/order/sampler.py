@@ -60,20 +60,20 @@ class SamplerSchedule:
         entry = place.sampler or {}
         sampler_pass = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
-        step, number = entry.get("batches", 0), place.position // self._world_size
+        step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.restored:
             if self._batched:
                 sampler_pass.skip(step)
             else:
-                sampler_pass.skip(number)
+                sampler_pass.skip(sample_count)
         keys = sampler_pass.take(size, self._drop_last)
         while keys is not None:
             count, state = len(keys), sampler_pass.state()
-            positions = (np.arange(count, dtype=np.int64) + number) * self._world_size + self._rank
-            step, number = step + 1, number + count
+            positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
+            step, sample_count = step + 1, sample_count + count
             next_keys = sampler_pass.take(size, self._drop_last)
             if next_keys is not None:
-                after = Place(place.epoch, number * self._world_size, sampler=sampler_pass.entry(step, state))
+                after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
                 after = Place(place.epoch + 1, 0, sampler=sampler_pass.last_entry(sampler_pass.state()))
             yield BatchSpec(
@@ -105,7 +105,7 @@ class _SamplerPass:
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
         self.restored = saved is not None
-        with self._own_generators():
+        with self._sampler_generators():
             if self._generator is not None and entry.get("generator") is not None:
                 _set_state(self._generator, entry["generator"])
             self._first_state = None if self._generator is None else _get_state(self._generator)
@@ -120,7 +120,7 @@ class _SamplerPass:
                 self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 
     @contextlib.contextmanager
-    def _own_generators(self) -> Iterator[None]:
+    def _sampler_generators(self) -> Iterator[None]:
         saved = generators.states()
         try:
             if self._states is None:
@@ -134,12 +134,12 @@ class _SamplerPass:
 
     def skip(self, count: int) -> None:
         """Skip `count` keys or batches that were used before."""
-        with self._own_generators():
+        with self._sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
     def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
         """Return the keys of the next batch; None at the end."""
-        with self._own_generators():
+        with self._sampler_generators():
             if size is None:
                 keys = next(self._iterator, None)
                 if keys is None:

@@ -30,7 +30,7 @@ class BatchSpec:
         may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
         iterable: the pass and the worker, for an iterable dataset.
         queue: a batch waits for the earlier batches of its queue, but can overtake the batches of other queues.
-        on_due: a function called with this spec, the number of samples (including failed ones), whether all of them
+        on_due: a function called with this spec, the number of samples (including failed ones), whether all samples
             failed, and the progress after each chunk. Returns the final spec, or None to drop the batch.
         warning: a warning to issue with the batch.
     """

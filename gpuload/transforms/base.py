@@ -236,9 +236,9 @@ def _equivalent(argument: str) -> str | None:
 
 def copy_for_finished_images(transform: T) -> T:
     """Return a copy that works on finished images."""
-    placed = copy.copy(transform)
-    object.__setattr__(placed, "works_on_finished", True)
-    return placed
+    copied = copy.copy(transform)
+    object.__setattr__(copied, "works_on_finished", True)
+    return copied
 
 
 class Resampling(Transform):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imported at run time only for chains that contain them: few
 
 __all__ = ["Chain"]
 
-EPOCHS: Final = 4  # number of epochs whose chains are cached; batches of two epochs can be in flight at a time
+CACHED_EPOCHS: Final = 4  # batches of two epochs can be in flight at a time
 
 
 class Chain:
@@ -116,8 +116,8 @@ class Chain:
             try:
                 transforms = [_resolved(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
-                raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
-            if len(self._epoch_chains) > EPOCHS:
+                raise type(error)(f"the size from by_epoch() for epoch {epoch} is invalid: {error}") from error
+            if len(self._epoch_chains) > CACHED_EPOCHS:
                 self._epoch_chains.clear()
             self._epoch_chains[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
         return self._epoch_chains[epoch]
@@ -452,13 +452,13 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     """Refuse fills other than 0 once images are scaled, since a fill is in levels."""
     scaler: Transform | None = None
     for transform in transforms:
-        filling = None if scaler is None else _transform_with_fill(transform)
-        if scaler is not None and filling is not None:
-            later, earlier = filling.called, scaler.called
+        filler = None if scaler is None else _transform_with_fill(transform)
+        if scaler is not None and filler is not None:
+            later, earlier = filler.called, scaler.called
             raise ValueError(
-                f"{later}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
+                f"{later}({filler.fill_argument}={getattr(filler, 'fill', None)!r}) is in levels, 0 … 255, but comes "
                 f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
-                f"{filling.fill_argument}=0"
+                f"{filler.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
             scaler = transform
@@ -477,16 +477,16 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all finished images.
-        following, after_custom = (
+        suffix, after_custom = (
             transforms[number:],
             first_finished is not None and _is_custom(transforms[first_finished]),
         )
         finished = (
             state == "normalized"
             or first_finished is not None
-            or (state == "float" and all("normalized" in later.works_on for later in following))
+            or (state == "float" and all("normalized" in later.works_on for later in suffix))
         )
-        only_custom_follows = all(map(_is_custom, following))
+        only_custom_follows = all(map(_is_custom, suffix))
         bound.append(
             transform.standing(
                 Standing(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
@@ -590,21 +590,22 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             )
 
 
-def _check_once(transforms: Iterable[Transform], within: str) -> None:
+def _check_once(transforms: Iterable[Transform], container: str) -> None:
     mixing = [transform for transform in flat(transforms) if transform.mixes]
     if len(mixing) > 1:
         raise ValueError(
-            f"{within} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
+            f"{container} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
             "one RandomChoice, which applies one of them to each sample"
         )
     for transform in mixing:
-        inside = flat(transform.children)
-        others = [inner for inner in inside if not (inner.mixes or isinstance(inner, Identity))]
-        if others:
-            mixer = next(inner.called for inner in inside if inner.mixes)
+        inner_transforms = flat(transform.children)
+        other_transforms = [inner for inner in inner_transforms if not (inner.mixes or isinstance(inner, Identity))]
+        if other_transforms:
+            mixer = next(inner.called for inner in inner_transforms if inner.mixes)
             raise ValueError(
-                f"{transform.called} cannot hold {others[0].called} together with {mixer}, which mixes images "
-                f"after all other transforms; put {others[0].called} into a separate {transform.called}"
+                f"{transform.called} cannot hold {other_transforms[0].called} together with {mixer}, which mixes "
+                f"images after all other transforms; put {other_transforms[0].called} into a separate "
+                f"{transform.called}"
             )
         alternatives = transform.children if isinstance(transform, RandomChoice) else [transform.children]
         for alternative in alternatives:

@@ -279,7 +279,7 @@ class RandomAdjustSharpness(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
     needs_whole: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
 
-    sharpness_factor: float = argument(finite, negative=False)
+    sharpness_factor: float = argument(finite, allows_negative=False)
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:

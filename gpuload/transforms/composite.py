@@ -101,7 +101,8 @@ class _Branching(_Container):
                 )
             if samplers := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
                 raise ValueError(
-                    f"{container} cannot hold {samplers[0]}: all clips of a batch need equal frame counts; put it outside"
+                    f"{container} cannot hold {samplers[0]}: all clips of a batch need equal frame counts; put it "
+                    f"outside {container}"
                 )
             if combiners := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
                 raise ValueError(

@@ -132,10 +132,10 @@ class Custom(Transform):
 
     def _check_array(self, array: Any, count: int) -> None:
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
-            got = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
+            actual = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
             raise ValueError(
                 f"{self.called}.draw must return numpy arrays with one entry for each sample, of shape ({count}, …), "
-                f"or tuples and dicts of such arrays, or None; got {got}"
+                f"or tuples and dicts of such arrays, or None; got {actual}"
             )
 
 

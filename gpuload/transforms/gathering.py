@@ -77,7 +77,7 @@ class Mosaic(_Gathering):
     center_range: tuple[float, float] = argument(_fractions, default=(0.25, 0.75))
     p: float = argument(probability, default=1.0)
     fill: Any = argument(fill_values, default=0)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
@@ -122,7 +122,7 @@ class CopyPaste(_Gathering):
     gathers: ClassVar[int] = 2
 
     p: float = argument(probability, default=1.0)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)

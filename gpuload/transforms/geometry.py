@@ -82,7 +82,7 @@ class Resize(Resampling):
     """
 
     size: int | tuple[int, int] | None
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     max_size: int | None = argument(integer, default=None, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -136,9 +136,9 @@ def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
-        over = new_long > max_size
-        new_short = np.where(over, (max_size * new_short / new_long).astype(np.int64), new_short)
-        new_long = np.where(over, max_size, new_long)
+        exceeds = new_long > max_size
+        new_short = np.where(exceeds, (max_size * new_short / new_long).astype(np.int64), new_short)
+        new_long = np.where(exceeds, max_size, new_long)
     return _oriented(sizes_hw, new_short, new_long)
 
 
@@ -355,7 +355,7 @@ class RandomResizedCrop(Resampling):
     size: int | tuple[int, int] = argument(size_pair)
     scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), positive=True)
     ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), positive=True)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:

@@ -442,26 +442,26 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
     filter_name = options["interpolation"]
     if filter_name == "random":
         raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
-    share = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
-    if not 0 < share <= 1:
-        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {share}")
-    scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
+    crop_fraction = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
+    if not 0 < crop_fraction <= 1:
+        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {crop_fraction}")
+    scaled_hw = math.floor(size_hw[0] / crop_fraction), math.floor(size_hw[1] / crop_fraction)
     border, mode = options["crop_border_pixels"], options["crop_mode"]
     if mode not in (None, "", "center", "squash", "border"):
         raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
     crop: Transform = CenterCrop(size_hw)
     if mode == "border":
-        resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
+        resize = ResizeKeepRatio(scaled_hw, longest=1.0, interpolation=filter_name)
         crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * level) for level in options["mean"]))
-    elif mode == "squash" or scaled[0] == scaled[1]:
-        resize = Resize(scaled if mode == "squash" else scaled[0], interpolation=filter_name)
+    elif mode == "squash" or scaled_hw[0] == scaled_hw[1]:
+        resize = Resize(scaled_hw if mode == "squash" else scaled_hw[0], interpolation=filter_name)
     else:
-        resize = ResizeKeepRatio(scaled, interpolation=filter_name)
+        resize = ResizeKeepRatio(scaled_hw, interpolation=filter_name)
     return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
 def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's primary transforms: crop and flips."""
+    """Return timm's primary transforms: a crop and flips."""
     mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
     chain: list[Transform]
     if mode == "rrc":
@@ -491,15 +491,15 @@ def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
 
 
 def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's secondary transforms: automatic augmentation or jitter; grayscale; blur."""
+    """Return timm's secondary transforms: automatic augmentation or jitter, grayscale, and blur."""
     chain: list[Transform] = []
-    automatic = options["auto_augment"]
-    if automatic:
+    auto_augment = options["auto_augment"]
+    if auto_augment:
         chain.append(_automatic(options, size_hw))
-    if options["color_jitter"] is not None and (not automatic or "3a" in automatic):
+    if options["color_jitter"] is not None and (not auto_augment or "3a" in auto_augment):
         jitter = _jitter(options["color_jitter"])
-        share = options["color_jitter_prob"]
-        chain.append(jitter if share is None else RandomApply([jitter], p=share))
+        jitter_probability = options["color_jitter_prob"]
+        chain.append(jitter if jitter_probability is None else RandomApply([jitter], p=jitter_probability))
     if options["grayscale_prob"]:
         chain.append(RandomGrayscale(options["grayscale_prob"]))
     if options["gaussian_blur_prob"]:

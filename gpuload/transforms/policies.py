@@ -259,8 +259,8 @@ TORCHVISION: Final = Table(
 class Space:
     """The operations that one method draws from, and their maximum magnitudes.
 
-    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a share of
-    the image's side, or a number of pixels if `pixels`. `bits` are the numbers of bits that posterize keeps in
+    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a fraction
+    of the image's side, or a number of pixels if `pixels`. `bits` are the numbers of bits that posterize keeps in
     the first and in the last bin.
     """
 
@@ -288,13 +288,13 @@ class Space:
 
 @lru_cache(maxsize=32)
 def _magnitudes(space: Space, count: int) -> np.ndarray:
-    """Return magnitudes by kind and bin. The caller replaces shifts that are a share of the image's size."""
+    """Return magnitudes by kind and bin. The caller replaces shifts that are fractions of the image's size."""
     bins, (first, last) = np.arange(count), space.bits
     shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
-    none, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
+    zeros, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
     turn, shift = _ramp(space.rotate, count, bins), np.trunc(shift)
-    return np.array([none, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, none, none, none])
+    return np.array([zeros, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, zeros, zeros, zeros])
 
 
 def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:

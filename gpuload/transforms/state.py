@@ -30,9 +30,9 @@ def has_state(entry: Any) -> bool:
     gradients; training may change these at any time. References are attributes, items of collections, and a function's
     closure, bound object and globals. Anything that refers to more than `MAX_OBJECTS` objects counts too."""
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-    waiting = [entry]
-    while waiting:
-        current = waiting.pop()
+    pending = [entry]
+    while pending:
+        current = pending.pop()
         if isinstance(current, LEAF_TYPES) or id(current) in seen:
             continue
         seen[id(current)] = current
@@ -40,7 +40,7 @@ def has_state(entry: Any) -> bool:
             return True
         if getattr(current, "requires_grad", False) is True or len(seen) > MAX_OBJECTS:
             return True
-        waiting += _referents(current)
+        pending += _referents(current)
     return False
 
 

@@ -176,7 +176,7 @@ class SanitizeBoundingBoxes(Transform):
     min_area: float = argument(_size, default=1.0)
     # Not compared: it does not affect which boxes are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default="default", compare=False, of="boxes", allows_none=True
+        label_getter, default="default", compare=False, target="boxes", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
@@ -270,7 +270,7 @@ class SanitizeKeyPoints(Transform):
 
     # Not compared: it does not affect which keypoints are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default=None, compare=False, of="keypoints", allows_none=True
+        label_getter, default=None, compare=False, target="keypoints", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:

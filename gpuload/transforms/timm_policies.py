@@ -240,7 +240,7 @@ class TimmRandAugment(TimmAugment):
             is refused, as in timm.
         hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
             ``interpolation``, a filter, or several filters from which one is drawn for each operation ("random", the
-            default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a share of the side (0.45);
+            default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a fraction of the side (0.45);
             ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
             RandAugment accepts but does not use.
 
@@ -262,11 +262,11 @@ class TimmRandAugment(TimmAugment):
     @property
     def recipe(self) -> Recipe:
         parts = self.parts
-        count, chosen = int(parts["n"]), parts["t"]
-        kinds, weights = SETS[chosen] if chosen is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
+        count, set_name = int(parts["n"]), parts["t"]
+        kinds, weights = SETS[set_name] if set_name is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
         if weights is not None and count > len(weights):
             raise ValueError(
-                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{chosen} draws from "
+                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{set_name} draws from "
                 f"{len(weights)} without replacement"
             )
         return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)
