@@ -472,7 +472,7 @@ def _transform_with_fill(transform: Transform) -> Transform | None:
 
 
 def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-    """Bind each transform to its position. After a transform that works on finished images, all others must too."""
+    """Bind each transform to its position. After a transform that works on finished images, all later ones must too."""
     bound, state, unit = [], "uint8", 1.0
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
@@ -580,7 +580,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             )
         if transform.drops_points and len(combined_by) < len(names):
             raise ValueError(
-                f"{transform.called} cannot come before {names[-1]}, which joins keypoints with those of other "
+                f"{transform.called} cannot come before {names[-1]}, which joins the keypoints of several "
                 f"samples; put it after {names[-1]}"
             )
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:

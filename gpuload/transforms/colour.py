@@ -307,8 +307,8 @@ def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = ma
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each adjustment has probability `p` and a uniformly drawn factor. Contrast comes second or after the hue, with equal
-    probabilities. Finally the channels are permuted; all orders are equally likely.
+    Each adjustment has probability `p` and a uniformly drawn factor. Contrast is changed either second or after the
+    hue, with equal probabilities. Finally the channels are permuted; all orders are equally likely.
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.

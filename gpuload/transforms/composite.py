@@ -1,4 +1,4 @@
-"""Transforms that contain other transforms: apply all, none or one of them, in random order, or once for each view.
+"""Transforms that apply other transforms: all, one or none of them, in a fixed or random order, or once per view.
 
 A branching transform draws a path through its children for each sample and returns records for each path. Every child
 has its own counter lanes, so the draws of one sample never depend on the draws of another. `gpuload.transforms.chain`
@@ -24,7 +24,7 @@ __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "R
 
 @declaration
 class Identity(Transform):
-    """Leave images unchanged, like torch's and torchvision's ``Identity``; a neutral choice in a `RandomChoice`."""
+    """Leave images unchanged, like torch's and torchvision's ``Identity``; for example as a choice in `RandomChoice`."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 

@@ -86,9 +86,9 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
     if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
         raise TypeError(f"ToDtype(dtype=…) by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
-    others = dtypes.get("others")
-    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), others)
-    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else others
+    default_dtype = dtypes.get("others")
+    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
+    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
     if image is None and masks is None:
         raise TypeError(f"ToDtype(dtype=…) by type changes neither images nor masks, got {dtypes!r}")
     return image, masks

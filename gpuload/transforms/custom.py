@@ -186,7 +186,7 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """A placeholder in workers for a transform of the user's own, which workers neither draw nor apply."""
+    """A placeholder in workers for one of the user's own transforms, which workers neither draw nor apply."""
 
     name: str
 
@@ -201,7 +201,7 @@ class StandIn(Custom):
 
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms with a `StandIn` for each of the user's own, to be sent to workers."""
+    """Return the transforms to send to workers, with each of the user's own transforms replaced by a `StandIn`."""
     results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform

@@ -81,9 +81,9 @@ class Table:
     def operations(self, kinds: np.ndarray, strengths: np.ndarray, sizes_hw: np.ndarray) -> tuple[Any, Any]:
         """Return the codes, int64 (B, n), and values, float64 (B, n, `VALUES`), of kinds with signed strengths (B, n).
 
-        The values of a warp are Pillow's coefficients. Its strength is the tangent for shears, which are about the top
-        left corner; the offset added to an output coordinate for shifts; and degrees counterclockwise for rotations,
-        which are about the centre.
+        The values of a warp are Pillow's coefficients. The strength of a shear, about the top left corner, is its
+        tangent; the strength of a shift is the offset added to an output coordinate; the strength of a rotation, about
+        the centre, is its angle in degrees, counterclockwise.
         """
         amounts, codes = strengths * self.scales[kinds], self.codes[kinds]
         values = np.zeros((*kinds.shape, VALUES))

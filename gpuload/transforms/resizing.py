@@ -2,7 +2,7 @@
 
 Names, arguments, defaults and distributions are torchvision's, except that `CenterCropOrPad`, `RandomCropOrPad`,
 `ResizeKeepRatio` and `TrimBorder` are those of `timm.data.transforms` (1.0), used by `from_timm`. torchvision's Resize
-rounds sides down and fits the shorter side; timm's rounds to the nearest integer and can fit the longer side, and
+rounds sides down and fits the shorter side; timm's resize rounds to the nearest integer and can fit the longer side.
 timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel long, where torchvision
 raises an error.
 """
