@@ -40,8 +40,8 @@ __all__ = [
     "argument",
     "between",
     "by_epoch",
-    "declaration",
     "copy_for_finished_images",
+    "declaration",
 ]
 
 T = TypeVar("T", bound="Transform")

@@ -24,7 +24,7 @@ __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "R
 
 @declaration
 class Identity(Transform):
-    """Leave images unchanged, like torch's and torchvision's ``Identity``; for example as a choice in `RandomChoice`."""
+    """Leave images unchanged, like torch's and torchvision's ``Identity``; useful as an option of `RandomChoice`."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 

@@ -15,8 +15,8 @@ from gpuload.transforms.base import (
     Transform,
     Uniforms,
     argument,
-    declaration,
     copy_for_finished_images,
+    declaration,
 )
 from gpuload.transforms.program.ops import Numbers, Outline
 

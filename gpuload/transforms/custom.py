@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import is_module, name_of
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, copy_for_finished_images
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, copy_for_finished_images, declaration
 from gpuload.transforms.program.ops import Call, Record, in_params
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuload.errors import closest
 
-__all__ = ["ARGUMENTS", "TOP_LEVEL", "MODULE", "NOTHING_TO_DO", "REFUSED", "TO_DTYPE", "TRANSFORMS", "missing"]
+__all__ = ["ARGUMENTS", "MODULE", "NOTHING_TO_DO", "REFUSED", "TOP_LEVEL", "TO_DTYPE", "TRANSFORMS", "missing"]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
 TOP_LEVEL: Final = {
