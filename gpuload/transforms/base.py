@@ -51,7 +51,7 @@ EVERYWHERE: Final = ("uint8", "float", "normalized")  # all states of an image, 
 
 
 class DrawError(ValueError):
-    """The error of a transform that cannot be drawn for one image of a batch.
+    """Raised when a transform cannot be drawn for one image of a batch.
 
     Attributes:
         row: the index of the image in the given arrays.
@@ -115,7 +115,7 @@ class Transform:
     record: ClassVar[type[Record] | None] = None  # the type of its records; None if it has none itself
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
     operations: ClassVar[tuple[str, ...]] = ()  # the names in `program.ops.OPS` that it uses, sorted
-    crops: ClassVar[bool] = False  # the output can depend on only a part of the input
+    crops: ClassVar[bool] = False  # the output may use only part of the input
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images

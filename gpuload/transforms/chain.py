@@ -477,16 +477,13 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all finished images.
-        suffix, after_custom = (
-            transforms[number:],
-            first_finished is not None and _is_custom(transforms[first_finished]),
-        )
+        tail, after_custom = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
         finished = (
             state == "normalized"
             or first_finished is not None
-            or (state == "float" and all("normalized" in later.works_on for later in suffix))
+            or (state == "float" and all("normalized" in later.works_on for later in tail))
         )
-        only_custom_follows = all(map(_is_custom, suffix))
+        only_custom_follows = all(map(_is_custom, tail))
         bound.append(
             transform.standing(
                 Standing(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)

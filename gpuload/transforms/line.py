@@ -1,4 +1,4 @@
-"""Draws a line of transforms for a batch, which gives a `Program`.
+"""Draws the records of a line of transforms for a batch, as a `Program`.
 
 Each transform draws from its own counter lanes. It gets the sizes as changed by the transforms before it and, if it
 reads boxes, the boxes too.
