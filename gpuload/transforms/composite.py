@@ -99,9 +99,9 @@ class _Branching(_Container):
                     f"{container} cannot hold {type(child).__name__}, which would turn levels into floats for only "
                     f"some images of a batch; put it after {container}"
                 )
-            if samplers := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
+            if subsamplers := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
                 raise ValueError(
-                    f"{container} cannot hold {samplers[0]}: all clips of a batch need equal frame counts; put it "
+                    f"{container} cannot hold {subsamplers[0]}: all clips of a batch need equal frame counts; put it "
                     f"outside {container}"
                 )
             if combiners := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
