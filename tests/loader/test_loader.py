@@ -641,7 +641,7 @@ def test_a_dataset_of_length_0_is_refused():
 
 
 def test_a_dataset_without_a_length_is_refused():
-    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over once only"):
+    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over only once"):
         gl.Loader((i for i in range(3)), device="cpu")
 
 
