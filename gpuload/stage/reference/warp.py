@@ -5,17 +5,17 @@ On the CPU, Pillow itself applies projective maps (224×224 RGB takes 0.1, 0.9 a
 bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. They are
 bit-identical if Pillow was built without fused multiply-adds, as it is for x86-64:
 
-- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that point is
-  outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered levels are
-  truncated, not rounded.
+- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, computed in float64. If that
+  point is outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered
+  levels are truncated, not rounded.
 - The nearest pixel is found in one of three ways: by adding up steps along each axis for a map that only scales and
-  shifts, in 16.16 fixed point for any other affine map, and as above for a projective map.
+  shifts, in 16.16 fixed point for other affine maps with coordinates below 2**15, and as above for all other maps.
 
 Images that are not uint8 are converted to Pillow's floats, and rounded afterwards if they are uint16.
 
-In an elastic deformation (`deform`), each pixel shows the input at a smooth random displacement. The noise comes from
-`gpuload.transforms.program.fields` and is the same on every device. It is smoothed by sums over taps in a fixed order,
-so an image's field does not depend on its batch. torch's `grid_sample` samples the image, with borders as in
+In an elastic deformation (`deform`), each pixel shows the input at a smooth random displacement. The noise is defined
+in `gpuload.transforms.program.fields` and is the same on every device. It is smoothed by sums over taps in a fixed
+order, so an image's field does not depend on its batch. torch's `grid_sample` samples the image, with borders as in
 torchvision: pixels outside get the fill, and a filtered pixel next to the border is mixed with the fill.
 
 No state is kept between calls.
@@ -165,7 +165,7 @@ def mapped_points(
 def nearest_pixels(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest pixels, y and x, int64 (N, H'·W'); outside the image if there is none."""
+    """Return the nearest pixels, y and x, int64 (N, H'·W'); coordinates outside the image mean that there is none."""
     scaling, fixed = nearest_methods(coefficients, corners + np.array(size_hw))
     groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
     if len(groups) == 1:
@@ -177,14 +177,14 @@ def nearest_pixels(
     return pixels[0], pixels[1]
 
 
-def _scaled(
+def _nearest_scaled(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = (upload(numbers, levels.device) for numbers in scaled_pixels(coefficients, size_hw, corners))
     return y[:, :, None].expand(-1, -1, size_hw[1]).flatten(1), x[:, None, :].expand(-1, size_hw[0], -1).flatten(1)
 
 
-def _fixed(
+def _nearest_fixed_point(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c, d, e, f, _, _ = coefficients.T
@@ -199,14 +199,14 @@ def _fixed(
     return pixels[0], pixels[1]
 
 
-def _floating(
+def _nearest_float(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = mapped_points(levels, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
 
 
-NEAREST: Final = (_scaled, _fixed, _floating)
+NEAREST: Final = (_nearest_scaled, _nearest_fixed_point, _nearest_float)
 
 
 def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -232,13 +232,13 @@ def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[li
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, 0, 2)
     columns, across = _taps(x, width, 0, 2)
-    lines = [_between([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
-    return _between(lines, down).to(flat.dtype)
+    lines = [_linear([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
+    return _linear(lines, down).to(flat.dtype)
 
 
-def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+def _linear(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     first, second = taps
-    return first + (second - first) * share
+    return first + (second - first) * fraction
 
 
 def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -249,12 +249,12 @@ def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, 
     return (numbers.clamp_(0, 255) if flat.dtype == torch.uint8 else numbers).to(flat.dtype)
 
 
-def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     """Apply Keys' cubic with a = -1, adding in Pillow's order, which affects the result."""
     v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
-    return v2 + share * ((v3 - v1) + share * (square + share * cube))
+    return v2 + fraction * ((v3 - v1) + fraction * (square + fraction * cube))
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
@@ -297,8 +297,8 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
 def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
     """Compute weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
-    wider = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
-    total = wider.narrow(axis, 0, length) * float(np.float32(weights[0]))
+    padded = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
+    total = padded.narrow(axis, 0, length) * float(np.float32(weights[0]))
     for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
-        total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round differently
+        total.add_(padded.narrow(axis, tap, length) * weight)  # a fused multiply-add would round differently
     return total
