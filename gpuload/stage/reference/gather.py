@@ -77,11 +77,11 @@ class Source:
     def merged(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
         """Merge the images of several parts, each given with the rows of its images in the result. Pixels are copied
         unless all parts are in one tensor."""
-        order, head = np.concatenate([rows for rows, _ in parts]), parts[0][1]
+        order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
         sources = [source for _, source in parts]
-        if all(source.pixels is head.pixels and source.channel_step == head.channel_step for source in sources):
+        if all(source.pixels is first.pixels and source.channel_step == first.channel_step for source in sources):
             arrays = {name: np.concatenate([getattr(source, name) for source in sources]) for name in PER_IMAGE}
-            return replace(head, **arrays).take(np.argsort(order))
+            return replace(first, **arrays).take(np.argsort(order))
         levels = [source.dense() for source in sources]
         result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
         for (rows, _), part in zip(parts, levels, strict=True):

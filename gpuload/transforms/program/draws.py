@@ -59,7 +59,7 @@ class Program:
 
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The window of each image needed before each record, int64 (B, 4), and finally the complete results."""
+        """The window of each image that each record needs as input, int64 (B, 4), followed by the complete results."""
         windows = [full := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
@@ -144,4 +144,4 @@ class Program:
         return reduce(lambda sizes, record: record.resized(sizes), self.records[:number], self.sizes_hw)
 
 
-Draws = Program
+Draws = Program  # the former name

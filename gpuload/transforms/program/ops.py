@@ -5,8 +5,8 @@ RandomResizedCrop, Pad and RandomZoomOut all become a `Box`, rotations become a 
 whose order is data. A record applies to some rows of a batch or to all rows: a transform that contains other transforms
 becomes several records, each with its own rows. An `Outline` describes in advance the records that a transform makes.
 
-The first axis of all arrays is the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are int64
-(n, 4): top, left, height, width.
+The first axis of all arrays is that of the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are
+int64 (n, 4): top, left, height, width.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Record:
-    """A step of a program.
+    """The draws of one transform for rows of a batch.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that it applies to, ascending; None means all.
+        rows: int64 (n,), the rows of the batch that the record applies to, ascending; None means all.
         sizes_hw: the sizes of its input images.
-        step: the position, in its line of transforms, of the transform that drew it.
+        step: the position, in its line of transforms, of the transform that drew the record.
         name: the name of that transform, for messages.
     """
 
@@ -158,7 +158,7 @@ class Box(Record):
 
 @dataclass(eq=False, repr=False)
 class Flip(Record):
-    """A mirrored image.
+    """The mirroring of images.
 
     Attributes:
         flipped: bool (n,), the images to mirror.
@@ -307,7 +307,7 @@ class Mixture(WholeImageRecord):
 
 @dataclass(eq=False, repr=False)
 class Erase(Record):
-    """Erased boxes.
+    """The erasing of boxes.
 
     Attributes:
         boxes_tlhw: int64 (n, maximum number of boxes, 4); entries with height 0 are not boxes.
@@ -379,7 +379,7 @@ class Gather(WholeImageRecord):
         groups: int64 (n, 2 or 4), the rows of each sample's group: its own row, the row of the sample at position p XOR
             1, …; a missing sample is replaced by its own row. Set when the batch is assembled.
         covered: for CopyPaste, the pixels of each image that show its partner: a bool tensor H×W, or None for no
-            pixels. Also set later.
+            pixels. Set when the batch is assembled.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")

@@ -1,10 +1,10 @@
 """The resampling filters and padding modes, shared by all backends and the decode plan.
 
 Pillow's definition (libImaging/Resample.c): output pixel i of n, computed from a box of length m, has its centre at
-(i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `support` times that to both sides. It is
+(i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `support` times that on both sides. It is
 cut off at the borders of the *image* for a resize, and of the *box* for a resized crop. *Plain* filters are torch's
 filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched, and the border of the box is
-repeated outside it. Pure functions.
+repeated outside it. All functions are pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def source_windows(
 def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
     """Return the input pixels that `count` output pixels from `start` on are copied from, along one axis.
 
-    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides if an
+    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides whether an
     output pixel's centre falls between two input pixels.
     """
     step = length / output
@@ -179,7 +179,7 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
 
 def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
     """Map indices, which can be outside 0 … length - 1, to the pixels that padding shows there, along one axis. With
-    ``"constant"``, which shows no pixels outside, indices are clamped."""
+    ``"constant"``, which shows a fill instead of pixels, indices are clamped."""
     if mode == "reflect":
         period = np.maximum(2 * (length - 1), 1)
         indices = indices % period

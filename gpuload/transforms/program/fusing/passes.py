@@ -1,11 +1,11 @@
-"""From a program to passes: the work of the fused kernels on each image of a batch, one pass after the other.
+"""Converting a program to passes: the sequence of passes that the fused kernels make over each image of a batch.
 
-A pass reads pixels through a geometry (copied, listed in a table, resized, warped, blurred or sharpened), applies any
-number of operations to single pixels, and writes a part of the result, possibly mirrored. A pass absorbs as many
-records of the program as possible. Crops and flips before a resize only change where the pass reads, crops and flips
-after it change where the pass writes, and operations on single pixels happen in between. A new pass begins where the
-complete image is needed: before a second resampling, an operation on a neighbourhood, or a statistic of the image. So
-the number of passes differs between images.
+A pass reads pixels through a geometry (a copy, table, resize, warp, blur or sharpening), applies any number of
+operations to single pixels, and writes a part of the result, possibly mirrored. A pass absorbs as many records of the
+program as possible. Crops and flips before a resize only change where the pass reads, crops and flips after it change
+where the pass writes, and operations on single pixels happen in between. A new pass begins where the complete image is
+needed: before a second resampling, an operation on a neighbourhood, or a statistic of the image. So the number of
+passes differs between images.
 
 All of this is arithmetic on host arrays, for all images of a batch together. No state is kept between batches.
 """
@@ -75,8 +75,8 @@ NEEDS[NOTHING] = IDLE
 class Passes:
     """The passes of a batch, built record by record from its program.
 
-    Most batches treat all images alike. As long as they do, a number of all jobs is read and set through a contiguous
-    view, which is three times as fast as indexing by lists of passes and rows.
+    Most batches treat all images alike. As long as they do, each number is read and set for all jobs through a
+    contiguous view, which is three times as fast as indexing by lists of passes and rows.
 
     Args:
         images: `IMAGE` (B,), as decoded.
@@ -89,7 +89,7 @@ class Passes:
             passes read and write; only the location that the first pass reads is set here.
         last: int64 (B,), the number of each image's last pass.
         transposed: bool (B,), whether the rows of an image's result must be written as columns.
-        tables: int32 arrays of rows and columns, one after the other.
+        tables: int32 arrays, one for each group of jobs: each job's source rows, then its source columns.
     """
 
     def __init__(
@@ -104,34 +104,34 @@ class Passes:
         self.tables: list[np.ndarray] = []
         self._table_length = 0
         self._all_rows = np.arange(count)
-        self._level: int | None = 0  # the number of the last pass of all images; None means the numbers differ
+        self._common_last: int | None = 0  # the number of the last pass of all images; None means the numbers differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only selects pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        first, stored_channels = self.jobs[0], int(images["shape"][0, 2])
-        first[R.WHOLE] = images["shape"][:, :2].T
+        first_jobs, stored_channels = self.jobs[0], int(images["shape"][0, 2])
+        first_jobs[R.WHOLE] = images["shape"][:, :2].T
         self._steps, self._widths = steps, images["shape"][:, 1]
         if steps is None:
-            first[R.ROW_STEP], first[R.COLUMN_STEP], first[R.CHANNEL_STEP] = (
-                first[R.WIDTH] * stored_channels,
+            first_jobs[R.ROW_STEP], first_jobs[R.COLUMN_STEP], first_jobs[R.CHANNEL_STEP] = (
+                first_jobs[R.WIDTH] * stored_channels,
                 stored_channels,
                 1,
             )
         else:
-            first[R.SOURCE_STEPS] = steps.T
+            first_jobs[R.SOURCE_STEPS] = steps.T
         if stored_channels != channels:
-            first[R.CHANNEL_STEP] = 0
-        first[R.BASE] = images["offset"]
+            first_jobs[R.CHANNEL_STEP] = 0
+        first_jobs[R.BASE] = images["offset"]
         self._write_all(0, slice(None))
         self._cut(self._all_rows, images["region_tlhw"], windows_tlhw)
 
     @property
     def count(self) -> int:
         """The maximum number of passes of an image."""
-        return (int(self.last.max()) if self._level is None else self._level) + 1
+        return (int(self.last.max()) if self._common_last is None else self._common_last) + 1
 
     def after(self, number: int) -> Any:
-        """Return an index of the images that have a pass after pass `number`, which must be below the last pass."""
-        return slice(None) if self._level is not None else _entries(self.last > number)
+        """Return an index of the images that have a pass after pass `number`; at least one image must have one."""
+        return slice(None) if self._common_last is not None else _entries(self.last > number)
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all operations, grouped by job: codes, int64 (n,), and values, float64 (n, `VALUES`). Store the index
@@ -144,20 +144,20 @@ class Passes:
             order = jobs.argsort(kind="stable")  # stable: the operations of a job keep their order
             jobs, codes, values = jobs[order], codes[order], values[order]
         shape = len(self.jobs), len(self.last)
-        first = np.zeros(shape, np.int64)
-        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the last assignment to a job wins
-        self.jobs[:, R.OPERATIONS_AT] = first
-        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
+        first_operations = np.zeros(shape, np.int64)
+        first_operations.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the last assignment to a job wins
+        self.jobs[:, R.OPERATIONS_AT] = first_operations
+        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first_operations.size).reshape(shape)
         return codes, values
 
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
-        """Set numbers of all images' last passes, from pairs of an index and an int64 (B,) or one number for all."""
+        """Set numbers in each image's last pass, from pairs of an index and the values: int64 (B,), or one for all."""
         passes, images = self._index(self._all_rows)
         for column, number in numbers:
             self.jobs[passes, column, images] = number
 
     def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
-        """Add the records of a program, each from its input window to its output window."""
+        """Add the records of a program; `windows_tlhw` are the program's windows."""
         for number, record in enumerate(program.records):
             before, after = windows_tlhw[number], windows_tlhw[number + 1]
             rows = self._all_rows
@@ -338,17 +338,17 @@ class Passes:
             raise TypeError(f"the fused kernels do not support the operation {unknown}")
         begins = needs >= STATISTIC
         if begins.any():
-            self._first_needs(rows, needs, begins)
-        turns = begins.cumsum(axis=1)
-        passes = self.last[rows][:, None] + turns
-        for turn in range(int(turns[:, -1].max())):
-            self._begin_passes(_rows_where(rows, turns[:, -1] > turn))
+            self._reuse_open_passes(rows, needs, begins)
+        pass_offsets = begins.cumsum(axis=1)
+        passes = self.last[rows][:, None] + pass_offsets
+        for number in range(int(pass_offsets[:, -1].max())):
+            self._begin_passes(_rows_where(rows, pass_offsets[:, -1] > number))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
         if highest >= STATISTIC:
-            entries, turn = (needs == STATISTIC).nonzero()
-            self.jobs[passes[entries, turn], R.STATISTICS_AT, rows[entries]] = 1
+            entries, positions = (needs == STATISTIC).nonzero()
+            self.jobs[passes[entries, positions], R.STATISTICS_AT, rows[entries]] = 1
         if highest == GEOMETRY:
-            self._neighbourhoods(rows, passes, ops)
+            self._set_geometries(rows, passes, ops)
         pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
         if pointwise.all():
@@ -356,25 +356,25 @@ class Passes:
         elif pointwise.any():
             self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
 
-    def _first_needs(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
-        """Clear `begins` for an image's first operation if the current pass can still do it, so no new pass begins."""
+    def _reuse_open_passes(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
+        """Clear `begins` for each image's first operation if the open pass can do it, so that no new pass begins."""
         entries = self._open[rows].nonzero()[0]
         if not len(entries):
             return
-        first = (needs[entries] > IDLE).argmax(axis=1)
-        kinds = needs[entries, first]
-        fits = (kinds == GEOMETRY) | ((kinds == STATISTIC) & self._is_dense(rows[entries]))
-        begins[entries[fits], first[fits]] = False
+        first_positions = (needs[entries] > IDLE).argmax(axis=1)
+        first_needs = needs[entries, first_positions]
+        fits = (first_needs == GEOMETRY) | ((first_needs == STATISTIC) & self._is_dense(rows[entries]))
+        begins[entries[fits], first_positions[fits]] = False
 
-    def _neighbourhoods(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:
+    def _set_geometries(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:
         """Warp, blur and sharpen images in the passes of these operations."""
         for number in (WARPED, *KERNELS):
-            entries, turn = (ops.codes == number).nonzero()
+            entries, positions = (ops.codes == number).nonzero()
             if not len(entries):
                 continue
-            images, passes, values = rows[entries], operation_passes[entries, turn], ops.values[entries, turn]
+            images, passes, values = rows[entries], operation_passes[entries, positions], ops.values[entries, positions]
             if number == WARPED:
-                filters = filter_codes(ops.filters, ops.codes.shape)[entries, turn]
+                filters = filter_codes(ops.filters, ops.codes.shape)[entries, positions]
                 windows = np.zeros((len(images), 4), np.int64)
                 windows[:, 2:] = self.jobs[passes, R.WHOLE, images]
                 self._map(images, passes, values, filters, windows)
@@ -413,13 +413,13 @@ class Passes:
     def _index(self, rows: np.ndarray) -> tuple[Any, Any]:
         """Return indices of the first and the last axis of `jobs` for the last passes of some images: the passes, or
         one number if all images have the same last pass; and the images, or a slice if they are all images."""
-        if self._level is None:
+        if self._common_last is None:
             return self.last[rows], rows
-        return self._level, slice(None) if len(rows) == len(self.last) else rows
+        return self._common_last, slice(None) if len(rows) == len(self.last) else rows
 
     def _is_dense(self, rows: np.ndarray) -> np.ndarray:
         """Return which images with open passes have sources without gaps in memory, so that their pixels can be
-        counted. For planes, return whether they would have no gaps as H×W×C, so that planes get the same passes."""
+        counted. Planes are treated as if they were stored as H×W×C, so that they get the same passes."""
         passes, images = self._index(rows)
         dense = (self.jobs[passes, R.CHANNEL_STEP, images] == 1) & (
             self.jobs[passes, R.COLUMN_STEP, images] == self.channels
@@ -427,9 +427,9 @@ class Passes:
         dense &= self.jobs[passes, R.ROW_STEP, images] == self.jobs[passes, R.WIDTH, images] * self.channels
         if self._steps is None:
             return dense
-        first = self.jobs[0][:, rows]
-        source_dense = (first[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
-            first[R.WIDTH] == self._widths[rows]
+        first_jobs = self.jobs[0][:, rows]
+        source_dense = (first_jobs[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
+            first_jobs[R.WIDTH] == self._widths[rows]
         )
         return np.where(self.last[rows] == 0, source_dense, dense)
 
@@ -446,9 +446,9 @@ class Passes:
         sizes = self.jobs[passes, R.OUT, images]
         sizes = sizes.T if isinstance(images, slice) else sizes  # with two index arrays, numpy puts their axis first
         if len(rows) < len(self.last):
-            self._level = None
-        elif self._level is not None:
-            self._level += 1
+            self._common_last = None
+        elif self._common_last is not None:
+            self._common_last += 1
         self.last[rows] += 1
         if self.count > len(self.jobs):
             self.jobs, self.floats = (
