@@ -152,8 +152,8 @@ def _shifts(components: int, position_bits: int, first_bits: int, other_bits: in
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
-    """Return the checksum that, with the length of the scan, ties an index to its file: over the segments between the
-    index and the scan, and over the scan's first and last bytes."""
+    """Return the checksum that, together with the scan's length, ties an index to its file. It covers the segments
+    between the index and the scan, and the scan's first and last bytes."""
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
