@@ -83,9 +83,9 @@ def _pays_off(part: Part[Grid]) -> bool:
     region, assuming that all cells have the same number of bytes, and the extra time per pixel of region decoders."""
     grid, (_, _, height, width), x0, x1, y0, y1 = part
     all_cells, part_cells = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
-    saved = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
-    decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
-    gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
+    saved_bytes = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
+    decoded_pixels = (x1 - x0) * grid.width * (y1 - y0) * grid.height
+    gain = saved_bytes * BYTE_NS + height * width * REGION_PIXEL_NS - decoded_pixels * PIXEL_NS
     return part_cells < all_cells and gain > grid.cost_ns
 
 

@@ -295,7 +295,7 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
     if header.single_scan:
         return 1, True
     count, pos, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
-    missing: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
+    missing_bits: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
     while (match := NEXT_MARKER.search(data, pos)) is not None:
         pos = match.start()
         marker, length = data[pos + 1], int.from_bytes(data[pos + 2 : pos + 4], "big")
@@ -306,10 +306,10 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
             if is_progressive and len(segment := data[pos + 4 : pos + 2 + length]) > 5:
                 first, last, low = segment[-3], segment[-2], segment[-1] & 15
                 for component in segment[1:-3:2]:
-                    bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                    bits = missing_bits.setdefault(component, bytearray(b"\xff" * 64))
                     bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
         pos += 2 if marker == TEM else 2 + length
-    complete = len(missing) == header.components and not any(map(any, missing.values()))
+    complete = len(missing_bits) == header.components and not any(map(any, missing_bits.values()))
     return count, complete or not is_progressive
 
 

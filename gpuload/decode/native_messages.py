@@ -64,9 +64,9 @@ class NativeMessages:
             finally:
                 self._stderr.value = old_stderr
             if os.lseek(self._fd, 0, os.SEEK_END):
-                printed = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
+                output = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
                 os.ftruncate(self._fd, 0)
-                message = f"{printed}\n{message}"
+                message = f"{output}\n{message}"
         return result, one_line(message) if message else ""
 
 

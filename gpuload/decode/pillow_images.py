@@ -129,8 +129,8 @@ class PillowImage:
         if self._failure is not None:
             raise self._failure
         try:
-            if self.format == "PPM" and (faster := _rewritten_pnm(self._image)) is not None:
-                self._image = type(self._image)(io.BytesIO(faster))
+            if self.format == "PPM" and (pnm := _rewritten_pnm(self._image)) is not None:
+                self._image = type(self._image)(io.BytesIO(pnm))
             self._image.load()
             if (size := self._image.size) != (self.width, self.height):
                 raise ValueError(
@@ -253,10 +253,10 @@ def _rewritten_pnm(image: Any) -> bytes | None:
         return None
     _, _, offset, (_, maximum) = image.tile[0]
     (width, height), bands, data = image.size, len(image.getbands()), image.fp.getvalue()
-    count, stored = width * height * bands, np.dtype("u1" if maximum < 256 else ">u2")
-    if len(data) < offset + count * stored.itemsize:
+    count, stored_dtype = width * height * bands, np.dtype("u1" if maximum < 256 else ">u2")
+    if len(data) < offset + count * stored_dtype.itemsize:
         return None
     top, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
     table = np.minimum(np.rint(np.arange(65536) / maximum * top), top).astype(dtype)
-    levels = table[np.frombuffer(data, stored, count, offset)]
+    levels = table[np.frombuffer(data, stored_dtype, count, offset)]
     return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, top) + levels.tobytes()

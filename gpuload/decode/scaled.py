@@ -79,11 +79,11 @@ def decode_scaled(
     """Decode the part of the smaller picture that holds a region with simplejpeg's `decode_jpeg`; None if it
     complains."""
     top, left, height, width = region_tlhw
-    shortened, part = None, cut(data, header, region_tlhw)
+    short_jpeg, part = None, cut(data, header, region_tlhw)
     if part is not None:  # the cut begins at a block boundary, so the smaller picture's pixels are the same
         data, header, (top, left, height, width) = part
-    elif (shortened := _shortened(data, header, top + height)) is not None:
-        data, header = shortened
+    elif (short_jpeg := _shortened(data, header, top + height)) is not None:
+        data, header = short_jpeg
     scale = eighths / 8
     size = math.ceil(header.height * scale), math.ceil(header.width * scale)
     pixels = np.empty((*size, 1 if grey else 3), np.uint8)
@@ -93,7 +93,7 @@ def decode_scaled(
         if decoded.shape != pixels.shape:
             return None
     except Exception as error:
-        if shortened is None or not MORE_ROWS.fullmatch(str(error)):
+        if short_jpeg is None or not MORE_ROWS.fullmatch(str(error)):
             return None
     y0, x0 = int(top * scale), int(left * scale)
     y1, x1 = math.ceil((top + height) * scale), math.ceil((left + width) * scale)

@@ -101,10 +101,10 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
                 tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
                 if tag in DEFAULTS and kind in TYPES and value_count:
                     scalar = struct.Struct(order + TYPES[kind])
-                    inline = value_count * scalar.size <= value_bytes
+                    is_inline = value_count * scalar.size <= value_bytes
                     value_at = entry_at + entry_struct.size
                     tags[tag] = scalar.unpack_from(
-                        data, value_at if inline else offset_struct.unpack_from(data, value_at)[0]
+                        data, value_at if is_inline else offset_struct.unpack_from(data, value_at)[0]
                     )[0]
             yield tags
             pos = start + count * entry_bytes

@@ -466,6 +466,6 @@ class TensorBits:
         if self.tv is None:
             return tensor
         kind, attributes = self.tv
-        subclassed = tensor.as_subclass(kind)
-        vars(subclassed).update(attributes)
-        return subclassed
+        tv_tensor = tensor.as_subclass(kind)
+        vars(tv_tensor).update(attributes)
+        return tv_tensor

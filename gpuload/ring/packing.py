@@ -88,8 +88,8 @@ def write_content(
         spans += [end, buffer.nbytes]
         end = align(end + buffer.nbytes, ALIGN)
     meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
-    inline = len(meta) <= inline_bytes
-    total = end if inline else end + len(meta)
+    fits_message = len(meta) <= inline_bytes
+    total = end if fits_message else end + len(meta)
     memory = slot if total <= len(slot) else larger(total)
     if memory is None:
         return Packed(total, False)
@@ -98,7 +98,7 @@ def write_content(
         fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
-    if inline:
+    if fits_message:
         return Packed(total, True, meta)
     slot[end:total] = np.frombuffer(meta, np.uint8)
     return Packed(total, True, b"", (end, len(meta)))
@@ -309,8 +309,8 @@ def _with_tensors(base: Any) -> Any:
             if isinstance(obj, type) and (path := _place_in_a_class(obj)):
                 return _class_at, (obj.__module__, *path)
             if is_tensor(obj) and type(plain := _without_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
-                portable = _portable(obj, True)
-                return _tensor, (portable.array, portable.dtype, portable.tv)
+                bits = _portable(obj, True)
+                return _tensor, (bits.array, bits.dtype, bits.tv)
             override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
             return override(obj) if override is not None else NotImplemented
 

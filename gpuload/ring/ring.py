@@ -81,13 +81,13 @@ def standard_streams_taken() -> Iterator[None]:
     A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
     number. The ring would become descriptor 1, and a worker's output would be written into pixels.
     """
-    opened: list[int] = []
+    opened_fds: list[int] = []
     try:
         while not all(map(_is_open, range(3))):
-            opened.append(os.open(os.devnull, os.O_RDWR))
+            opened_fds.append(os.open(os.devnull, os.O_RDWR))
         yield
     finally:
-        for fd in opened:
+        for fd in opened_fds:
             os.close(fd)
 
 
@@ -406,13 +406,13 @@ class Ring:
     def _add_gap(self, slot: Slot) -> None:
         self._gaps.append((slot.offset, slot.capacity_bytes))
         self._gaps.sort()
-        merged: list[tuple[int, int]] = []
+        merged_gaps: list[tuple[int, int]] = []
         for offset, size in self._gaps:
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            if merged_gaps and sum(merged_gaps[-1]) == offset:
+                merged_gaps[-1] = (merged_gaps[-1][0], merged_gaps[-1][1] + size)
             else:
-                merged.append((offset, size))
-        self._gaps = merged
+                merged_gaps.append((offset, size))
+        self._gaps = merged_gaps
 
 
 _watched: dict[int, weakref.ref] = {}
@@ -451,9 +451,9 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 def _after_fork_in_parent() -> None:
     """Set aside the slots on loan for good: the child can read them for as long as it lives."""
     for ring in list(_rings):
-        returned = set(ring._returned)
-        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned]
-        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned}
+        returned_loans = set(ring._returned)
+        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned_loans]
+        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned_loans}
 
 
 def _after_fork_in_child() -> None:

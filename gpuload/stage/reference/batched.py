@@ -202,16 +202,16 @@ class BatchRunner:
 def _can_batch(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
     """Return whether the images of each record have the same size, before it and after it, and so do all results. An
     image's first box, flip or turn reads pixels directly from the input, so there the input sizes can differ."""
-    untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
+    is_untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
     for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
         before, after = before[rows, 2:], after[rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
-        gathers = isinstance(record, Box | Flip | Turn) and untouched[rows].all()
-        if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
+        reads_input = isinstance(record, Box | Flip | Turn) and is_untouched[rows].all()
+        if (not reads_input and (before != before[0]).any()) or (after != after[0]).any():
             return False
-        untouched[rows] = False
+        is_untouched[rows] = False
     results = windows[-1][:, 2:]
     return not (results != results[0]).any()
 
@@ -253,12 +253,12 @@ class Branches:
         groups, self._groups = self._groups, []
         parts: list[tuple[np.ndarray, Source]] = []
         for group_rows, images in groups:
-            inside = np.isin(group_rows, rows, assume_unique=True)
-            if inside.all():
+            is_selected = np.isin(group_rows, rows, assume_unique=True)
+            if is_selected.all():
                 parts.append((group_rows, images))
-            elif inside.any():
-                parts.append((group_rows[inside], images.take(np.flatnonzero(inside))))
-                self._groups.append((group_rows[~inside], images.take(np.flatnonzero(~inside))))
+            elif is_selected.any():
+                parts.append((group_rows[is_selected], images.take(np.flatnonzero(is_selected))))
+                self._groups.append((group_rows[~is_selected], images.take(np.flatnonzero(~is_selected))))
             else:
                 self._groups.append((group_rows, images))
         if len(parts) == 1:

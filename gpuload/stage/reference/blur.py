@@ -129,9 +129,9 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     boxes = [_box(radius) for radius in values[:, 0].tolist()]
     radius = max(box_radius for box_radius, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))
-    for row, (box_radius, inside, edge) in enumerate(boxes):
-        weights[row, : box_radius + 1] = inside
-        weights[row, box_radius + 1] = edge
+    for row, (box_radius, inside_weight, edge_weight) in enumerate(boxes):
+        weights[row, : box_radius + 1] = inside_weight
+        weights[row, box_radius + 1] = edge_weight
     taps = upload(weights, levels.device)[:, :, None, None, None]
     blurred = levels.to(torch.float64)
     for axis in (3, 2):
@@ -157,8 +157,8 @@ def _box(radius: float) -> tuple[int, int, int]:
     share = (two * box_radius + one) * (box_radius * (box_radius + one) - three * variance)
     share /= six * (variance - (box_radius + one) * (box_radius + one))
     real_radius = box_radius + share
-    inside = int(np.float32(UNIT) / (real_radius * two + one))
-    return int(real_radius), inside, (UNIT - (2 * int(real_radius) + 1) * inside) // 2
+    inside_weight = int(np.float32(UNIT) / (real_radius * two + one))
+    return int(real_radius), inside_weight, (UNIT - (2 * int(real_radius) + 1) * inside_weight) // 2
 
 
 TILE: Final = 32

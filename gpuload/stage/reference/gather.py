@@ -101,11 +101,11 @@ class Source:
 
     def transpose(self, transposed: np.ndarray) -> Source:
         """Swap rows and columns of the images selected by `transposed`, bool (n,)."""
-        swapped = {}
+        swapped_fields = {}
         for name, other_name in (("row_step", "column_step"), ("heights", "widths")):
-            swapped[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
-            swapped[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
-        return replace(self, **swapped)
+            swapped_fields[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
+            swapped_fields[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
+        return replace(self, **swapped_fields)
 
     @cached_property
     def _steps(self) -> torch.Tensor:

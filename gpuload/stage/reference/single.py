@@ -284,10 +284,10 @@ def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
 
 def _warp(record: Warp) -> Step:
     coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
-    warped, filters = record.warped.tolist(), _filter_names(record.filters, len(sizes))
+    is_warped, filters = record.warped.tolist(), _filter_names(record.filters, len(sizes))
 
     def step(row: int, canvas: Canvas) -> None:
-        if warped[row]:
+        if is_warped[row]:
             canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
 
     return step

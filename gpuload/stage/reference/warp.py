@@ -137,7 +137,7 @@ def warp_batch(
         corners = np.zeros((n, 2), np.int64)
     flat = levels.reshape(n, channels, height * width)
     kind = np.uint8 if levels.dtype == torch.uint8 else np.float32
-    outside = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
+    fill_levels = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
         y, x = nearest_pixels(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -148,7 +148,7 @@ def warp_batch(
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
         # Points outside can be infinite or NaN. The plain number 0.5 does not cause a copy from the host.
         values = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
-    return torch.where(inside[:, None], values, outside).view(n, channels, *size_hw)
+    return torch.where(inside[:, None], values, fill_levels).view(n, channels, *size_hw)
 
 
 def mapped_points(
@@ -166,8 +166,8 @@ def nearest_pixels(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest pixels, y and x, int64 (N, H'·W'); coordinates outside the image mean that there is none."""
-    scaling, fixed = nearest_methods(coefficients, corners + np.array(size_hw))
-    groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
+    is_scaling, is_fixed = nearest_methods(coefficients, corners + np.array(size_hw))
+    groups = rows_by_key(np.where(is_scaling, 0, np.where(is_fixed, 1, 2)).tolist())
     if len(groups) == 1:
         return NEAREST[min(groups)](levels, coefficients, size_hw, corners)
     pixels = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=levels.device)

@@ -151,9 +151,9 @@ class Box(Record):
         if (windows_tlhw[:, 2:] == self.size_hw).all():  # the windows are the complete results
             return self.box_tlhw
         codes = filter_codes(self.filters, len(windows_tlhw))
-        inner = source_windows(windows_tlhw, self.size_hw, self.box_tlhw[:, 2:], codes)
-        inner[:, :2] += self.box_tlhw[:, :2]
-        return inner
+        source = source_windows(windows_tlhw, self.size_hw, self.box_tlhw[:, 2:], codes)
+        source[:, :2] += self.box_tlhw[:, :2]
+        return source
 
 
 @dataclass(eq=False, repr=False)
@@ -411,8 +411,8 @@ class Gather(WholeImageRecord):
         """
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]
-        beyond = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
-        corners = np.where(beyond, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
+        is_beyond = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
+        corners = np.where(is_beyond, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
         start = np.maximum(corners, windows_tlhw[:, None, :2])
         end = np.minimum(corners + sizes, (windows_tlhw[:, :2] + windows_tlhw[:, 2:])[:, None])
         return rows, corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)

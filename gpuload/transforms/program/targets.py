@@ -122,15 +122,15 @@ def _moved_by_call(record: Call, method: str, i: int, points: np.ndarray, size_h
     if not record.transform.has(method):
         return points
     height, width = size_hw.tolist()
-    moved = getattr(record.transform, method)(
+    result = getattr(record.transform, method)(
         points.copy(), in_params(record.params, lambda array: array[i]), (height, width)
     )
-    if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
-        got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
+    if not isinstance(result, np.ndarray) or result.shape != points.shape:
+        got = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
         raise ValueError(
             f"{record.name}.{method} must return a numpy array of the input's shape, {points.shape}; got {got}"
         )
-    return moved.astype(points.dtype)
+    return result.astype(points.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:

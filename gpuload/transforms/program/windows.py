@@ -120,11 +120,11 @@ def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str)
     weights = _filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
     places = np.clip(taps, 0, (lengths - 1)[:, None, None])
     firsts = places[:, :, 0]
-    gathered = np.zeros_like(weights)
+    merged = np.zeros_like(weights)
     for tap in range(2 * reach):
         offsets = (places[:, :, tap] - firsts)[:, :, None]
-        np.put_along_axis(gathered, offsets, np.take_along_axis(gathered, offsets, 2) + weights[:, :, tap, None], 2)
-    return firsts, _fixed_point(gathered)
+        np.put_along_axis(merged, offsets, np.take_along_axis(merged, offsets, 2) + weights[:, :, tap, None], 2)
+    return firsts, _fixed_point(merged)
 
 
 def _fixed_point(weights: np.ndarray) -> np.ndarray:
@@ -172,8 +172,8 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
     end = np.clip(last, start + 1, sizes_hw)
     if mode in ("reflect", "symmetric"):
         # Mirrored padding can show any part of the image.
-        outside = (first < 0) | (last > sizes_hw)
-        start, end = np.where(outside, 0, start), np.where(outside, sizes_hw, end)
+        is_outside = (first < 0) | (last > sizes_hw)
+        start, end = np.where(is_outside, 0, start), np.where(is_outside, sizes_hw, end)
     return np.concatenate([start, end - start], axis=1)
 
 
@@ -208,14 +208,14 @@ def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.n
         ends_hw: int64 (N, 2), the bottom and right ends of the results.
     """
     _, b, _, d, _, _, g, h = coefficients.T
-    affine = (g == 0) & (h == 0)
-    scaling = affine & (b == 0) & (d == 0)
+    is_affine = (g == 0) & (h == 0)
+    is_scaling = is_affine & (b == 0) & (d == 0)
     maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
     corners_hw = np.zeros((len(maps), 2, 1, 2))  # the first and the last corner along each axis
     corners_hw[:, :, 0, 1] = ends_hw
     across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
     mapped = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # all four corners
-    return scaling, affine & ~scaling & (abs(mapped) < FIXED_LIMIT).all(axis=(1, 2, 3))
+    return is_scaling, is_affine & ~is_scaling & (abs(mapped) < FIXED_LIMIT).all(axis=(1, 2, 3))
 
 
 def scaled_pixels(

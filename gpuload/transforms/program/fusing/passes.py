@@ -58,13 +58,14 @@ KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # a pixel more than this many sigmas from a blur's centre weighs less than a millionth of the centre
 FAR_OUTSIDE: Final = 2.0**30  # pixels; larger than any image
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # the supported operations
-WARPED: Final = code("warp")
+WARP_CODE: Final = code("warp")
 # The indices of a job's numbers along each axis.
 AXES: Final = (
     (R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
     (R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
 )
-# The requirement of each operation, indexed by its code; the last entry is for `NOTHING`.
+# The requirements of operations: no work, single pixels, a statistic of the image, or a geometry; or not supported.
+# `NEEDS` is indexed by code; its last entry is for `NOTHING`.
 IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
 NEEDS: Final = np.full(len(OPS) + 1, UNKNOWN)
 for _names, _need in ((OPERATIONS, GEOMETRY), (POINTWISE, SINGLE), (STATISTICS, STATISTIC), (("identity",), IDLE)):
@@ -239,35 +240,35 @@ class Passes:
         windows[:, :2] += box.box_tlhw[:, :2]
         starts = windows[:, :2]
         source_starts, source_ends = before[:, :2], before[:, :2] + before[:, 2:]
-        inside = ((starts >= source_starts) & (starts + after[:, 2:] <= source_ends)).all(axis=1)
-        self._cut(rows[inside], before[inside], windows[inside])
-        outside = np.flatnonzero(~inside)
-        if not len(outside):
+        is_inside = ((starts >= source_starts) & (starts + after[:, 2:] <= source_ends)).all(axis=1)
+        self._cut(rows[is_inside], before[is_inside], windows[is_inside])
+        outside_entries = np.flatnonzero(~is_inside)
+        if not len(outside_entries):
             return
-        passes = self._open_passes(rows[outside])
-        for group in _groups_of_one_size(after[outside, 2:]):
-            entries, places = outside[group], []
+        passes = self._open_passes(rows[outside_entries])
+        for group in _groups_of_one_size(after[outside_entries, 2:]):
+            entries, places = outside_entries[group], []
             for axis in (0, 1):
                 indices = starts[entries, axis, None] + np.arange(after[entries[0], axis + 2])
                 length = box.sizes_hw[entries, axis, None]
                 padded = padded_places(indices, length, mode) - before[entries, axis, None]
                 places.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), padded, -1))
             self._set_table(rows[entries], self.last[rows[entries]], places)
-        self._set_fill(passes, rows[outside], box.fill)
+        self._set_fill(passes, rows[outside_entries], box.fill)
 
     def _resize(self, rows: np.ndarray, box: Box, before: np.ndarray, after: np.ndarray) -> None:
         boxes, sizes = box.box_tlhw, box.size_hw
         is_same_size = (boxes[:, 2:] == sizes).all(axis=1)
         filters = filter_codes(box.filters, len(rows))
         is_nearest = filters == R.NEAREST
-        if (unscaled := _entries(is_same_size)) is not None:
-            windows = after[unscaled].copy()
-            windows[:, :2] += boxes[unscaled, :2]
-            self._cut(rows[unscaled], before[unscaled], windows)
-        if (nearest := _entries(~is_same_size & is_nearest)) is not None:
-            self._open_passes(rows[nearest])
+        if (unscaled_entries := _entries(is_same_size)) is not None:
+            windows = after[unscaled_entries].copy()
+            windows[:, :2] += boxes[unscaled_entries, :2]
+            self._cut(rows[unscaled_entries], before[unscaled_entries], windows)
+        if (nearest_entries := _entries(~is_same_size & is_nearest)) is not None:
+            self._open_passes(rows[nearest_entries])
             corners = before[:, :2] - boxes[:, :2]
-            for row in np.arange(len(rows))[nearest].tolist():
+            for row in np.arange(len(rows))[nearest_entries].tolist():
                 places = []
                 for axis in (0, 1):
                     lengths = int(boxes[row, axis + 2]), int(sizes[row, axis])
@@ -289,26 +290,26 @@ class Passes:
             self._set(passes, R.OUT, images, after[:, 2:])
 
     def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
-        is_still = ~warp.warped
-        self._cut(rows[is_still], before[is_still], after[is_still])
-        moved = warp.warped.nonzero()[0]
-        filters = filter_codes(warp.filters, len(rows))[moved]
-        passes = self._open_passes(rows[moved])
-        self._map(rows[moved], passes, warp.coefficients[moved], filters, after[moved])
-        self._set_fill(passes, rows[moved], warp.fill)
+        is_unwarped = ~warp.warped
+        self._cut(rows[is_unwarped], before[is_unwarped], after[is_unwarped])
+        entries = warp.warped.nonzero()[0]
+        filters = filter_codes(warp.filters, len(rows))[entries]
+        passes = self._open_passes(rows[entries])
+        self._map(rows[entries], passes, warp.coefficients[entries], filters, after[entries])
+        self._set_fill(passes, rows[entries], warp.fill)
 
     def _map(
         self, rows: np.ndarray, passes: np.ndarray, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
     ) -> None:
         """Warp images in the given passes, and compute these windows of the results."""
-        nearest = filters == R.NEAREST
-        if nearest.any():
-            scaling, fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
-            filters = np.where(nearest & fixed, R.FIXED_POINT, filters)
-            nearest &= scaling
-            scaled = nearest.nonzero()[0]
-            for group in _groups_of_one_size(windows[scaled, 2:]):
-                entries = scaled[group]
+        is_nearest = filters == R.NEAREST
+        if is_nearest.any():
+            is_scaling, is_fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
+            filters = np.where(is_nearest & is_fixed, R.FIXED_POINT, filters)
+            is_nearest &= is_scaling
+            scaled_entries = is_nearest.nonzero()[0]
+            for group in _groups_of_one_size(windows[scaled_entries, 2:]):
+                entries = scaled_entries[group]
                 size = tuple(windows[entries[0], 2:].tolist())
                 lengths = [self.jobs[passes[entries], length, rows[entries], None] for length in (R.HEIGHT, R.WIDTH)]
                 places = _shifted(coefficients[entries], size, windows[entries, :2], lengths)
@@ -318,22 +319,22 @@ class Passes:
                         np.where(numbers < end, numbers, -1) for numbers, end in zip(pixels, lengths, strict=True)
                     ]
                 self._set_table(rows[entries], passes[entries], places)
-        if (warped := _entries(~nearest)) is not None:
-            images, passes = rows[warped], passes[warped]
+        if (warped_entries := _entries(~is_nearest)) is not None:
+            images, passes = rows[warped_entries], passes[warped_entries]
             self._open[images] = False
             self.jobs[passes, R.KIND, images] = R.WARP
-            self.jobs[passes, R.FILTER, images] = filters[warped]
-            self.floats[passes, images, : coefficients.shape[1]] = coefficients[warped]
-            self._set(passes, R.START, images, windows[warped, :2])
-            self._set(passes, R.OUT, images, windows[warped, 2:])
+            self.jobs[passes, R.FILTER, images] = filters[warped_entries]
+            self.floats[passes, images, : coefficients.shape[1]] = coefficients[warped_entries]
+            self._set(passes, R.START, images, windows[warped_entries, :2])
+            self._set(passes, R.OUT, images, windows[warped_entries, 2:])
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
         """Add all operations of a record together. They do not change sizes, so the pass of each operation is known in
         advance."""
         codes, needs = ops.codes, NEEDS[ops.codes]
-        if (highest := int(needs.max(initial=IDLE))) == IDLE:
+        if (highest_need := int(needs.max(initial=IDLE))) == IDLE:
             return
-        if highest == UNKNOWN:
+        if highest_need == UNKNOWN:
             unknown = OPS[int(codes[needs == UNKNOWN][0])]
             raise TypeError(f"the fused kernels do not support the operation {unknown}")
         begins = needs >= STATISTIC
@@ -344,17 +345,17 @@ class Passes:
         for number in range(int(pass_offsets[:, -1].max())):
             self._begin_passes(_rows_where(rows, pass_offsets[:, -1] > number))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
-        if highest >= STATISTIC:
+        if highest_need >= STATISTIC:
             entries, positions = (needs == STATISTIC).nonzero()
             self.jobs[passes[entries, positions], R.STATISTICS_AT, rows[entries]] = 1
-        if highest == GEOMETRY:
+        if highest_need == GEOMETRY:
             self._set_geometries(rows, passes, ops)
-        pointwise = (needs == SINGLE) | (needs == STATISTIC)
+        is_pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
-        if pointwise.all():
+        if is_pointwise.all():
             self._operations.append((jobs.ravel(), codes.ravel(), ops.values.reshape(-1, VALUES)))
-        elif pointwise.any():
-            self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
+        elif is_pointwise.any():
+            self._operations.append((jobs[is_pointwise], codes[is_pointwise], ops.values[is_pointwise]))
 
     def _reuse_open_passes(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
         """Clear `begins` for each image's first operation if the open pass can do it, so that no new pass begins."""
@@ -368,12 +369,12 @@ class Passes:
 
     def _set_geometries(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:
         """Warp, blur and sharpen images in the passes of these operations."""
-        for number in (WARPED, *KERNELS):
+        for number in (WARP_CODE, *KERNELS):
             entries, positions = (ops.codes == number).nonzero()
             if not len(entries):
                 continue
             images, passes, values = rows[entries], operation_passes[entries, positions], ops.values[entries, positions]
-            if number == WARPED:
+            if number == WARP_CODE:
                 filters = filter_codes(ops.filters, ops.codes.shape)[entries, positions]
                 windows = np.zeros((len(images), 4), np.int64)
                 windows[:, 2:] = self.jobs[passes, R.WHOLE, images]
