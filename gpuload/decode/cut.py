@@ -7,7 +7,7 @@ and the region's position in it.
 Restart markers divide the entropy-coded bytes of a JPEG into **intervals** with the same number of MCUs (blocks of 8×8
 to 32×16 pixels, depending on chroma subsampling). Intervals are coded independently: both the bit stream and the DC
 prediction restart at each one. If a row of MCUs is an integer number of intervals, or an interval is an integer number
-of rows, the intervals form a grid over the picture. The bytes of some intervals, with the markers renumbered, are then
+of rows, the intervals form a grid over the picture. The bytes of some intervals, with the markers renumbered, then form
 a smaller picture. Nothing has to be decoded to build it, and the result is as valid a JPEG as the original. Pixels are
 bit-identical.
 

@@ -127,7 +127,7 @@ class Index(Grid):
 
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        # Cutting several files together takes less than half the time, as NumPy needs little longer for more joints.
+        # Cutting several files together takes less than half the time: NumPy takes little longer for more joints.
         try:
             return _cut(parts)
         except (IndexError, TypeError, ValueError):  # not written by `jpeg_cuttable`, despite a valid checksum

@@ -5,8 +5,8 @@ succeeds and returns grey pixels. So their messages are part of the result, and 
 
 While a decoder runs, the C library's variable ``stderr`` points to a ``FILE`` over a memfd. File descriptor 2 is
 unchanged: ``sys.stderr``, children of other threads and crash handlers print as usual, and only C code that prints
-through ``stderr`` during these milliseconds is captured. A lock prevents two decoding threads from reading each other's
-messages. Capturing costs 4 µs per call; decoding a photograph takes 1,000 µs.
+through ``stderr`` is captured. A lock prevents two decoding threads from reading each other's messages. Capturing costs
+4 µs per call; decoding a photograph takes 1,000 µs.
 
 This works only with glibc, because elsewhere the variable can be read-only. Without glibc, `native_messages` returns
 None, and decoders that need it are not used. Each process has one ``FILE`` and one descriptor for its lifetime; a

@@ -3,7 +3,7 @@
 libjpeg builds a smaller picture from the low frequencies of each 8×8 block, reducing it to 4×4, 2×2 or 1×1 pixels. This
 also antialiases, and it skips most of the arithmetic; the entropy-coded bytes must be read either way. Pillow resamples
 the rest of the way to the requested size, by a factor below two. Its boxes can begin and end within a pixel, so the
-result shows the same part of the picture as without scaling, without a shift.
+result shows exactly the same part of the picture as without scaling.
 
 simplejpeg decodes from the first row to the last row of the region, because the header is changed to end the picture
 there. If the file is cuttable, the region is cut out first (`cut`). In a progressive JPEG, all rows are decoded.

@@ -79,7 +79,7 @@ def remedy(name: str, data: bytes) -> str:
     kind = ""
     for page in pages(data)[:1]:
         kind = f" (it has {page.samples} channel{'s' * (page.samples > 1)} of {page.bits} bits)"
-    return f". If it is not damaged, but of a kind that Pillow does not read{kind}, {REMEDY}"
+    return f". If the file is not damaged but of a kind that Pillow does not read{kind}, {REMEDY}"
 
 
 def _directories(data: bytes) -> Iterator[dict[int, int]]:

@@ -116,7 +116,7 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
         buffers = [bytearray(slot[start : start + n]) for start, n in zip(spans[::2], spans[1::2], strict=True)]
     content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
-    # The columns are still plain tuples. Most chunks have one column of images, one of values, and no others.
+    # The columns are still plain tuples. Most chunks have just one column of images and one of values.
     image_tuples: list[Any] = [*content.images, *content.masks]
     position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in image_tuples])
     for columns in (content.images, content.masks):
@@ -140,7 +140,7 @@ def _list(rows: Rows) -> list[int] | None:
 
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
-    """Lay out entries one after the other, each a group of arrays of one type; return their spans and the end."""
+    """Lay out entries consecutively, each a group of arrays of one type; return their spans and the end."""
     spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])

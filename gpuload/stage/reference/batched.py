@@ -98,7 +98,7 @@ class BatchRunner:
                 index = slice(None) if record.rows is None else record.rows
                 change = partial(self._apply, record=record, before=before[index], after=after[index])
                 branches.change(record.rows, change)
-        levels = branches.whole().dense()
+        levels = branches.all_images().dense()
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
@@ -245,8 +245,8 @@ class Branches:
             images = change(self._images_of(rows))
             self._groups.append((rows, images))
 
-    def whole(self) -> Source:
-        """Return all images of the batch; afterwards there are no groups left."""
+    def all_images(self) -> Source:
+        """Return all images of the batch, and leave no groups."""
         return self._images_of(self._all_rows)
 
     def _images_of(self, rows: np.ndarray) -> Source:

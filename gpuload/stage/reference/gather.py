@@ -125,7 +125,7 @@ class Source:
         return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
     def dense(self) -> torch.Tensor:
-        """Return all pixels of images of one size, N×C×H×W, read-only: a view if contiguous, else a copy."""
+        """Return all pixels of images of the same size, N×C×H×W, read-only: a view if contiguous, else a copy."""
         count, height, width = len(self.base), int(self.heights[0]), int(self.widths[0])
         length, first = self.channels * height * width, int(self.base[0])
         is_contiguous = (
@@ -232,7 +232,7 @@ def resize(
 
 
 def _range(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
-    """Return 0, 1, 2 … up to the greatest length for each image: (n, length)."""
+    """Return 0, 1, 2 … below the greatest length, repeated for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=pixels.device).expand(len(lengths), -1)
 
 

@@ -7,8 +7,8 @@ host because some operations need a parameter before they launch a kernel. Opera
 Statistics of an image are sums and counts of integers, so an image's result never depends on its batch. The callers
 handle ``"warp"`` and ``"identity"`` themselves.
 
-The operations from `image_operations` give the same results for one image. Those without a faster version of their own
-process the image as a batch of one.
+The operations from `image_operations` give the same results for one image. Operations without a version for single
+images process the image as a batch of one.
 
 A mixture multiplies levels by their shares, adds them up in float32 (first the image, then each chain in order) and
 truncates the sum, as torchvision does. Single images and batches use the same products and sums, so results are equal.

@@ -120,7 +120,7 @@ def warp_batch(
     *,
     corners: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """Warp images of one size, each by its own map.
+    """Warp images of the same size, each by its own map.
 
     Args:
         levels: N×C×H×W uint8; or float32, whose results are not rounded.
@@ -258,7 +258,7 @@ def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
-    """Deform images of one size, N×C×H×W of any dtype, by the fields of these rows of a record."""
+    """Deform images of the same size, N×C×H×W of any dtype, by the fields of these rows of a record."""
     n, channels, height, width = levels.shape
     fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
     down, across = (

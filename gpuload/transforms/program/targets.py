@@ -197,8 +197,8 @@ def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
     """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
 
     The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
-    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so boxes differed between
-    CPUs.
+    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so with them boxes
+    differed between CPUs.
     """
     a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)

@@ -77,7 +77,7 @@ class Launch(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The grid. Tiles come first because there can be more of them than fit along the second axis."""
+        """The launch grid. Tiles come first because there can be more tiles than fit along the second axis."""
         return self.tiles, self.jobs
 
 
