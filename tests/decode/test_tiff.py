@@ -134,8 +134,8 @@ def test_masks_of_32_bits_are_as_they_were() -> None:
 @pytest.mark.parametrize("bits", [16, 8])
 def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: int) -> None:
     text = (
-        f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), read "
-        "it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
+        f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), "
+        "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
     )
     with pytest.raises(
         DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
