@@ -273,7 +273,7 @@ def _batch_times(
 
 def _wait_for_workers(own: Any) -> None:
     """Sleep until nobody has a chunk left to do."""
-    while (own.feed._flying or own.feed.plans.flying) and not (
+    while (own.feed._in_flight or own.feed.plans.in_flight) and not (
         next_request(own.engine._queues[0].read_end, own.engine._memory) is None
         and all(_is_idle(own.engine, worker) for worker in own.engine._team)
     ):

@@ -1,1 +1,1 @@
-"""The worker processes: `pool` is the parent's side, `main` the child's, `protocol` what they say to each other."""
+"""The worker processes: `pool` is the parent's side, `main` the child's side, `protocol` the messages between them."""

@@ -1,6 +1,6 @@
-"""A batch on its way through the workers, and its parts. Main process only; plain data.
+"""A batch in progress, and its parts. Main process only; plain data.
 
-The feed owns both until the batch is complete, then the consumer, until it releases the batch.
+The feed owns a batch until it is complete; then the consumer owns it until it releases the batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from gpuload.workers.protocol import Request
 
 __all__ = ["Batch", "Part"]
 
-# After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
-# outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
-OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
+# A sample counts as bad after this many workers have died while it was alone in a chunk: crashes, and deaths of any
+# kind. SIGKILL comes from outside (memory ran out, somebody killed the worker) and may hit any sample.
+CRASHES_ALONE, DEATHS_ALONE = 2, 3
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A chunk of a batch: what is asked for and, once it is done, the result.
+    """A chunk of a batch: its samples and, once it is done, the result.
 
-    `data` are the chunk's bytes: a view of its slot, or of other memory if it was moved out, or did not fit (`slot` is
-    None then).
-    `description` is that of a plain chunk (see `Reply`) until somebody asks for its `content`.
-    `decoded` are the images that the device decoded, one after the other: a tensor of uint8 there; their offsets count
-    from `host_end` on, as if they lay behind the chunk's bytes.
+    `data` is a view of the chunk's bytes: in its slot, or in other memory if the chunk was moved out or did not fit
+    (then `slot` is None). `description` is the packed description of a plain chunk (see `Reply`) until `content` is
+    first read. `decoded` is a uint8 tensor on the device with the images that the device decoded, one after another;
+    their offsets count from `host_end`, as if the images followed the chunk's bytes.
     """
 
     batch: Batch
@@ -42,7 +41,7 @@ class Part:
     indices: np.ndarray | list[object]
     need_bytes: int = 0
     deaths_alone: int = 0
-    own_deaths_alone: int = 0
+    crashes_alone: int = 0
     substitutes: bool = False  # its samples replace failed ones
     slot: Slot | None = None
     data: np.ndarray | None = None
@@ -53,7 +52,7 @@ class Part:
 
     @property
     def content(self) -> Columns | None:
-        """Return the chunk's columns; None means it is not done."""
+        """Return the chunk's columns; None if it is not done."""
         if self.description:
             self.content = read_content(NO_BYTES, self.description, None)
         return self._content
@@ -64,44 +63,44 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """Return how many of its samples loaded."""
+        """Return the number of its samples that were loaded."""
         return len(self.positions) if self.description else 0 if self._content is None else len(self._content)
 
     @property
     def encoded_bytes(self) -> int:
-        """Return how many of its first bytes are files for the device to decode, and so stay here."""
+        """Return the size of the files at its start, which the device decodes and which are not copied to it."""
         return 0 if self._content is None else self._content.encoded_bytes
 
     @property
     def host_end(self) -> int:
-        """Return where its bytes end, aligned."""
+        """Return the end of its bytes, aligned."""
         return align(self.used_bytes, ALIGN)
 
     @property
     def waits_for_device(self) -> bool:
-        """Return whether it has images that are still to be decoded."""
+        """Return whether the device still has to decode some of its images."""
         return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
     def piece(self, rows: slice) -> Part:
-        """Return a new part for some of its rows."""
+        """Return a new part with some of its rows."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, substitutes=self.substitutes)
 
-    def died_alone(self, *, outside: bool) -> bool:
-        """Count a death of the worker that was alone with its sample; whether the sample counts as bad now."""
+    def count_death_alone(self, *, outside: bool) -> bool:
+        """Count the death of a worker that processed only its sample; return whether the sample now counts as bad."""
         self.deaths_alone += 1
-        self.own_deaths_alone += not outside
-        return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
+        self.crashes_alone += not outside
+        return self.crashes_alone >= CRASHES_ALONE or self.deaths_alone >= DEATHS_ALONE
 
     def request(self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
-        """Return the request for a worker."""
-        spec, whole = self.batch.spec, len(self.batch.parts) == 1
+        """Return the request to send to a worker."""
+        spec, is_only = self.batch.spec, len(self.batch.parts) == 1
         chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
         extras: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
-        return Request(*chunk, whole=whole, iterable=spec.iterable, **extras)
+        return Request(*chunk, whole=is_only, iterable=spec.iterable, **extras)
 
     def failure(self, cause: str, stack: str) -> Columns:
-        """Return its result if all of its samples failed."""
+        """Return the result of a chunk whose samples all failed."""
         epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
             index = int(index) if isinstance(index, np.integer) else index
@@ -112,11 +111,11 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch in work: what is asked for in a step (`spec`), and its result.
+    """A batch in progress: the samples of a step (`spec`), and the result.
 
-    `parts` are in the order of their positions; after them come those with substitutes. `errors` are the samples that
-    failed; `lost` is one that could not be replaced, `fatal` one after which no sample can come. A `dropped` batch is
-    not given to the user.
+    `parts` are in the order of their positions, followed by the parts with substitutes. `errors` are the failed
+    samples; `lost` is a failed sample without a substitute, `fatal` a failure after which the dataset can yield no more
+    samples. A `dropped` batch is not returned to the user.
     """
 
     spec: BatchSpec
@@ -126,28 +125,28 @@ class Batch:
     lost: ErrorRecord | None = None
     fatal: ErrorRecord | None = None
     dropped: bool = False
-    candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # indices to try instead, by position
+    candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # substitutes to try, keyed by position
     planned: PlannedBatch | None = None
 
     @property
     def done_parts(self) -> int:
-        """Return how many of its parts are done."""
+        """Return the number of its parts that are done."""
         return len(self.parts) - self.open_parts
 
     @property
     def copied_parts(self) -> Sequence[Part | PlannedBatch]:
-        """Return what is brought to the device: its parts and, behind them, the arrays of its plan."""
+        """Return what is copied to the device: its parts, followed by the arrays of its plan."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
     @property
     def waits_for_device(self) -> bool:
-        """Return whether it has images that are still to be decoded there."""
+        """Return whether the device still has to decode some of its images."""
         return any(part.waits_for_device for part in self.parts)
 
     @property
     def on_device(self) -> bool:
-        """Return whether it has images that the device decoded."""
+        """Return whether the device has decoded some of its images."""
         return any(part.decoded is not None for part in self.parts)
 
     @property
@@ -157,12 +156,12 @@ class Batch:
 
     @property
     def remark(self) -> str:
-        """Return what to tell the user of its samples, see `Columns`."""
+        """Return the remark for the user on its samples, see `Columns`."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.remark for content in contents if content is not None and content.remark), "")
 
     def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
-        """Record samples that failed, each with the one that is tried instead; these, as one more part."""
+        """Record failed samples, each with its substitute; return a new part with the substitutes, or None."""
         positions, indices = [], []
         for record in errors:
             if record.position not in self.candidates:
@@ -183,7 +182,7 @@ class Batch:
         return part
 
     def come_due(self) -> None:
-        """Settle what is given to the user: all parts are done, and the batches that it waits for."""
+        """Ask the order what to return for this step, now that the batch and all batches that it waits for are done."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]

@@ -1,17 +1,18 @@
-"""The first code that a worker process runs, as a script: ``python -P bootstrap.py <worker> <descriptors>``; the
-template of workers has its name in the place of a number.
+"""The script that a worker process runs first: ``python -P bootstrap.py <worker> <descriptors>``. For the template,
+<worker> is "template" instead of a number.
 
-It installs the parent's import path and calls `gpuload.workers.main`, of the gpuload that the parent runs. A notebook
-has the working directory first in its path, and a `random.py` there must not replace the standard library's, which the
-notebook imported long ago. So the working directory comes last until gpuload and its libraries are imported, then
-directly after the standard library. Only built-in modules are imported before the path is set.
+It installs the parent's import path, and calls `gpuload.workers.main` from the same gpuload that the parent runs. A
+notebook has the working directory first in its path, and a `random.py` there must not replace the module of the
+standard library, which the notebook imported long ago. So the working directory comes last until gpuload and its
+libraries are imported, then directly after the standard library. Before the path is set, only built-in modules are
+imported.
 """
 
 import marshal
 import posix
 import sys
 
-JOB = 3  # its place among the descriptors, see `gpuload.workers.main.run` and `gpuload.workers.template.serve`
+JOB = 3  # its index in the descriptors, see `gpuload.workers.main.run` and `gpuload.workers.template.serve`
 
 
 def _start() -> None:
@@ -22,18 +23,18 @@ def _start() -> None:
     path = settings["path"]
     version = sys.version_info
     library = f"{sys.base_prefix}/{sys.platlibdir}/python{version.major}.{version.minor}"
-    known, zipped = (library, f"{library}/lib-dynload"), f"/python{version.major}{version.minor}.zip"
-    standard = [entry for entry in path if entry in known or entry.endswith(zipped)]
-    here = [entry for entry in path if entry in ("", posix.getcwd())]
-    others = [entry for entry in path if entry not in here and entry not in standard]
+    folders, zipped = (library, f"{library}/lib-dynload"), f"/python{version.major}{version.minor}.zip"
+    standard = [entry for entry in path if entry in folders or entry.endswith(zipped)]
+    working = [entry for entry in path if entry in ("", posix.getcwd())]
+    other = [entry for entry in path if entry not in working and entry not in standard]
     sys.path[:] = [*standard, __file__.rpartition("/gpuload/")[0]]
-    import gpuload.workers  # noqa: F401  the parent's, whatever else is called so; it needs the standard library alone
+    import gpuload.workers  # noqa: F401  the parent's, even if others have this name; needs only the standard library
 
-    sys.path[:] = [*standard, *others, *here]
+    sys.path[:] = [*standard, *other, *working]
     from gpuload.workers.main import end, run
     from gpuload.workers.template import serve
 
-    sys.path[:] = [*standard, *here, *others] if here else path
+    sys.path[:] = [*standard, *working, *other] if working else path
     sys.argv[:] = settings["argv"]
     if who == "template":
         serve(settings, descriptors)

@@ -1,7 +1,7 @@
-"""What goes with a sample's boxes: the leaves with an entry for each box, and an image of the size that they are for.
+"""Checks that boxes match the rest of their sample: finds the leaves with one entry per box, and compares image sizes.
 
-Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Holds no state.
+Runs when a sample is read, so that a mismatch is an error of that sample: in workers or, with ``num_workers=0``, in the
+main process. It imports no torch, and holds no state.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
     "size_text",
 ]
 
-REMARK: Final = "the boxes of "  # how a remark begins
+REMARK: Final = "the boxes of "  # the beginning of each remark
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
-COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names of what each object has, beside labels
+COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per object, in addition to labels
 
 
 def droppers(chain: Chain) -> list[Any]:
-    """Return the transforms of a chain that leave boxes out, in written order."""
+    """Return the transforms of a chain that drop boxes, in written order."""
     dropping = {id(transform): transform for transform in _transforms(chain) if transform.drops_boxes}
     return list(dropping.values())
 
 
 def read_differently(chain: Chain) -> tuple[object, ...]:
-    """Return what of a chain decides how a sample is taken apart: chains with the same get the same columns."""
+    """Return the properties of a chain that decide how samples are flattened; equal properties give equal columns."""
     dropping = [repr(transform) for transform in _transforms(chain) if transform.drops_boxes or transform.drops_points]
     return bool(len(chain)), chain.frames, chain.reads_boxes, check_transforms(chain), tuple(dropping)
 
@@ -56,61 +56,62 @@ def check_transforms(chain: Chain) -> str | None:
         name = type(transform).__name__
         if transform.image_only:
             return (
-                f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
-                "out, or return no targets"
+                f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; remove it, or "
+                "return no targets"
             )
         if transform.drops_points and chain.views is not None and getattr(transform, "labels_getter", None) is not None:
             return (
-                f"{name} leaves out different keypoints in each view of a MultiView, so what belongs to them would "
-                "differ too; leave one of the two, or labels_getter, out"
+                f"{name} drops different keypoints in each view of a MultiView, so their labels would differ too; "
+                f"remove {name} or the MultiView, or set labels_getter=None"
             )
         if transform.mixes:
-            return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
+            return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; remove it"
     if chain.views is not None and (dropping := droppers(chain)):
         return (
-            f"{type(dropping[0]).__name__} leaves out different boxes in each view of a MultiView, so what belongs to "
-            "them would differ too; leave one of the two out"
+            f"{type(dropping[0]).__name__} drops different boxes in each view of a MultiView, so their labels would "
+            "differ too; remove one of the two"
         )
     return None
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """Return the leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`); and, as
-    ~leaf, the leaves with an entry for each keypoint, if a transform leaves keypoints out.
+    """Return the leaves with one entry per box, if a transform of the chain drops boxes (`droppers`), followed by the
+    leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
 
     Args:
-        sample: as the dataset gave it.
-        leaves: its leaves; `targets` are those that are targets, by number.
-        chain: what is applied.
+        sample: the dataset's original sample.
+        leaves: all leaves of the sample.
+        targets: the leaves that are targets, keyed by leaf number.
+        chain: the transforms of the loader.
 
     Raises:
-        TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
+        TypeError, ValueError: a transform reads boxes, and the boxes or their labels are missing or do not match.
     """
-    dropping, tidying = droppers(chain), [transform for transform in _transforms(chain) if transform.drops_points]
-    of_boxes = (
+    dropping, sanitizing = droppers(chain), [transform for transform in _transforms(chain) if transform.drops_points]
+    box_fields = (
         _box_fields(sample, leaves, targets, dropping, chain.reads_boxes) if dropping or chain.reads_boxes else ()
     )
-    of_points = _point_fields(sample, leaves, targets, set(of_boxes), tidying) if tidying else ()
-    return of_boxes + of_points
+    point_fields = _point_fields(sample, leaves, targets, set(box_fields), sanitizing) if sanitizing else ()
+    return box_fields + point_fields
 
 
 def _point_fields(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], of_boxes: set[int], tidying: Sequence[Any]
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], box_fields: set[int], sanitizing: Sequence[Any]
 ) -> tuple[int, ...]:
-    """Return the leaves that go with keypoints, as ~leaf."""
+    """Return the leaves with one entry per keypoint, as ~leaf."""
     name = "SanitizeKeyPoints"
     search = _Search(sample, leaves, targets, Keypoints, name)
     if search.target.array.ndim < 2:
         raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {search.target.array.shape}")
     fields: set[int] = set()
-    for transform in tidying:
+    for transform in sanitizing:
         fields |= search.named(transform.labels_getter, name)
-    if both := of_boxes & (fields | {search.leaf}):
+    if shared := box_fields & (fields | {search.leaf}):
         raise ValueError(
-            f"{name} leaves out entries of leaf {min(both)}, which belongs to the boxes too, and would no longer match "
-            "them; name it in one labels_getter= only, or leave one of the transforms out"
+            f"{name} drops entries of leaf {min(shared)}, which belongs to the boxes too and would no longer match "
+            "them; name that leaf in only one labels_getter=, or remove one of the transforms"
         )
-    return tuple(sorted(~other for other in fields - {search.leaf}))
+    return tuple(sorted(~leaf for leaf in fields - {search.leaf}))
 
 
 def _box_fields(
@@ -120,8 +121,8 @@ def _box_fields(
     gathering = [transform for transform in dropping if transform.gathers > 1]
     if gathering and not targets:
         raise ValueError(
-            f"{type(gathering[0]).__name__} puts images of several samples together, so their boxes or masks have to "
-            "go with them, but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
+            f"{type(gathering[0]).__name__} combines images of several samples, and their boxes or masks with them, "
+            "but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
         )
     has_boxes = any(isinstance(target, Boxes) for target in targets.values())
     if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not reads_boxes:
@@ -129,8 +130,8 @@ def _box_fields(
     search = _Search(sample, leaves, targets, Boxes, name)
     if not dropping:
         return ()
-    fields, points = search.beside()
-    # What one getter names goes with every transform's boxes, or it would no longer match them.
+    fields, points = search.siblings()
+    # Every transform that drops boxes also drops the entries that any getter names; otherwise they would not match.
     getters = [
         transform.labels_getter
         for transform in dropping
@@ -139,35 +140,35 @@ def _box_fields(
     for getter in getters:
         fields |= search.named(getter, "SanitizeBoundingBoxes")
     if not getters:
-        fields |= search.unnamed()
+        fields |= search.guess_labels()
     by_default = all(getter == "default" for getter in getters)
     if by_default:
-        fields |= points | search.of_coco()
+        fields |= points | search.coco_fields()
     elif points - fields and None not in getters:
         raise ValueError(
-            f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {search.count} "
-            "boxes, but labels_getter= does not give them; let it return them too or, if they belong to the whole "
-            "image, put them outside the dict that holds the boxes"
+            f"{name} drops boxes, and the keypoints next to them have one entry for each of the {search.count} boxes, "
+            "but labels_getter= does not return them; let it return them too or, if they belong to the image, put them "
+            "outside the dict that holds the boxes"
         )
     if gathering:
         if by_default:
-            search.check_beside(fields, type(gathering[0]).__name__)
-        masks = [other for other in fields if isinstance(targets.get(other), Mask)]
+            search.check_siblings(fields, type(gathering[0]).__name__)
+        masks = [leaf for leaf in fields if isinstance(targets.get(leaf), Mask)]
         if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
             raise ValueError(
-                "CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the "
-                f"{search.count} boxes, but this one has {len(masks)}"
+                "CopyPaste needs samples with one gpuload.Mask N×H×W next to the boxes, with a mask for each of the "
+                f"{search.count} boxes, but this sample has {len(masks)}"
             )
     return tuple(sorted(fields))
 
 
 class _Search:
-    """A search for the leaves with an entry for each box, or each keypoint, of a sample.
+    """A search for the leaves of a sample that have one entry per box, or one entry per keypoint.
 
     Args:
         sample, leaves, targets: as for `find_fields`.
-        kind: the type of the leaf that they belong to, `Boxes` or `Keypoints`.
-        name: the transform that needs it, for errors.
+        kind: the type of the leaf whose entries count: `Boxes` or `Keypoints`.
+        name: the transform that needs the leaf, for error messages.
 
     Raises:
         ValueError: the sample does not have one leaf of this type.
@@ -177,39 +178,40 @@ class _Search:
         self, sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], kind: type[Any], name: str
     ) -> None:
         self._sample, self._leaves, self._targets, self._name = sample, leaves, targets, name
-        self._what, wanted = "boxes", "gpuload.Boxes(array, format)"
+        self._noun, example = "boxes", "gpuload.Boxes(array, format)"
         if kind is Keypoints:
-            self._what, wanted = "keypoints", "gpuload.Keypoints(array)"
+            self._noun, example = "keypoints", "gpuload.Keypoints(array)"
         owners = [(leaf, target) for leaf, target in targets.items() if isinstance(target, kind)]
         if len(owners) != 1:
             raise ValueError(
-                f"{name} takes samples with one leaf of {self._what}, {wanted}, but this one has {len(owners)}"
+                f"{name} needs samples with one leaf of {self._noun}, {example}, but this sample has {len(owners)}"
             )
         [(self.leaf, self.target)] = owners
         self.count = len(self.target.array)
         self._holder = _holder(sample, leaves[self.leaf])
         self._entries = _entries(self._holder) or []
 
-    def beside(self) -> tuple[set[int], set[int]]:
-        """Return the leaf of boxes with the masks in its container that have an entry for each; and the keypoints."""
-        within: list[Any] = []
-        flatten(self._holder, within)
-        inside = set(map(id, within))
+    def siblings(self) -> tuple[set[int], set[int]]:
+        """Return the leaf of boxes together with the masks in its container that have one entry per box, and the
+        keypoints there."""
+        holder_leaves: list[Any] = []
+        flatten(self._holder, holder_leaves)
+        holder_ids = set(map(id, holder_leaves))
         masks, points = {self.leaf}, set()
-        for other, target in self._targets.items():
-            # Masks and points elsewhere are of the whole image, even if there happen to be as many.
+        for leaf, target in self._targets.items():
+            # Masks and points elsewhere belong to the image, even if there happen to be as many of them.
             shape = _shape(target)
-            if id(self._leaves[other]) in inside and len(shape) > 2 and shape[0] == self.count:
-                (masks if isinstance(target, Mask) else points).add(other)
+            if id(self._leaves[leaf]) in holder_ids and len(shape) > 2 and shape[0] == self.count:
+                (masks if isinstance(target, Mask) else points).add(leaf)
         return masks, points
 
-    def of_coco(self) -> set[int]:
-        """Return the leaves beside the boxes that have a name of COCO's and an entry for each."""
+    def coco_fields(self) -> set[int]:
+        """Return the leaves next to the boxes that have a COCO name and one entry per box."""
         values = [value for key, value in self._entries if key in COCO and _shape(value)[:1] == (self.count,)]
         return {number for value in values if (number := self._number(value)) is not None}
 
     def named(self, getter: LabelsGetter, name: str) -> set[int]:
-        """Return the leaves that the `labels_getter` of a transform of this name gives."""
+        """Return the leaves that the `labels_getter` of the transform called `name` returns."""
         if getter is None:
             return set()
         if not callable(getter):
@@ -217,8 +219,8 @@ class _Search:
                 labels: Any = [_find_labels(self._sample)]
             except ValueError as error:
                 raise ValueError(
-                    f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {self._what}, "
-                    "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
+                    f"{name}: {error}; give {name} a labels_getter= that returns the labels of the {self._noun}, "
+                    "such as lambda sample: sample[1]['labels'], or labels_getter=None if there are none"
                 ) from None
         else:
             labels = getter(self._sample)
@@ -230,70 +232,68 @@ class _Search:
             if not shape:
                 raise ValueError(self._no_rows(name, label))
             if shape[0] != self.count:
-                raise ValueError(
-                    f"{name}: there are {self.count} {self._what}, but what belongs to them has shape {shape}"
-                )
+                raise ValueError(f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}")
             number = self._number(label)
             if number is None:
                 raise ValueError(
-                    f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
-                    "that is none of them; do not convert or copy"
+                    f"{name}: labels_getter= must return leaves of the sample itself, got an array of shape {shape} "
+                    "that is not one of its leaves; do not convert or copy them"
                 )
             if isinstance(self._targets.get(number), Mask) and len(shape) != 3:
                 raise ValueError(
-                    f"{name}: a mask that belongs to the {self._what} must be N×H×W, one for each, got shape {shape}; "
-                    "leave a mask of the whole image out of labels_getter="
+                    f"{name}: a mask that belongs to the {self._noun} must be N×H×W, one for each, got shape {shape}; "
+                    "do not return the mask of an entire image from labels_getter="
                 )
             fields.add(number)
         return fields
 
-    def unnamed(self) -> set[int]:
-        """Return the labels where no getter names them: those beside the boxes, or those that torchvision would find.
+    def guess_labels(self) -> set[int]:
+        """Find the labels without a getter: next to the boxes, or where torchvision would find them.
 
         Raises:
-            ValueError: they are not an array, or it is unclear which array they are.
+            ValueError: the labels are not an array, or several arrays may be the labels.
         """
-        named = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
-        named = [(key, value) for key, value in named if "label" in key]
-        options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
+        candidates = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
+        candidates = [(key, value) for key, value in candidates if "label" in key]
+        labels = [value for _, value in sorted(candidates, key=lambda entry: entry[0] != "labels")]
         with contextlib.suppress(ValueError):
-            options.append(_find_labels(self._sample))
-        for label in options:
+            labels.append(_find_labels(self._sample))
+        for label in labels:
             if _shape(label)[:1] == (self.count,) and (number := self._number(label)) is not None:
                 return {number}
-        for label in options:
+        for label in labels:
             if isinstance(label, list | tuple) and len(label) == self.count:
                 raise ValueError(self._no_rows(self._name, label))
         for key, value in self._entries:
             if self.count and _may_be_labels(value, self.count):
                 raise ValueError(
-                    f"{self._name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the "
-                    "boxes may belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) after it, with a "
-                    "function that finds what belongs to the boxes, such as lambda sample: sample[2], or None if "
-                    "nothing does"
+                    f"{self._name} drops boxes, but {NOTHING}, and it is unclear whether {key!r}, of shape "
+                    f"{_shape(value)}, next to the boxes belongs to them; put SanitizeBoundingBoxes(labels_getter=…) "
+                    "after it, with a function that returns the labels of the boxes, such as lambda sample: sample[2], "
+                    "or None if there are none"
                 )
         return set()
 
-    def check_beside(self, known: set[int], name: str) -> None:
-        """Refuse arrays of which it is unclear whether they go to another sample with the boxes. With one box or two,
-        an ``image_id`` or an ``orig_size`` may have as many entries, so only more count."""
+    def check_siblings(self, fields: set[int], name: str) -> None:
+        """Refuse arrays that may or may not have to move to another sample with the boxes. An ``image_id`` or
+        ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
         count = self.count
         for key, value in self._entries if count > 2 else []:
-            if self._number(value) in known or isinstance(value, Mask | Boxes | Keypoints):
+            if self._number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
                 continue
             if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
                 raise ValueError(
-                    f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may "
-                    f"belong to them or not; give {name} a labels_getter= that gives all that does, as arrays or "
-                    "tensors, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
+                    f"{name} moves boxes to other samples, and it is unclear whether {key!r}, with {count} entries for "
+                    f"{count} boxes, belongs to them; give {name} a labels_getter= that returns all arrays or tensors "
+                    "that belong to the boxes, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
                 )
 
     def _number(self, leaf: Any) -> int | None:
-        return next((number for number, other in enumerate(self._leaves) if other is leaf), None)
+        return next((number for number, candidate in enumerate(self._leaves) if candidate is leaf), None)
 
     def _no_rows(self, name: str, label: Any) -> str:
         return (
-            f"{name}: what belongs to the {self._what} must be arrays or tensors with a row for each, got "
+            f"{name}: the labels of the {self._noun} must be arrays or tensors with a row for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"
         )
 
@@ -306,12 +306,12 @@ def _find_labels(sample: Any) -> Any:
     """
     if isinstance(sample, tuple | list):
         if len(sample) < 2:
-            raise ValueError(f"{NOTHING} in a sample of one part")
+            raise ValueError(f"{NOTHING} in a tuple or list of one element")
         sample = sample[1]
     if isinstance(sample, np.ndarray) or (is_tensor(sample) and not _is_special(sample)):
         return sample
     if not isinstance(sample, Mapping):
-        raise ValueError(f"{NOTHING}: they are looked for in a dict, got {type(sample).__name__}")
+        raise ValueError(f"{NOTHING}: they are expected in a dict, got {type(sample).__name__}")
     keys = [key for key in sample if isinstance(key, str) and "label" in key.lower()]
     if not keys:
         raise ValueError(f"{NOTHING} under {', '.join(map(repr, sample)) or 'no key'}")
@@ -319,10 +319,10 @@ def _find_labels(sample: Any) -> Any:
 
 
 def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode) -> str:
-    """Return what to tell the user if boxes among the targets of an image are for one of another size; else "".
+    """Return a remark for the user if boxes among the targets of an image were made for another image size; else "".
 
-    Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
-    image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
+    Boxes carry the size of their image if the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
+    image has another size if EXIF rotates it, or if it was resized later; then its boxes are in the wrong places.
     """
     sizes = (target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None)
     canvas_hw = next((canvas_hw for canvas_hw in sizes if canvas_hw != size_hw), None)
@@ -335,34 +335,33 @@ def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], sou
 
 
 def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
-    """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
+    """Return the remedy for an image of another size; `leaf` is the dataset's image."""
     if expected_hw != size_hw[::-1]:
-        return "scale the targets as the image was scaled, or give the image that they were made for"
-    is_turned = isinstance(leaf, Encoded) and is_transposed(
+        return "scale the targets as the image was scaled, or return the image that they were made for"
+    is_rotated = isinstance(leaf, Encoded) and is_transposed(
         read_header(leaf.data, dataclasses.replace(decode, exif=True)).orientation
     )
-    if not is_turned:
-        return "height and width are swapped; turn the image or the targets"
+    if not is_rotated:
+        return "height and width are swapped; rotate the image or the targets"
     if decode.exif:
         return (
-            "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
-            "Decode"
+            "its EXIF tag rotates it, but the targets are for the image as it is stored; remove exif=True from Decode"
         )
-    return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+    return "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 
 
 def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) -> str | None:
-    """Return why the mask at a place of its sample does not fit its image, or None."""
+    """Return why the mask at `place` in its sample does not match its image, or None."""
     size = image.height, image.width
     if tuple(shape[-2:]) == size:
         return None
-    whole = " × ".join(map(str, shape))
+    shape_text = " × ".join(map(str, shape))
     if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
         return (
-            f"the mask {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            f"the mask {place} has shape {shape_text}, and its image is {size[0]} × {size[1]}: the last axis looks "
             "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
         )
-    remedy = "give each image its own mask, not resized before it"
+    remedy = "return the mask of this image, in the size of the image"
     if tuple(shape[-2:]) == size[::-1]:
         remedy = _advice(size[::-1], image.leaf, size, decode)
     return (
@@ -372,7 +371,7 @@ def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) ->
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    """Return the shape of an array, a tensor or a target; () of anything else."""
+    """Return the shape of an array, a tensor or a target; () for anything else."""
     return tuple(getattr(leaf.array if isinstance(leaf, Boxes | Keypoints | Mask) else leaf, "shape", ()))
 
 
@@ -395,7 +394,7 @@ def _holder(node: Any, leaf: Any) -> Any:
 
 
 def _entries(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a container holds, by key, name or number; None if it is a leaf to `tree.flatten`."""
+    """Return a container's entries with their keys, names or numbers; None if `tree.flatten` treats it as a leaf."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(node, tuple | list):
@@ -409,11 +408,11 @@ def _entries(node: Any) -> list[tuple[Any, Any]] | None:
 
 def _transforms(chain: Chain) -> Iterator[Transform]:
     """Return the transforms of a chain that contain no others, in written order."""
-    waiting = [transform for line in chain.lines for transform in line.transforms][::-1]
-    while waiting:
-        transform = waiting.pop()
+    stack = [transform for line in chain.lines for transform in line.transforms][::-1]
+    while stack:
+        transform = stack.pop()
         if transform.children:
-            waiting += reversed(transform.children)
+            stack += reversed(transform.children)
         else:
             yield transform
 
@@ -423,5 +422,5 @@ def _is_special(leaf: Any) -> bool:
 
 
 def size_text(size_hw: tuple[int, int]) -> str:
-    """Return a size as an error says it."""
+    """Format a size for an error message."""
     return f"{size_hw[0]}×{size_hw[1]}"

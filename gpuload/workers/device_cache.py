@@ -1,15 +1,15 @@
-"""The samples of a `DeviceCached`, and the chunks that are cut out of them: what does the work of workers once all
-samples were read.
+"""The samples of a `DeviceCached`, and the engine that cuts chunks out of them. It replaces the workers once all
+samples have been read.
 
-`CachedSamples` is filled once, from chunks of whole images, and then only read. The pixels lie elsewhere, one image
-after the other (`gpuload.stage.device_cache`): offsets count from the first byte of that memory. All else is here, in
-the main process's memory.
+`CachedSamples` is filled once, from chunks of complete images, and then only read. The pixels are elsewhere, one image
+after another (`gpuload.stage.device_cache`); offsets count from the first byte of that memory. Everything else is here,
+in the main process's memory.
 
-`CacheEngine` does chunks, each of them a whole batch. Regions are drawn as workers draw them, by the same functions, so
-batches have the same bits. A chunk's pixels are described by *windows*, a `WINDOW` for each image and mask. They are
-laid out as a worker lays them into a slot, so all that follows sees the same bytes.
+`CacheEngine` makes chunks, each of them a complete batch. It draws regions with the same functions as workers, so
+batches are identical. A chunk's pixels are described by *windows*, one `WINDOW` per image and mask. The windows are
+laid out as a worker lays out pixels in a slot, so later stages see the same bytes.
 
-Runs in the main process and starts nothing. It imports no torch.
+Runs in the main process, and starts no process or thread. It imports no torch.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from gpuload.workers.runner import Chunk
 
 __all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
-PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
+IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
 POINTER_BYTES: Final = 8
-# The first byte in the memory, rows, bytes in a row, bytes from one row to the next; and the first byte where the
-# chunk's pixels are put together.
+# The offset in the cache's memory, the number of rows, the bytes in a row, the stride between rows, and the offset in
+# the chunk.
 WINDOW: Final = np.dtype([(name, np.int64) for name in ("start", "rows", "row_bytes", "step", "at")])
 
 
 class CachedSamples:
-    """Samples of a dataset: all are added, and then, after `end`, any may be taken.
+    """The samples of a dataset. All are added first; after `end`, any of them can be taken.
 
     Args:
-        count: how many samples the dataset has.
-        memory: where their pixels go, a `gpuload.stage.device_cache.PixelMemory`.
+        count: the number of samples in the dataset.
+        memory: the memory for their pixels, a `gpuload.stage.device_cache.PixelMemory`.
 
     Attributes:
-        errors: the samples that failed, by their number.
-        host_bytes: of values, about: arrays, bytes and texts.
+        errors: the failed samples, keyed by number.
+        host_bytes: the approximate size of the values: arrays, bytes and strings.
     """
 
     def __init__(self, count: int, memory: Any) -> None:
@@ -64,13 +64,13 @@ class CachedSamples:
         self.errors: dict[Any, ErrorRecord] = {}
         self.host_bytes = 0
         self._chunks: list[Columns] = []
-        self._starts: list[int] = []  # of each chunk in the memory
-        self._row = np.full(count, -1)  # of each sample in the columns
+        self._starts: list[int] = []  # the offset of each chunk in the memory
+        self._row = np.full(count, -1)  # the row of each sample in the columns
         self._added = 0
 
     def add(self, columns: Columns, numbers: Any, data: np.ndarray) -> None:
-        """Cache the samples of a chunk, whose images are whole. `numbers` are those of the chunk's rows; `data` are its
-        bytes, which are copied."""
+        """Cache the samples of a chunk with complete images. `numbers` are the sample numbers of the chunk's rows, and
+        `data` are its bytes, which are copied."""
         columns.spread(list(columns.blocks), data)
         images = [*columns.images, *columns.masks]
         ends = [int((column.table["offset"] + column.table["shape"].prod(axis=1)).max()) for column in images]
@@ -83,29 +83,29 @@ class CachedSamples:
         self.host_bytes += sum(sizes) + POINTER_BYTES * len(sizes)
 
     def end(self) -> None:
-        """Join the chunks: all samples have come."""
+        """Merge the chunks, now that all samples were added."""
         self._columns = Columns.concat(self._chunks, self._starts)
         del self._chunks, self._starts
 
     def take(self, numbers: np.ndarray) -> Columns:
-        """Return samples by their numbers, with whole images, whose offsets are in the memory."""
+        """Return samples by their numbers, with complete images, whose offsets refer to the memory."""
         columns = self._columns.take(self._row[numbers])
         for column in (*columns.values.values(), *columns.points.values()):
-            if not PLAIN.issuperset(map(type, column.values)):
+            if not IMMUTABLE.issuperset(map(type, column.values)):
                 column.values = list(map(_copied, column.values))
         return columns
 
 
 class CacheEngine(InlineEngine):
-    """Cuts a chunk out of cached samples.
+    """An engine that cuts chunks out of cached samples.
 
     Args:
-        job: what to draw, and for which dataset: a `DeviceCached`, or a view of one.
-        ring: for pixels that are on the host; those on a device stay there.
+        job: the transforms, and the dataset: a `DeviceCached`, or a view of one.
+        ring: for pixels that are on the host; pixels on a device stay there.
         cached: all samples.
 
     Attributes:
-        hits: how many samples it gave.
+        hits: the number of samples that came from the cache.
     """
 
     def __init__(self, job: Job, ring: Ring, cached: CachedSamples) -> None:
@@ -116,7 +116,7 @@ class CacheEngine(InlineEngine):
 
     def close(self) -> None:
         super().close()
-        del self._cached  # whoever still has this, a Loader or its iterator, does not keep the pixels
+        del self._cached  # so that a Loader or iterator with a reference to this engine does not keep the pixels
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
         chunk = Chunk(request, slot)
@@ -181,31 +181,31 @@ class CacheEngine(InlineEngine):
         count = len(self._numbers)
         if isinstance(key, bool) or not isinstance(key, int | np.integer):
             raise TypeError(
-                f"a DeviceCached keeps samples by their number, 0 to {count - 1}, and a sampler gave {key!r}"
+                f"the keys of a DeviceCached are the numbers 0 to {count - 1}, but the sampler gave {key!r}"
             )
         if not -count <= key < count:
             raise IndexError(f"there is no sample {key} among the {count} of {type(self._job.dataset).__name__}")
         return int(self._numbers[key])
 
     def _regions(self, request: Request, rows: np.ndarray, columns: Columns) -> list[np.ndarray]:
-        """Return for each column of images their regions.
+        """Return the regions of the images, one array per column.
 
         Raises:
-            DrawError: a transform refuses an image; its `row` is that of the columns.
+            DrawError: a transform refuses an image; its `row` is the row in `columns`.
         """
         chain, key, regions = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch), []
         for column in columns.images:
-            having = column.row_numbers
-            boxes = columns.boxes(having.tolist()) if chain.reads_boxes else None
+            image_rows = column.row_numbers
+            boxes = columns.boxes(image_rows.tolist()) if chain.reads_boxes else None
             try:
-                regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
+                regions.append(chain.regions(key, request.positions[rows[image_rows]], column.table["size_hw"], boxes))
             except DrawError as error:
-                raise DrawError(error.message, int(having[error.row])) from None
+                raise DrawError(error.message, int(image_rows[error.row])) from None
         return regions
 
 
 def span_of(windows: np.ndarray) -> int:
-    """Return the bytes of a chunk's pixels, put together."""
+    """Return the total size of a chunk's pixels."""
     if not len(windows):
         return 0
     last = windows[-1]
@@ -213,29 +213,29 @@ def span_of(windows: np.ndarray) -> int:
 
 
 def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
-    """Cut regions out of whole images: `regions_tlhw` are, for each column of images, those of its rows. Masks get the
-    regions of the first images."""
-    of_row = np.zeros((len(columns), 4), np.int64)
-    of_row[columns.images[0].row_numbers] = regions_tlhw[0]
-    of_masks = [(column, of_row[column.row_numbers]) for column in columns.masks]
-    parts, at = [], 0
-    for column, regions in (*zip(columns.images, regions_tlhw, strict=True), *of_masks):
+    """Cut regions out of complete images. `regions_tlhw` has one array per column of images, with a region for each of
+    its rows. Masks get the regions of the first images."""
+    first_regions = np.zeros((len(columns), 4), np.int64)
+    first_regions[columns.images[0].row_numbers] = regions_tlhw[0]
+    mask_regions = [(column, first_regions[column.row_numbers]) for column in columns.masks]
+    parts, offset = [], 0
+    for column, regions in (*zip(columns.images, regions_tlhw, strict=True), *mask_regions):
         table, windows = column.table, np.empty(len(regions), WINDOW)
-        width, pixel = table["shape"][:, 1], table["shape"][:, 2]
+        width, pixel_bytes = table["shape"][:, 1], table["shape"][:, 2]
         top, left, windows["rows"], cut_width = regions.T
-        windows["row_bytes"], windows["step"] = cut_width * pixel, width * pixel
-        windows["start"] = table["offset"] + top * windows["step"] + left * pixel
-        ends = at + np.cumsum(-(-windows["rows"] * windows["row_bytes"] // ALIGN) * ALIGN)
-        windows["at"] = [at, *ends[:-1]]
+        windows["row_bytes"], windows["step"] = cut_width * pixel_bytes, width * pixel_bytes
+        windows["start"] = table["offset"] + top * windows["step"] + left * pixel_bytes
+        ends = offset + np.cumsum(-(-windows["rows"] * windows["row_bytes"] // ALIGN) * ALIGN)
+        windows["at"] = [offset, *ends[:-1]]
         table["offset"], table["shape"][:, :2], table["region_tlhw"] = windows["at"], regions[:, 2:], regions
         parts.append(windows)
-        at = int(ends[-1])
+        offset = int(ends[-1])
     columns.windows = np.concatenate(parts)
 
 
 def _copied(value: Any) -> Any:
-    """Copy a value: the user may change what a batch holds."""
-    if type(value) in PLAIN:
+    """Copy a value, since the user may modify the values in a batch."""
+    if type(value) in IMMUTABLE:
         return value
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return value.copy()
@@ -243,8 +243,8 @@ def _copied(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return the bytes of a value, about."""
-    array = getattr(value, "array", value)  # of targets, and of the bits of a tensor
+    """Return the approximate size of a value in bytes."""
+    array = getattr(value, "array", value)  # targets and packed tensors have an `array`
     if isinstance(array, np.ndarray):
         return array.nbytes
     if isinstance(value, Mapping):

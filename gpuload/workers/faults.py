@@ -1,7 +1,6 @@
-"""Samples that fail and workers that die: the options, substitutes, the counts, and the log. Main process; imports no
-torch.
+"""Failed samples and dead workers: the options, substitutes, counts, and the log. Main process; imports no torch.
 
-`Tally` and `Deaths` belong to an epoch, `ErrorLog` to a `Loader`.
+A `Tally` and a `Deaths` last for an epoch, an `ErrorLog` for the lifetime of a `Loader`.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ __all__ = ["Deaths", "ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
 OnError = Literal["raise", "skip", "replace"]
 
 RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
-SUBSTITUTES: Final = 64  # tried for one sample: if nine files of ten are bad, all of them are bad once in 800 times
+SUBSTITUTES: Final = 64  # candidates per sample: if nine files of ten are bad, all 64 are bad once in 800 times
 LOG_RECORDS: Final = 10_000
 logger = getLogger("gpuload.workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Options for what a `Loader` does when things go wrong.
+    """Options for failures: samples that fail and workers that die.
 
     Args:
         on_error: what happens to a sample that cannot be read, decoded or transformed, or that kills its workers:
-            ``"raise"`` a `SampleError` when its batch is due; ``"skip"`` it, so that its batch is smaller;
-            ``"replace"`` it by another sample, drawn from its position in the epoch. A batch that would be empty is
-            filled as by ``"replace"``, so the number of batches stays the same.
-        max_restarts: how often workers are restarted in one epoch at most; one more death is a `WorkerError`.
-        max_error_rate: from 0 to 1, the share of an epoch's samples that may be skipped or replaced before
-            `TooManyErrors` is raised: a missing mount is more than a bad file. Counted over at least 1,000 samples, so
-            the default of 1% always allows 10.
+            ``"raise"`` raises a `SampleError` when its batch is due; ``"skip"`` drops it, which makes its batch
+            smaller; ``"replace"`` replaces it with another sample, drawn from its position in the epoch. A batch that
+            would be empty is filled as with ``"replace"``, so the number of batches stays the same.
+        max_restarts: the maximum number of restarts of workers in one epoch; one more death is a `WorkerError`.
+        max_error_rate: from 0 to 1, the fraction of an epoch's samples that may be skipped or replaced before
+            `TooManyErrors` is raised, since a missing mount affects more than a few files. At least 1,000 samples are
+            assumed, so the default of 1% always allows 10 failures.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -72,28 +71,28 @@ class Faults:
 
 
 def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:
-    """The indices of the samples to try, one after the other, instead of the one at a position.
+    """Yield the indices of substitutes to try, one after another, for a failed sample.
 
-    A function of its arguments alone, so a replaced sample is the same on resume and with any number of workers.
+    They depend only on the arguments, so the substitute is the same on resume and with any number of workers.
 
     Args:
-        seed, epoch, position: of the sample that failed.
-        index: its index, which is not tried again.
+        seed, epoch, position: the seed of the loader, and the epoch and position of the failed sample.
+        index: the index of the failed sample, which is not yielded.
         samples: the size of the dataset.
     """
     numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
-    drawn = (int(number * samples) for number in numbers)
-    # In a small dataset, where draws repeat, all others are tried in turn.
+    candidates = (int(number * samples) for number in numbers)
+    # In a small dataset, where draws repeat, all other samples are tried in turn.
     all_samples = range(samples) if samples <= SUBSTITUTES else ()
     seen = {index} if isinstance(index, int) else set[int]()
-    for candidate in (*drawn, *all_samples):
+    for candidate in (*candidates, *all_samples):
         if candidate not in seen:
             seen.add(candidate)
             yield candidate
 
 
 class Tally:
-    """How many samples of an epoch were asked for, and how many of them failed."""
+    """The number of samples that an epoch has requested, and the number of failures among them."""
 
     def __init__(self, max_error_rate: float) -> None:
         self._max_error_rate = max_error_rate
@@ -112,13 +111,13 @@ class Tally:
         return self.errors > self._max_error_rate * max(self._samples, RATE_OVER_SAMPLES)
 
     def check(self) -> None:
-        """Raise `TooManyErrors` if too many failed; the message shows the last of them."""
+        """Raise `TooManyErrors` if too many samples have failed; the message shows the last failures."""
         if self.exceeded:
-            counted = max(self._samples, RATE_OVER_SAMPLES)
+            base = max(self._samples, RATE_OVER_SAMPLES)
             shown = "; ".join(record.describe() for record in self._last)
             raise TooManyErrors(
                 f"{self.errors} of {self._samples:,} samples of this epoch could not be loaded, more than "
-                f"max_error_rate={self._max_error_rate:g} of {counted:,} allows; the last of them: {shown}. "
+                f"max_error_rate={self._max_error_rate:g} of {base:,} allows; the last failures: {shown}. "
                 "Check whether the files can still be reached; loader.errors lists the failures, and "
                 "Faults(max_error_rate=…) allows more of them"
             )
@@ -128,8 +127,8 @@ class Deaths:
     """The deaths of workers in an epoch; more than `max_restarts` of them are an error.
 
     Attributes:
-        causes: of each, with the sample that its worker was at.
-        stack: where the last one was, if that is known.
+        causes: the cause of each death, with the sample that the worker was processing.
+        stack: the stack of the worker that died last, if it is known.
     """
 
     def __init__(self, max_restarts: int = 10) -> None:
@@ -138,10 +137,10 @@ class Deaths:
         self.stack = ""
 
     def add(self, cause: str, stack: str = "", who: str = "") -> None:
-        """Count one, and log it; `who` it was, where `cause` does not say so.
+        """Count and log a death; `who` names the process if `cause` does not.
 
         Raises:
-            WorkerError: it was one too many.
+            WorkerError: there were more than `max_restarts` deaths.
         """
         self.causes.append(cause)
         self.stack = stack
@@ -157,17 +156,17 @@ class Deaths:
         causes = "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in counts)
         raise WorkerError(
             f"worker processes died {len(self.causes)} times in this epoch, more than "
-            f"max_restarts={self._max_restarts} allows: {causes}. Look at these samples with "
-            "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
-            + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
+            f"max_restarts={self._max_restarts} allows: {causes}. Load these samples with "
+            "num_workers=0, and check the machine's memory; Faults(max_restarts=…) allows more"
+            + (f"\n\nThe stack of the last worker:\n{stack}" if stack else "")
         )
 
 
 class ErrorLog(Sequence[ErrorRecord]):
-    """The samples that failed, in the order of their batches; the latest 10,000 are kept.
+    """The failed samples, in the order of their batches; the latest 10,000 are kept.
 
     Attributes:
-        total: how many there were, also those no longer kept.
+        total: the number of failed samples, including those no longer kept.
     """
 
     def __init__(self) -> None:
@@ -176,15 +175,15 @@ class ErrorLog(Sequence[ErrorRecord]):
         self._warned = False
 
     def extend(self, records: Sequence[ErrorRecord], *, loud: bool) -> None:
-        """Add the failures of a batch; `loud`: warn of the first."""
+        """Add the failures of a batch; with `loud`, warn about the first one."""
         self.total += len(records)
         self._records.extend(records)
         if loud and records and not self._warned:
             self._warned = True
             first = records[0]
-            fate = "left out" if first.replaced_by is None else f"replaced by sample {first.replaced_by!r}"
+            fate = "skipped" if first.replaced_by is None else f"replaced by sample {first.replaced_by!r}"
             warnings.warn(
-                f"{first.describe()}; it was {fate}. Further ones are only recorded, in loader.errors",
+                f"{first.describe()}; it was {fate}. Further failures are only recorded, in loader.errors",
                 RuntimeWarning,
                 stacklevel=5,  # the loop that iterates
             )

@@ -1,18 +1,19 @@
-"""The chunks of the coming batches: handed out in order, gathered as they are done, passed on batch by batch.
+"""The scheduler of chunks: submits the chunks of upcoming batches in order, collects the results in any order, and
+returns complete batches.
 
-Runs in the main process. It owns the slots of the ring from the moment a chunk is handed out until the consumer calls
-`release` for its batch. Chunk numbers are never used again, so that the chunks of an abandoned epoch differ from the
-next one's: their replies only free their slots.
+Runs in the main process. The feed owns the slots of the ring from the moment a chunk is submitted until the consumer
+calls `release` for its batch. Chunk numbers are never reused, so replies to the chunks of an abandoned epoch cannot be
+mistaken for replies of the next epoch; they only free their slots.
 
-Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving done chunks out of
-the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot comes in
-memory of its own, and its slot is free. All chunks in work may take as much of such memory, together, as the ring has,
-and each an equal part. One that needs more is done again in a larger slot; one that does not fit the ring is split,
-down to a single sample, which is then an error of that sample.
+Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving finished chunks out
+of the ring into ordinary memory. Chunks of later batches wait for a free slot. A chunk that does not fit its slot comes
+back in separate memory, and its slot is free. All chunks in progress together may allocate as much separate memory as
+the size of the ring, each an equal share. A chunk that needs more is repeated in a larger slot. A chunk that does not
+fit the ring is split, down to a single sample; if even that does not fit, the sample fails.
 
-Faults: the chunk of a worker that died is done again, and the sample that the worker was at, alone. Substitutes for
-failed samples are asked for as a further chunk of the same batch; their rows come last until the batch is read (see
-`gpuload.batches.assemble`).
+Faults: if a worker dies, its chunk is repeated, with the sample that the worker was processing in a chunk by itself.
+Substitutes for failed samples are requested as one more chunk of the same batch; their rows come last until the batch
+is read (see `gpuload.batches.assemble`).
 """
 
 from __future__ import annotations
@@ -35,45 +36,47 @@ from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 __all__ = ["LAUNCHED_AHEAD", "Consumer", "Feed"]
 
 Failed = list[tuple[Part, list[ErrorRecord]]]
-LAUNCHED_AHEAD = 2  # batches, beside the one that is due; their plans are made meanwhile
-READY_S = 0.01  # between two looks at whether workers have started, or left
-FIRST_GUESS_BYTES: Final = 320 * 1024  # for one sample, until one has come
-HEADROOM: Final = 1.4
-LEAST_HEADROOM: Final = 1.2  # with less, slots grow: by so much at once that few have to be made again
-FIRST_CHUNKS: Final = 64  # they say how large a slot has to be: later growth costs a new slot for each chunk in work
+LAUNCHED_AHEAD = 2  # batches in addition to the one that is due, so that their plans can be made in time
+READY_S = 0.01  # the interval for checking whether workers have started or left
+FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
+HEADROOM: Final = 1.4  # the factor for growing slots, so large that few have to be allocated again
+LEAST_HEADROOM: Final = 1.2  # below this, slots grow
+FIRST_CHUNKS: Final = 64  # the chunks that set the slot size: later growth costs a new slot for each chunk in progress
 
 
 class Consumer:
-    """Interface that a feed expects of whoever takes its batches; this one does nothing."""
+    """Interface of the code that takes a feed's batches; this implementation does nothing."""
 
     def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
-        """Return the indices to try instead of this one, whose sample failed."""
+        """Return the indices to try in place of `index`, whose sample failed."""
         return iter(())
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return a plan to be made, and what a worker reads for it; None means the batch is planned here."""
+        """Return a plan to be made, and the worker's input for it; None means that no worker plans the batch."""
         return None
 
     def reclaim(self, wait: bool) -> bool:
-        """Release batches whose copies have ended; `wait`: for one, if there is one. False if there was none."""
+        """Release batches whose copies have ended; with `wait`, wait for one copy if any is running. Return whether a
+        batch was released."""
         return False
 
     def decode(self, batch: Batch) -> Failed:
-        """Have the device decode what workers left of a batch. Return the samples that failed, by part."""
+        """Have the device decode the images that workers left encoded. Return the samples that failed, by part."""
         return []
 
 
 class Feed:
-    """Keeps up to `ahead` batches in work.
+    """A scheduler that keeps up to `ahead` batches in progress.
 
     Args:
-        engine: does the chunks.
+        engine: loads the chunks.
         ring: holds their pixels.
         consumer: takes the batches.
-        chunk_size: samples in a chunk, at most.
-        plain_chunk_size: the same once the samples turn out to be plain arrays: a batch in one slot need not be copied.
-        ahead: batches in work beyond the one that was passed on last.
-        workers: how many there are; if batches are one chunk each, more of these are in work.
+        chunk_size: the maximum number of samples in a chunk.
+        plain_chunk_size: the same once the samples turn out to be plain arrays, since a batch in a single slot need not
+            be copied.
+        ahead: the number of batches in progress beyond the batch that was returned last.
+        workers: the number of workers; if each batch is one chunk, more batches are in progress.
         faults: what happens to samples that fail.
     """
 
@@ -96,53 +99,54 @@ class Feed:
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
-        self._awaited = False  # the batch that is due is waited for
+        self._is_awaited = False  # somebody waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
-        self._coming: Iterator[BatchSpec] = iter(())
-        self._batches: deque[Batch] = deque()  # in work, in order
-        self._waiting: deque[Part] = deque()  # not handed out yet, in order
-        self._flying: dict[int, tuple[Slot, Part | None]] = {}  # None means no longer wanted
+        self._specs: Iterator[BatchSpec] = iter(())  # of later batches
+        self._batches: deque[Batch] = deque()  # in progress, in order
+        self._waiting: deque[Part] = deque()  # not submitted yet, in order
+        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # None means no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """The batches in work, in order."""
+        """The batches in progress, in order."""
         return tuple(self._batches)
 
     def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
-        """Start an epoch; what an earlier one left in work is dropped. `epoch_sent`, `changes`: see `Request`."""
+        """Start an epoch, and abandon the previous one. `epoch_sent` and `changes` are described in `Request`."""
         self.abandon()
         self._epoch_sent, self._changes = epoch_sent, changes
-        self._coming = batches
+        self._specs = batches
         self._tally = Tally(self.faults.max_error_rate)
         self.engine.deaths = Deaths(self.faults.max_restarts)
 
     def abandon(self) -> None:
-        """Drop the epoch in work; its slots come back as workers end their chunks."""
-        self._coming = iter(())
+        """Drop the current epoch; its slots are freed as workers end their chunks."""
+        self._specs = iter(())
         self._waiting.clear()
         for batch in self._batches:
             self.release(batch)
         self._batches.clear()
-        self._flying = {key: (slot, None) for key, (slot, _) in self._flying.items()}
+        self._in_flight = {key: (slot, None) for key, (slot, _) in self._in_flight.items()}
         self.engine.cancel_before(next(self._numbers))
 
     def first(self) -> Request | None:
-        """The first request of an epoch of which nothing was handed out; None at its end."""
+        """Return the first request of an epoch before anything is submitted; None if the epoch has no batch."""
         self._plan()
         return self._waiting[0].request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
-        The caller `release`s it when its slots are free, at the latest before it waits for another, or on `reclaim`.
+        The caller calls `release` once it no longer needs the slots, at the latest before it waits for another batch,
+        or on `reclaim`.
 
         Raises:
             TooManyErrors: too many samples of the epoch failed.
             WorkerError: workers died too often.
         """
         self._plan()
-        if self.plans.flying:
+        if self.plans.in_flight:
             self.pump(0.0)
         while True:
             if self._too_many:
@@ -150,10 +154,10 @@ class Feed:
             if (batch := self._pop()) is not None or not self._batches:
                 return batch
             if not self._too_many:
-                self.pump(1.0, waited_for=True)
+                self.pump(1.0, is_awaited=True)
 
     def failed(self) -> list[ErrorRecord]:
-        """The samples of the batches in work that failed, each reported once."""
+        """Return the failed samples of the batches in progress, each one only once."""
         records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
             batch.errors = []
@@ -161,17 +165,17 @@ class Feed:
 
     @property
     def _too_many(self) -> bool:
-        """Whether `take` will refuse to continue. With on_error="raise" each failure is raised by itself."""
+        """Whether `take` will refuse to continue. With on_error="raise", each failure is raised individually."""
         return self.faults.on_error != "raise" and self._tally.exceeded
 
     def take_if_ready(self) -> Batch | None:
-        """The next batch if it is complete, else None."""
+        """Return the next batch if it is complete, else None."""
         self.pump(0.0)
         return None if self._too_many else self._pop(planned=True)
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
         """Return the first batch whose parts are all done, unless an earlier batch of the same `BatchSpec.queue` is
-        not. With `planned`, a batch whose plan was asked for is complete only once the plan is there."""
+        unfinished. With `planned`, a batch whose plan was requested also needs its plan to be complete."""
         open_queues: set[int] = set()
         for batch in self._batches:
             is_open = batch.open_parts or (planned and batch.planned is not None and batch.planned.plan is None)
@@ -183,46 +187,47 @@ class Feed:
     def _pop(self, *, planned: bool = False) -> Batch | None:
         if (batch := self._next_complete(planned=planned)) is None:
             return None
-        self._consumer.reclaim(False)  # it may raise: a batch that is popped must be given
+        self._consumer.reclaim(False)  # first, since it may raise: a batch that is removed must be returned
         if batch.waits_for_device and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
-            batch.planned = None  # it is not waited for
+            batch.planned = None  # do not wait for the plan
         batch.come_due()
-        self._awaited = False
-        self._hand_out()  # workers need work while the consumer has this batch
+        self._is_awaited = False
+        self._submit_chunks()  # workers need work while the consumer has this batch
         return batch
 
     def _end_decoding(self, batch: Batch) -> bool:
-        """Have the device decode the rest of a batch; False if it is not complete then, or may not be given."""
+        """Have the device decode the remaining images of a batch; return False if the batch is still incomplete, or if
+        too many samples have failed."""
         batch.open_parts += len(failed := self._consumer.decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
         return not batch.open_parts and not self._too_many
 
-    def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
-        """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
-        self._awaited = waited_for
-        self._consumer.reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
-        self._hand_out()
-        if not self._working:  # workers are still starting
+    def pump(self, timeout_s: float, *, is_awaited: bool = False) -> None:
+        """Submit chunks and process events; wait up to `timeout_s` seconds for a chunk in progress."""
+        self._is_awaited = is_awaited
+        self._consumer.reclaim(False)  # first free slots whose copies have ended, or the ring would grow to its limit
+        self._submit_chunks()
+        if not self._pending:  # workers are still starting
             timeout_s = min(timeout_s, READY_S) if self._waiting else 0.0
         self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
-            self._take_in(self._events.popleft())
-        self._hand_out()
+            self._process_event(self._events.popleft())
+        self._submit_chunks()
 
     def await_engine(self) -> None:
-        """Wait until the engine is ready, while it has its first chunks already."""
-        self._awaited = False
-        self._hand_out()
+        """Submit the first chunks, then wait until the engine is ready."""
+        self._is_awaited = False
+        self._submit_chunks()
         while not self.engine.ready:
             self._events.extend(self.engine.gather(READY_S))
 
     def release(self, batch: Batch) -> None:
-        """Give back the slots of a batch."""
+        """Return the slots of a batch to the ring."""
         for part in batch.copied_parts:
             if part.slot is not None:
                 self.ring.release(part.slot)
@@ -233,18 +238,18 @@ class Feed:
         batch.planned = None
 
     @property
-    def _working(self) -> int:
-        """How many chunks and plans the engine will report on."""
-        return len(self._flying) + self.plans.working
+    def _pending(self) -> int:
+        """The number of chunks and plans that the engine will report on."""
+        return len(self._in_flight) + self.plans.pending
 
     def idle(self) -> bool:
-        """Whether no chunk is in work, of this epoch or an earlier one."""
-        return not self._working
+        """Return whether no chunk is in progress, of this epoch or an earlier one."""
+        return not self._pending
 
-    # -- handing out ------------------------------------------------------------------------------------------------
+    # -- submitting -------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        while self._room and (spec := next(self._coming, None)) is not None:
+        while self._has_room and (spec := next(self._specs, None)) is not None:
             batch = Batch(spec)
             for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
@@ -254,61 +259,63 @@ class Feed:
             self._waiting.extend(batch.parts)
 
     @property
-    def _room(self) -> bool:
-        """Whether another batch may begin. Up to `LAUNCHED_AHEAD` batches that have a plan, or wait for one, do not
+    def _has_room(self) -> bool:
+        """Whether another batch may begin. Up to `LAUNCHED_AHEAD` batches that have a plan, or wait for a plan, do not
         count towards `ahead`."""
         ahead, planned = self.ahead, sum(batch.planned is not None for batch in self._batches)
         if self._batches and len(self._batches[-1].spec.positions) <= self.chunk_size:
-            ahead = max(ahead, self.workers + 1)  # if one worker does a whole batch, each worker needs one
+            ahead = max(ahead, self.workers + 1)  # if a batch is one chunk, each worker needs a batch
         return len(self._batches) < ahead + min(planned, LAUNCHED_AHEAD)
 
-    def _hand_out(self) -> None:
+    def _submit_chunks(self) -> None:
         self._plan()
         while self._waiting:
             part = self._waiting[0]
             try:
                 slot = self._slot_for(part)
             except LimitError:
-                if self._awaited:
+                if self._is_awaited:
                     raise
-                return  # raised later, if it still fails when somebody waits for it
+                return  # raised once somebody waits for the batch, if it still fails then
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
             request = part.request(next(self._numbers), slot, self._epoch_sent, self._changes, spare_bytes)
             if not self.engine.submit(request):
                 return
-            self._flying[request.chunk] = (slot, part)
+            self._in_flight[request.chunk] = (slot, part)
             self._waiting.popleft()
 
     def _slot_for(self, part: Part) -> Slot | None:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
-        # Only for a chunk that did not fit is the size known; else it is a guess.
+        # The size is known only for a chunk that did not fit its slot; otherwise it is a guess.
         while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
             if self._consumer.reclaim(False):
                 continue
-            if self._working or not self._awaited or part.batch is not self._batches[0]:
+            if self._pending or not self._is_awaited or part.batch is not self._batches[0]:
                 return None
-            # The consumer waits for this batch and holds no slot, and nothing in work will free one.
+            # The consumer waits for this batch and holds no slot, and nothing in progress will free one.
             if self._consumer.reclaim(True) or self._spill():
                 continue
             if self.engine.recover_slots():
                 self._events.extend(self.engine.gather(READY_S))
                 continue
-            # The user's own arrays are in the way, to which slots were lent.
+            # The user still holds arrays to which slots are lent.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
-                self._divide(part, f"its slot of {size:,} bytes does not fit beside batches that are still referred to")
+                self._halve(
+                    part, f"its slot of {size:,} bytes does not fit next to batches that the program still holds"
+                )
                 return None
             size //= 2
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: drop a plan, which is easily made again; else move the latest done chunk out of the
-        ring or, if memory is short, do it again later. False: there is no such chunk.
+        """Make room in the ring: drop a plan, which can be made again; otherwise move the latest finished chunk out of
+        the ring or, if memory is short, discard its result and repeat it later. Return False if there is no such chunk.
 
         Raises:
-            LimitError: there is no memory, and the chunk is one of the first batch, which is waited for.
+            LimitError: memory is short, and the chunk belongs to the first batch, which somebody waits for.
         """
         if any(self.plans.drop(batch) for batch in reversed(self._batches)):
             return True
@@ -323,13 +330,13 @@ class Feed:
                         raise
                     failed = not part.description and (part.content is None or part.content.errors)
                     if failed or batch.spec.iterable is not None:
-                        continue  # its failures are already settled, or its iterator cannot give the samples again
+                        continue  # its failures are already counted, or its iterator cannot repeat the samples
                     self._discard_result(part)
                 return True
         return False
 
     def _discard_result(self, part: Part) -> None:
-        """Drop the result of a done chunk to free its slot, and queue the chunk again."""
+        """Drop the result of a finished chunk to free its slot, and queue the chunk again."""
         assert part.slot is not None
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
@@ -337,13 +344,13 @@ class Feed:
         part.batch.open_parts += 1
         self._requeue(part)
 
-    # -- taking in --------------------------------------------------------------------------------------------------
+    # -- processing events ------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event) -> None:
+    def _process_event(self, event: Event) -> None:
         if self.plans.take(event):
             return
-        slot, part = self._flying.pop(event.chunk)
-        if isinstance(event, Lost):  # with its slot, which the engine gives back
+        slot, part = self._in_flight.pop(event.chunk)
+        if isinstance(event, Lost):  # the engine releases its slot
             if part is not None:
                 self._retry_lost(part, event)
         elif part is None or event.status is Status.UNWANTED:
@@ -355,8 +362,7 @@ class Feed:
             self._store_result(part, slot, event)
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
-        """Take over the slot, or the memory of its own, and the description of a chunk that is done, and learn from its
-        size."""
+        """Take over the slot or separate memory, and the description, of a finished chunk; learn from its size."""
         rows, content = len(part.positions), reply.content
         part.slot, data = slot, reply.data
         if data is not None:
@@ -366,13 +372,13 @@ class Feed:
         if part.slot is not None:
             data = self.ring.view(part.slot)[: reply.nbytes]
         assert data is not None
-        if reply.plain and not self._awaited:  # read later, if ever
+        if reply.plain and not self._is_awaited:  # read later, if at all
             part.description = reply.meta
         else:
             try:
                 content = read_content(data, reply.meta, reply.meta_at) if content is None else content
                 part.content = content
-            except Exception as error:  # raised by an object of the user's while it is unpickled
+            except Exception as error:  # raised by a user's object while it is unpickled
                 if part.slot is not None:
                     self.ring.release(part.slot)
                     part.slot = None
@@ -393,10 +399,10 @@ class Feed:
             self._slot_size.expect(need_bytes, rows)
             self._requeue(part)
         else:
-            self._divide(part, f"its pixels take {need_bytes:,} bytes")
+            self._halve(part, f"its pixels take {need_bytes:,} bytes")
 
-    def _divide(self, part: Part, reason: str) -> None:
-        """Halve a chunk that the ring cannot hold; a single sample fails."""
+    def _halve(self, part: Part, reason: str) -> None:
+        """Split a chunk that the ring cannot hold into two; a single sample fails."""
         rows = len(part.positions)
         if rows > 1:
             self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
@@ -408,8 +414,8 @@ class Feed:
             )
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
-        """Queue a chunk again whose worker died: the sample that the worker was at by itself, the others without it. A
-        sample that was alone already fails once too many workers have died at it."""
+        """Queue a chunk again after its worker died: the sample that the worker was processing becomes a chunk by
+        itself. A sample that was already alone fails once too many workers have died at it."""
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part)
@@ -417,7 +423,7 @@ class Feed:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
-            if not part.died_alone(outside=lost.outside):
+            if not part.count_death_alone(outside=lost.outside):
                 self._requeue(part)
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
@@ -426,29 +432,29 @@ class Feed:
                     self._give_up(part.batch)
 
     def _give_up(self, batch: Batch) -> None:
-        """Do nothing more of a batch that will be raised as an error: more workers may have to be killed for it."""
-        if batch.spec.iterable is not None:  # the samples after it are needed
+        """Stop working on a batch that will be raised as an error: its other samples might kill more workers."""
+        if batch.spec.iterable is not None:  # later batches need the samples that follow
             return
         self._waiting = deque(part for part in self._waiting if part.batch is not batch)
-        for key, (slot, part) in self._flying.items():
+        for key, (slot, part) in self._in_flight.items():
             if part is not None and part.batch is batch:
-                self._flying[key] = (slot, None)
+                self._in_flight[key] = (slot, None)
         batch.open_parts = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.piece(rows) for rows in slices]
-        at = part.batch.parts.index(part)
-        part.batch.parts[at : at + 1] = pieces
+        place = part.batch.parts.index(part)
+        part.batch.parts[place : place + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
         self._requeue(*pieces)
 
     def _requeue(self, *parts: Part) -> None:
-        # The batch that is due first comes first, and in it what will soon be known to be bad.
+        # The batch that is due first comes first; within it, the samples that are about to count as bad.
         waiting = sorted([*parts, *self._waiting], key=lambda part: (part.batch.spec.step, -part.deaths_alone))
         self._waiting = deque(waiting)
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
-        """End a chunk: all of its samples failed."""
+        """End a chunk whose samples all failed."""
         part.content = part.failure(cause, stack)
         self._count_and_close(part, part.content)
 
@@ -457,15 +463,15 @@ class Feed:
         batch, errors = part.batch, [] if content is None else [record for _, record in content.errors]
         if content is None or content.iterable is None:
             self._tally.add(len(part.positions), errors)
-        else:  # fewer samples may have come
+        else:  # an iterable dataset may have yielded fewer samples
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
                 batch.fatal = errors[-1]
         self._close_part(part, errors)
 
     def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
-        """Mark a part as done, with the samples of it that failed: replace them, or record them with the batch. With
-        the batch's last part, deal with a batch that has no samples left, and ask for its plan."""
+        """Mark a part as done, and replace or record its failed samples. After the last part of a batch, handle a batch
+        that has no samples left, and request its plan."""
         batch = part.batch
         batch.open_parts -= 1
         if errors and (self.faults.on_error == "replace" or part.substitutes):
@@ -479,40 +485,40 @@ class Feed:
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        if not batch.open_parts and not (self._awaited and batch is self._batches[0]):
-            self.plans.ask(batch, next(self._numbers), self._slot_size.of(self.chunk_size))
+        if not batch.open_parts and not (self._is_awaited and batch is self._batches[0]):
+            self.plans.submit(batch, next(self._numbers), self._slot_size.of(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
-        """Ask for other samples instead of these, as one more chunk of the batch."""
+        """Request substitutes for the failed samples, as one more chunk of the batch."""
         part = batch.substitute(errors, self._consumer.candidates)
         if part is not None:
             self._requeue(part)
 
 
 class SlotSize:
-    """The bytes that a slot will need for this many rows, in a ring of `ring_bytes` and chunks of up to `chunk_size`.
+    """An estimate of the slot size for chunks of up to `chunk_size` samples in a ring of `ring_bytes`.
 
-    Guessed for the first chunks, and learned from them: a slot that is made in mid-epoch stops the loop, since its
-    memory has to be page-locked.
+    It is a guess for the first chunks, and then learned from them: a slot that is allocated in mid-epoch stalls the
+    loop, since its memory has to be page-locked.
     """
 
     def __init__(self, ring_bytes: int, chunk_size: int, guess_bytes: int = FIRST_GUESS_BYTES) -> None:
         self._ring_bytes = ring_bytes
-        self._learning = FIRST_CHUNKS
-        self._most = max(1, ring_bytes // (4 * chunk_size))  # of typical chunks at least four fit a small ring
-        self._row_bytes = min(guess_bytes, self._most)
+        self._chunks_to_learn = FIRST_CHUNKS
+        self._max_row_bytes = max(1, ring_bytes // (4 * chunk_size))  # at least four typical chunks fit a small ring
+        self._row_bytes = min(guess_bytes, self._max_row_bytes)
 
     def of(self, rows: int) -> int:
         """Return the bytes for a chunk of this many samples."""
         return min(rows * self._row_bytes, self._ring_bytes)
 
     def learn(self, nbytes: int, rows: int) -> None:
-        """A chunk took so much: one of the first counts."""
-        if self._learning:
-            self._learning -= 1
+        """Learn from the size of a chunk, if it is one of the first."""
+        if self._chunks_to_learn:
+            self._chunks_to_learn -= 1
             if nbytes * LEAST_HEADROOM > self.of(rows):
                 self.expect(nbytes, rows)
 
     def expect(self, nbytes: int, rows: int) -> None:
-        """Make later slots large enough for chunks that take more than this one does."""
-        self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._most))
+        """Make later slots large enough for chunks of this size, with headroom."""
+        self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._max_row_bytes))

@@ -1,21 +1,22 @@
-"""What a forked worker would have of the user's process, and a fresh interpreter is sent; and what changes later.
+"""The state of the user's process that a fresh interpreter needs and a fork would inherit, and later changes to it.
 
-Gathered in the main process when a job is pickled:
+The following is collected in the main process when a job is pickled:
 
-- the *settings of libraries* (`LibrarySettings`), which apply themselves in the worker: once before the dataset is
-  unpickled, since its modules may read them, and once more behind it, since these modules may change them;
-- the *import path*, whose relative entries meant another folder before the program changed its working directory;
-- the *modules that a worker cannot import* by their names (loaded by path; ``__mp_main__``, the script in a process
-  that `multiprocessing` spawned): their classes and functions are pickled by value;
-- the *values of modules* of the user's own (`module_values`): a worker imports these modules again, so it does not see
-  ``config.SIZE = 224``. The worker compares, and says what differs.
+- The *settings of libraries* (`LibrarySettings`) apply themselves in the worker: first before the dataset is unpickled,
+  since its modules may read the settings, and again afterwards, since these modules may change them.
+- The *import path* has absolute entries: a relative entry may have meant another folder before the program changed its
+  working directory.
+- *Modules that a worker cannot import* by name are found: modules that were loaded by path, and ``__mp_main__``, the
+  script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
+- The *values of modules* of the user (`module_values`) are recorded. A worker imports these modules again, so it does
+  not see ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
-Gathered at each `iter()`, since workers outlive an epoch: *changes of the dataset* (`DatasetChanges`), such as
-``loader.dataset.mosaic = False``. They go to the workers with each request, as a few bytes, and are applied before the
-epoch's first sample.
+Workers outlive an epoch, so each `iter()` collects *changes of the dataset* (`DatasetChanges`), such as
+``loader.dataset.mosaic = False``. They are sent to the workers with each request, as a few bytes, and are applied
+before the epoch's first sample.
 
-Values of modules and attributes of a dataset are looked at if they are *simple*: numbers, texts, and small tuples,
-lists and dicts of these. A dataset's are its own, those of the datasets in it, and those of its transforms.
+Values of modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
+tuples, lists and dicts of these. The attributes of a dataset include those of its inner datasets and its transforms.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ __all__ = [
     "pickled_by_value",
 ]
 
-PILLOWS_PIXELS: Final = 1024**3 // 4 // 3  # its default: a worker need not import Pillow to have it
-MAX_FUNCTIONS: Final = 2_000  # that are searched for values of modules
-MAX_ENTRIES: Final = 64  # of a list or dict that is compared
-MAX_TEXT: Final = 1_000  # characters of a text that is compared
-MAX_DEPTH: Final = 4  # a transform in a composition of a dataset in a subset
-MAX_OBJECTS: Final = 64  # in a list of datasets or transforms
-MAX_CHANGES_BYTES: Final = 32 << 10  # that go with each request
-Filter = tuple[str, str, tuple[str, str], str, int]  # as `filterwarnings()` takes them; the category: module and name
-# Where an attribute is: the attributes, and the numbers in lists, that lead to its owner; then its name.
+PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; with it, workers need not import Pillow
+MAX_FUNCTIONS: Final = 2_000  # functions that are searched for values of modules
+MAX_ENTRIES: Final = 64  # entries of a list or dict that is compared
+MAX_TEXT: Final = 1_000  # characters of a string that is compared
+MAX_DEPTH: Final = 4  # enough for a transform in a composition of a dataset in a subset
+MAX_OBJECTS: Final = 64  # entries of a list of datasets or transforms
+MAX_CHANGES_BYTES: Final = 32 << 10  # sent with each request
+Filter = tuple[str, str, tuple[str, str], str, int]  # the arguments of `filterwarnings()`; category: module and name
+# The path to an attribute: the attribute names and list indices that lead to its owner, then its name.
 Path = tuple[str | int, ...]
 _registering = threading.RLock()
 
@@ -67,13 +68,13 @@ _registering = threading.RLock()
 
 
 class LibrarySettings:
-    """Settings that libraries keep in their modules, each as the call that makes it; unpickling makes the calls.
+    """Settings that libraries store in their modules. Each is a call that restores it, and unpickling makes the calls.
 
-    A call refers to a function of its library, so unpickling it imports the library: there is none for a setting that
-    has its default, as far as that is known.
+    A call refers to a function of its library, so unpickling the call imports the library. Settings that are known to
+    have their default value therefore get no call.
 
     Attributes:
-        calls: what to call.
+        calls: the calls that restore the settings.
     """
 
     def __init__(self, calls: list[partial[Any]], filters: list[Filter]) -> None:
@@ -82,19 +83,19 @@ class LibrarySettings:
 
     @classmethod
     def here(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
-        """Return those of this process; what cannot be pickled stays here."""
+        """Return the settings of this process, without those that cannot be pickled."""
         calls: list[partial[Any]] = [partial(np.seterr, **np.geterr())]
         modules = sys.modules
         if (image := modules.get("PIL.Image")) is not None:
-            if image.MAX_IMAGE_PIXELS != PILLOWS_PIXELS:
+            if image.MAX_IMAGE_PIXELS != PILLOW_MAX_PIXELS:
                 calls.append(partial(_set_attribute, "PIL.Image", "MAX_IMAGE_PIXELS", image.MAX_IMAGE_PIXELS))
             for name, (factory, accept) in image.OPEN.items():
                 extensions = [extension for extension, owner in image.EXTENSION.items() if owner == name]
                 opening = partial(image.register_open, name, factory, accept)
-                if not _is_pillows(factory) and can_pickle(opening):
+                if not _is_from_pillow(factory) and can_pickle(opening):
                     calls += [opening, partial(image.register_extensions, name, extensions)]
             for name, decoder in image.DECODERS.items():
-                if not _is_pillows(decoder) and can_pickle(decoder):
+                if not _is_from_pillow(decoder) and can_pickle(decoder):
                     calls.append(partial(image.register_decoder, name, decoder))
         if getattr(modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
             calls.append(partial(_set_attribute, "PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", True))
@@ -116,8 +117,9 @@ class LibrarySettings:
         self.apply(imported=False)
 
     def apply(self, *, imported: bool = True) -> None:
-        """Make them those of this process. `imported`: the dataset's modules are; before that, warnings are no errors,
-        since in the main process these modules may have been imported before the filter was set."""
+        """Apply the settings in this process. `imported` means that the dataset's modules are imported. Before that,
+        filters that turn warnings into errors are skipped, since the main process may have imported these modules
+        before it set the filter."""
         for call in self.calls:
             call()
         warnings.resetwarnings()
@@ -132,14 +134,14 @@ def _set_attribute(module: str, name: str, value: Any) -> None:
 
 
 def _set_log_levels(levels: dict[str, int], disabled: int) -> None:
-    import logging  # here: a worker starts sooner without it
+    import logging  # not at the top: workers that do not need it start sooner
 
     for name, level in levels.items():
         logging.getLogger(name or None).setLevel(level)
     logging.disable(disabled)
 
 
-def _is_pillows(registered: Any) -> bool:
+def _is_from_pillow(registered: Any) -> bool:
     return getattr(registered, "__module__", "").startswith("PIL.")
 
 
@@ -158,7 +160,7 @@ def _warning_filters() -> list[Filter]:
 
 
 def import_path() -> list[str]:
-    """Return this process's import path. A relative entry is the folder that it was when it was first searched."""
+    """Return this process's import path. Relative entries become the folders that they meant when first searched."""
     entries = []
     for entry in sys.path:
         if isinstance(entry, str):
@@ -174,16 +176,16 @@ def _workers_path() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def pickled_by_value() -> Iterator[None]:
-    """Make a context in which cloudpickle sends by value what is defined in modules that a worker cannot import."""
+    """Within this context, cloudpickle pickles by value the contents of modules that a worker cannot import."""
     import cloudpickle
 
     with _registering:
         path = _workers_path()
-        known = cloudpickle.list_registry_pickle_by_value()
+        registered = cloudpickle.list_registry_pickle_by_value()
         modules = [
             module
             for name, module in list(sys.modules.items())
-            if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and name not in known
+            if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and name not in registered
             if _is_own(module) and not _is_importable(module, path)
         ]
         for module in modules:
@@ -196,7 +198,7 @@ def pickled_by_value() -> Iterator[None]:
 
 
 def _is_own(module: Any) -> bool:
-    """Return whether a module is the user's own: not of Python, of an installed package or of gpuload."""
+    """Return whether a module belongs to the user, not to Python, an installed package or gpuload."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and _is_own_file(file)
 
@@ -214,7 +216,7 @@ def _installed_in() -> tuple[str, ...]:
 
 
 def _is_importable(module: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a worker with this import path gets the same module by its name."""
+    """Return whether a worker with this import path imports the same module under its name."""
     parent, _, _ = module.__name__.rpartition(".")
     if parent:
         if (package := sys.modules.get(parent)) is None or (_is_own(package) and not _is_importable(package, path)):
@@ -226,7 +228,7 @@ def _is_importable(module: Any, path: tuple[str, ...]) -> bool:
 @functools.cache
 def _found_at(name: str, path: tuple[str, ...]) -> str | None:
     for finder in sys.meta_path:
-        with contextlib.suppress(Exception):  # of a finder that somebody else installed
+        with contextlib.suppress(Exception):  # raised by a third-party finder
             if (spec := finder.find_spec(name, path)) is not None:
                 return os.path.realpath(spec.origin or "")
     return None
@@ -236,7 +238,7 @@ def _found_at(name: str, path: tuple[str, ...]) -> str | None:
 
 
 def is_simple(value: Any, depth: int = 2) -> bool:
-    """Return whether a value is a number, a short text, None, or a small tuple, list or dict of these."""
+    """Return whether a value is a number, a short string, None, or a small tuple, list or dict of these."""
     if value is None or type(value) in (bool, int, float, complex):
         return True
     if type(value) in (str, bytes):
@@ -247,24 +249,24 @@ def is_simple(value: Any, depth: int = 2) -> bool:
     return False
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two simple values are the same: of one type, and equal or both NaN."""
-    return type(one) is type(other) and (one == other or repr(one) == repr(other))
+def same(a: Any, b: Any) -> bool:
+    """Return whether two simple values have the same type and are equal or both NaN."""
+    return type(a) is type(b) and (a == b or repr(a) == repr(b))
 
 
 def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Return the simple values in the user's own modules that the code of these objects refers to: by module, then by
-    name, which for an attribute of a class or of an object of the module is ``"name.attribute"``.
+    """Return the simple values in the user's modules that the code of these objects refers to, keyed by module and then
+    by name. The name of an attribute of a class or object in the module is ``"name.attribute"``.
 
     Args:
-        objects: functions; classes, and instances of classes, whose methods are meant.
+        objects: functions, and classes or instances, whose methods are searched.
     """
     return _Search(objects).values
 
 
 class _Search:
-    """A search for the values of modules, from function to function. A value counts if a function names it that also
-    names its module, or is in it."""
+    """A search for values of modules that follows references between functions. A value counts if it is named by a
+    function that also names the value's module or is defined there."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
@@ -289,15 +291,15 @@ class _Search:
             self._seen.add(id(obj))
             self._waiting += _functions(obj)
 
-    def _look(self, module: str, namespace: dict[str, Any], names: set[str], looked: set[str]) -> None:
-        looked.add(module)
-        known = sys.modules.get(module)
-        is_imported = module != "__main__" and _is_own(known) and _is_importable(known, self._path)
+    def _look(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
+        searched.add(module)
+        loaded = sys.modules.get(module)
+        is_imported = module != "__main__" and _is_own(loaded) and _is_importable(loaded, self._path)
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):
-                if _is_own(value) and value.__name__ not in looked:
-                    self._look(value.__name__, vars(value), names, looked)
+                if _is_own(value) and value.__name__ not in searched:
+                    self._look(value.__name__, vars(value), names, searched)
                 continue
             if isinstance(value, types.FunctionType | type) and _is_own(sys.modules.get(value.__module__)):
                 self._add(value)
@@ -311,14 +313,14 @@ class _Search:
 
 
 def _has_settings(value: Any) -> bool:
-    """Return whether a value is a class of the user's own, an instance of one, or a namespace."""
+    """Return whether a value is a class of the user, an instance of such a class, or a namespace."""
     kind = value if isinstance(value, type) else type(value)
     is_namespace = kind.__name__ in ("Namespace", "SimpleNamespace")
     return hasattr(value, "__dict__") and (is_namespace or _is_own(sys.modules.get(kind.__module__)))
 
 
 def _functions(obj: Any) -> Iterator[types.FunctionType]:
-    """Return the functions that an object is made of: itself, what it wraps, or the methods of its class."""
+    """Return the functions behind an object: a function and the functions that it wraps, or the methods of a class."""
     while isinstance(obj, functools.partial):
         obj = obj.func
     if isinstance(obj, types.MethodType):
@@ -333,14 +335,14 @@ def _functions(obj: Any) -> Iterator[types.FunctionType]:
     for base in kind.__mro__:
         if base.__module__ == "__main__" or _is_own(sys.modules.get(base.__module__)):
             for member in vars(base).values():
-                for name in ("__func__", "fget", "func"):  # of static and class methods, properties, cached ones
+                for name in ("__func__", "fget", "func"):  # static and class methods, properties, cached properties
                     member = getattr(member, name, member)
                 if isinstance(member, types.FunctionType):
                     yield member
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names of globals, attributes and modules in a function and the functions within it."""
+    """Return the names of globals, attributes and modules in a function and its inner functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -349,22 +351,22 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def differences(values: dict[str, dict[str, Any]]) -> list[str]:
-    """Return where this worker's modules have other values than `module_values` found, as a text for each. Only
-    modules that are imported here, or that the dataset's code will import, can differ."""
+    """Return a description of each value that differs between this worker's modules and the result of `module_values`.
+    Only modules that this worker has imported, or that the dataset's code will import, can differ."""
     texts = []
     for name, expected in values.items():
         try:
             module = importlib.import_module(name)
-        except Exception:  # it is imported when it is needed, or not at all
+        except Exception:  # the dataset's code will import the module, or does not need it
             continue
         for path, value in expected.items():
             try:
-                here = functools.reduce(getattr, path.split("."), module)
+                local = functools.reduce(getattr, path.split("."), module)
             except AttributeError:
                 texts.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
                 continue
-            if is_simple(here) and not same(value, here):
-                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(here)} in workers")
+            if is_simple(local) and not same(value, local):
+                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
     return texts
 
 
@@ -372,7 +374,7 @@ def differences(values: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Return the dataset, and the datasets and transforms in it, each with the path to it."""
+    """Yield the dataset, and the datasets and transforms in it, each with its path."""
     yield path, dataset
     if len(path) >= MAX_DEPTH:
         return
@@ -388,25 +390,25 @@ def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 class DatasetChanges:
-    """The changes of a dataset since workers got it.
+    """The changes to a dataset since it was sent to the workers.
 
-    What changes during each epoch, as a counter in a `collate_fn` of the dataset does, is not the user's doing, and is
-    left out from the second epoch on.
+    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, is not changed by
+    the user, and is ignored from the second epoch on.
 
     Attributes:
-        packed: all of them, pickled; empty if there are none.
+        packed: all changes, pickled; empty if there are none.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._changed: dict[Path, Any] = {}
         self._last = self._now()
-        self._epochs = 0  # that came to their ends
-        self._restless: set[Path] = set()  # what changed during each of them
+        self._epochs = 0  # that have ended
+        self._always_changing: set[Path] = set()  # changed during each of these epochs
         self.packed = b""
 
     def look(self) -> list[str]:
-        """Note what changed since the last call of this or of `skip`. Returns a text for each.
+        """Record the changes since the last call of `look` or `skip`, and return a description of each.
 
         Raises:
             ValueError: the changes are too large to be sent.
@@ -414,7 +416,7 @@ class DatasetChanges:
         new = self._new()
         self._last |= new
         if self._epochs > 1:
-            new = {path: value for path, value in new.items() if path not in self._restless}
+            new = {path: value for path, value in new.items() if path not in self._always_changing}
         if new:
             self._changed |= new
             self.packed = pickle.dumps(self._changed, 5)
@@ -427,13 +429,13 @@ class DatasetChanges:
         return [f"dataset{_text(path)} = {value!r}" for path, value in new.items()]
 
     def skip(self) -> None:
-        """Take what changed since the last look for no change of the user's."""
+        """Ignore the changes since the last `look`, which the user did not make."""
         self._last |= self._new()
 
     def end_epoch(self) -> None:
-        """Note what changed during the epoch that has come to its end."""
+        """Note which attributes changed during the epoch that has just ended."""
         changed = self._new().keys()
-        self._restless = self._restless & changed if self._epochs else set(changed)
+        self._always_changing = self._always_changing & changed if self._epochs else set(changed)
         self._epochs += 1
 
     def _new(self) -> dict[Path, Any]:
@@ -450,10 +452,10 @@ class DatasetChanges:
 
 
 def apply_changes(dataset: Any, packed: bytes, applied: dict[Path, Any]) -> None:
-    """Apply the changes that are not in `applied` yet, and add them to it. Runs in a worker."""
-    for path, value in pickle.loads(packed).items():  # by the main process: simple values
+    """Apply the changes that are not in `applied` yet, and add them to `applied`. Runs in a worker."""
+    for path, value in pickle.loads(packed).items():  # simple values, pickled by the main process
         if path in applied and same(applied[path], value):
-            continue  # the dataset may have changed it itself since
+            continue  # the dataset itself may have changed it since
         applied[path] = value
         owner = dataset
         for step in path[:-1]:

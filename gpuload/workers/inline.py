@@ -1,4 +1,4 @@
-"""``num_workers=0``: chunks done in the main process, one at a time, by the code that workers run."""
+"""The engine for ``num_workers=0``, which runs the code of workers in the main process, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["InProcessEngine", "InlineEngine"]
 
 
 class InlineEngine(Engine):
-    """Takes chunks like a `WorkerPool`, and does one at each call of `gather`, in this process.
+    """Base class of engines that take chunks like a `WorkerPool`, and process one at each call of `gather`.
 
     Args:
-        ring: where the slots are.
-        counters: of what it does.
+        ring: the ring that holds the slots.
+        counters: the counters of this engine.
     """
 
     def __init__(self, ring: Ring, counters: Counters) -> None:
@@ -52,8 +52,8 @@ class InlineEngine(Engine):
             reply = self._do(request, slot)
         finally:
             self._counters.end()
-            self.waited_s += time.perf_counter() - start  # what it did, the loop waited for
-        self._waiting.popleft()  # only now: after a ctrl-C it is done again
+            self.waited_s += time.perf_counter() - start  # the loop waits while this engine works
+        self._waiting.popleft()  # only now, so that a ctrl-C above repeats the chunk
         return [reply]
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
@@ -67,7 +67,7 @@ class InlineEngine(Engine):
 
 
 class InProcessEngine(InlineEngine):
-    """Does what workers do; `around`: a context for each chunk."""
+    """An engine that does the work of workers; `around` makes a context for each chunk."""
 
     def __init__(
         self,
@@ -82,20 +82,20 @@ class InProcessEngine(InlineEngine):
         self._around = around
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
-        with self._around(), self._introduced():
+        with self._around(), self._worker_info():
             reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
             if reply.file is not None:
                 reply.map(reply.file)
             return reply
 
     def begin(self, request: Request) -> IterablePlace:
-        """Where the pass over an iterable dataset begins, before its first chunk."""
-        with self._introduced():
+        """Return where the pass over an iterable dataset begins, before its first chunk."""
+        with self._worker_info():
             return self._runner.begin(request)
 
     @contextlib.contextmanager
-    def _introduced(self) -> Iterator[None]:
-        """`get_worker_info()` is for the user's dataset, not for the loop that iterates."""
+    def _worker_info(self) -> Iterator[None]:
+        """Set `get_worker_info()` only within this context, for the dataset but not for the loop that iterates."""
         outer = swap(self._info)
         try:
             yield

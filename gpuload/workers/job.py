@@ -1,12 +1,17 @@
-"""What every worker gets at its start: a `Job`, in a memfd that the parent writes once and every worker maps.
+"""The `Job` that every worker gets at its start, in a memfd that the parent writes once and every worker maps.
 
-Memory layout: u64 length of what follows; marshalled, the settings (what the bootstrap needs before it can import
-anything) and an (offset, bytes) for each part; page aligned, where offsets begin, the parts: the pickle, and each
-out-of-band buffer aligned to 64 bytes. Buffers are mapped privately and writable: workers share each page until one of
-them writes to it, and torch does not warn of read-only arrays. `gpuload.workers.shipping` makes the pickle; what it
-calls in a worker is here.
+Memory layout:
 
-The main process writes the memfd, workers read it: they import this module, so it imports no more than they need.
+- the length of the header, u64;
+- the header, marshalled: the settings that the bootstrap needs before it can import anything, and an (offset, bytes)
+  pair for each part;
+- at the next page, from which offsets count, the parts: the pickle, then each out-of-band buffer, aligned to 64 bytes.
+
+Buffers are mapped private and writable: workers share each page until one of them writes to it, and torch does not warn
+about read-only arrays. `gpuload.workers.shipping` writes the pickle; the functions that unpickling calls in a worker
+are here.
+
+The main process writes the memfd, and workers read it. Workers import this module, so it imports only what they need.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import numpy as np
 from gpuload.datasets.memory import memory_file
 from gpuload.ring.ring import align
 
-if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
+if TYPE_CHECKING:  # not needed in a worker: few workers plan batches, and workers that pack have no transforms
     from gpuload.decode import Decode
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
@@ -34,8 +39,8 @@ if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack
 __all__ = ["Job", "SharedBytes", "make_tensor", "open_memmap", "pickled_bytes", "receive", "write_job"]
 
 _ALIGN = 64
-# Methods of list that need no other contents, or that the class has itself.
-READS: Final = """
+# Methods of list that work without loading the contents, or that the class overrides.
+LAZY_METHODS: Final = """
 __class__ __class_getitem__ __delattr__ __dir__ __doc__ __getattribute__ __getitem__ __getstate__ __hash__ __init__
 __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __subclasshook__
 """
@@ -45,12 +50,12 @@ __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __s
 class Job:
     """The data and options that each worker gets at its start.
 
-    `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
-    module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
-    what `torch.distributed` says in the main process: backend, rank and number of ranks, or None. `fusing` plans
-    batches, if workers do that. `whole`: images are decoded whole, whatever the chain crops, and nothing is collated:
-    they are to be kept. `device_share` of the samples' images are sent as they are, for a device to decode.
-    `module_values`: see `gpuload.workers.inherited`.
+    `single` is for batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to images,
+    not even a module, which is not sent. `moves` means that the transforms move pixels. `epoch` is the number of the
+    first epoch. `group` is the backend, rank and number of ranks of `torch.distributed` in the main process, or None.
+    `fusing` plans batches, if workers plan them. `whole` is for a cache: images are decoded completely, even if the
+    chain crops them, and nothing is collated. `device_share` is the share of the samples whose images are sent encoded,
+    for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -73,7 +78,7 @@ class Job:
 
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
-    """Write a new memfd, and return its descriptor, which the caller closes."""
+    """Write a job to a new memfd, and return its descriptor, which the caller closes."""
     parts, spans, end = (pickled, *buffers), [], 0
     for part in parts:
         spans.append((end, len(part)))
@@ -94,12 +99,12 @@ def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memor
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
     remaining = memoryview(data).cast("B")
     while remaining:
-        done = os.pwrite(fd, remaining[: 1 << 30], offset)
-        remaining, offset = remaining[done:], offset + done
+        written = os.pwrite(fd, remaining[: 1 << 30], offset)
+        remaining, offset = remaining[written:], offset + written
 
 
 def _spans(fd: int) -> list[tuple[int, int]]:
-    """Return where the parts are in a job's memfd, and how many bytes they have; the first is the pickle."""
+    """Return the offset and size of each part in a job's memfd; the first part is the pickle."""
     head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
     start = align(8 + head_bytes, mmap.PAGESIZE)
     _, spans = marshal.loads(os.pread(fd, head_bytes, 8))  # the parent wrote this
@@ -107,24 +112,24 @@ def _spans(fd: int) -> list[tuple[int, int]]:
 
 
 def pickled_bytes(job_fd: int) -> int:
-    """Return how many bytes the pickle in a job's memfd has: what each worker copies."""
+    """Return the size of the pickle in a job's memfd, which each worker copies."""
     return _spans(job_fd)[0][1]
 
 
 def receive(fd: int) -> Any:
-    """Return the object in a job's memfd; its large arrays are views of a private mapping of that."""
+    """Return the object in a job's memfd; its large arrays are views of a private mapping of the memfd."""
     pickled, *buffers = _spans(fd)
     view = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
     file = io.BufferedReader(_Pickled(fd, *pickled))
-    # The parent wrote this: the user's own dataset object, never anything that a data file holds.
+    # The parent wrote this: the user's own dataset object, never the contents of a data file.
     settings, obj = _Unpickler(file, buffers=[view[start : start + nbytes] for start, nbytes in buffers]).load()
     settings.apply()
     return obj
 
 
 class _Pickled(io.RawIOBase):
-    """The pickle in a job's memfd, which is not mapped: it is read once, and would be counted as the worker's memory.
-    Workers share the descriptor, so it is read at offsets."""
+    """The pickle in a job's memfd. It is not mapped, since it is read only once and would count as the worker's memory.
+    Workers share the descriptor and its file position, so the pickle is read at explicit offsets."""
 
     def __init__(self, fd: int, start: int, nbytes: int) -> None:
         self._fd, self._at, self._end = fd, start, start + nbytes
@@ -151,7 +156,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Map a part of a file, for an `np.memmap` or a view of one."""
+    """Map the part of a file behind an `np.memmap` or a view of a memmap."""
     kind = np.dtype(dtype)
     extent = kind.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
     if extent == 0:
@@ -161,7 +166,7 @@ def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], stri
 
 
 def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
-    """Return a tensor over an array; `dtype` is the tensor's, if NumPy has no such dtype."""
+    """Return a tensor over an array; `dtype` is the tensor's dtype if NumPy lacks it."""
     import torch
 
     tensor = torch.from_numpy(array)
@@ -169,19 +174,19 @@ def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
 
 
 class SharedBytes(list):
-    """A list of bytes whose contents lie in memory that all workers share.
+    """A list of bytes whose contents are in memory that all workers share.
 
-    A list of encoded images is pickled as any other object, and each worker would have a copy of it. So its contents go
+    If a list of encoded images were pickled like any other object, each worker would have a copy. So its contents go
     into the job's memfd as one array, and a worker gets this list, which copies an item out of the mapping when code
-    asks for it. Everything but reading items turns it into an ordinary list first, with a copy of all contents.
+    reads it. Any operation other than reading items first turns it into an ordinary list, with a copy of all contents.
 
     Args:
-        data: uint8, all items one behind the other.
-        ends: int64, where each ends.
+        data: uint8, all items one after another.
+        ends: int64, the end of each item.
     """
 
     def __init__(self, data: np.ndarray, ends: np.ndarray) -> None:
-        # What reads a list's memory directly, past these methods, finds the right length, and no bytes: an error.
+        # C code that bypasses these methods finds a list of the right length without any bytes, and raises an error.
         super().__init__([None] * len(ends))
         self._data: np.ndarray | None = data
         self._ends = ends
@@ -221,5 +226,5 @@ def _loaded_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in dir(list):
-    if _name not in READS.split() and _name not in vars(SharedBytes):
+    if _name not in LAZY_METHODS.split() and _name not in vars(SharedBytes):
         setattr(SharedBytes, _name, _loaded_first(getattr(list, _name)))

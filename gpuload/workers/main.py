@@ -1,8 +1,8 @@
-"""A worker process: takes chunks off the queue, does them into their slots, and replies. Runs only in the child.
+"""A worker process: takes requests from the queue, loads chunks into their slots, and replies. Runs only in the child.
 
-It imports no torch unless the user's dataset does. It ends when the queue is closed; between two chunks, if the parent
-asks it to leave; and, even while it hangs in foreign code, when the parent dies: it holds the read end of a *lifeline*,
-a pipe that nobody writes to, and the kernel sends it SIGKILL when the write end closes with the parent.
+It imports no torch unless the user's dataset does. It ends when the queue is closed, or between two chunks if the
+parent asks it to leave. When the parent dies, the worker ends even while it hangs in foreign code: it holds the
+read end of a *lifeline*, a pipe that nobody writes to, and the kernel sends it SIGKILL when the write end closes.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import init_position, worker_info
 from gpuload.workers.start import Stopwatch
 
-__all__ = ["be_a_child", "end", "run"]
+__all__ = ["end", "run", "set_up_child"]
 
-MAX_DIFFERENCES = 10  # that are named
-# What a process group without communication answers; all else of it raises an error.
-GROUP_ANSWERS = frozenset({"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"})
-FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds data that are not written
+MAX_DIFFERENCES = 10  # differences between modules that a warning names
+# The methods of a process group that work without communication; all other methods raise an error.
+GROUP_METHODS = frozenset({"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"})
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # types that buffer unwritten data
 
 
-def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
-    """Do what each process of a session does first: die with the parent, say where Python is, leave signals to it."""
-    # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
+def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
+    """Set up a process of a session: it dies with the parent, writes its stacks on request, and ignores signals that
+    the parent handles."""
+    # C code writes the stack after a crash or when the parent asks for it, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
-    # And the SIGTERM that a scheduler sends to all processes of a job: the parent may want batches until it has saved
-    # its state. A handler, not SIG_IGN: programs that a dataset starts would inherit that.
+    # A scheduler sends SIGTERM to all processes of a job, but the parent may want batches until it has saved its state.
+    # Use a handler, not SIG_IGN, which programs that a dataset starts would inherit.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
@@ -80,23 +81,23 @@ def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
-    """Do chunks until the parent closes the queue. A process that was forked has the job already."""
+    """Process chunks until the parent closes the queue. A forked process already has the job."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
-    be_a_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
+    set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
-            channel.setblocking(True)  # whatever the default timeout is, which a forked worker has already
-        what = "could not unpack the dataset or transforms"
+            channel.setblocking(True)  # a forked worker already has the user's default timeout for sockets
+        failure = "could not unpack the dataset or transforms"
         try:
             with stopwatch.running():
                 job: Job = receive(job_fd) if forked_job is None else forked_job
             runner = ChunkRunner(job, guard_generators=False)
-            what = "is not usable: worker_init_fn raised an exception"
-            _introduce(worker, settings["total"], runner)
+            failure = "is not usable: worker_init_fn raised an exception"
+            _init_user_code(worker, settings["total"], runner)
         except BaseException as error:
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
-            replies.send(HELLO_FAILED + f"{' '.join(kinds_of(error))}\n{what}:\n\n".encode() + text)
+            replies.send(HELLO_FAILED + f"{' '.join(kinds_of(error))}\n{failure}:\n\n".encode() + text)
             return
         if forked_job is None:
             os.close(job_fd)
@@ -112,8 +113,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
-                reply = _do(Request.unpack(message), worker, runner, board, ring)
-                counters.flush()  # before the reply: whoever has that finds its chunk counted
+                reply = _process_request(Request.unpack(message), worker, runner, board, ring)
+                counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)
                 board.write(worker, IDLE)
             counters.leave()
@@ -121,22 +122,22 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
 
 
 def end() -> NoReturn:
-    """End as an interpreter does, without taking its modules down: with torch that is half a second of a processor.
+    """Exit like an interpreter, but without tearing down its modules, which with torch takes half a second of CPU time.
 
-    Files that a dataset left open are written to their ends: to look for them takes 3 ms, with torch 40. They are not
-    looked for in what a template froze: it has none, or it would not have been forked.
+    Files that a dataset left open are flushed; searching for them takes 3 ms, or 40 ms with torch. Objects that a
+    template froze are not searched: a template with open files would not have been forked.
     """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
-    files = (one for one in gc.get_objects() if type(one) in FILES)
+    files = (obj for obj in gc.get_objects() if type(obj) in FILES)
     for file in (sys.stdout, sys.stderr, *files):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, no room, or closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None, closed, or out of space
             file.flush()
     os._exit(0)
 
 
 def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
-    """Wait for the next message. A worker is idle only while no message waits, not while others have its processor."""
+    """Wait for the next message. A worker counts as idle only while no message waits, not while it waits for a CPU."""
     try:
         return read_message(queue, memory, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -146,42 +147,42 @@ def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) 
         return message
 
 
-def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
-    """Tell the user's code which worker this is, before the first sample, as a DataLoader's worker does."""
+def _init_user_code(worker: int, workers: int, runner: ChunkRunner) -> None:
+    """Set the worker info and call `worker_init_fn` before the first sample, as a DataLoader's worker does."""
     job = runner.job
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
-    runner.source.set_worker_info = partial(_say_who, job, worker, workers)
-    theirs = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # it may ask torch for its share
-    _say_who(job, worker, workers, job.epoch, needed=theirs)
+    runner.source.set_worker_info = partial(_set_worker_info, job, worker, workers)
+    may_ask_torch = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # for its share of the samples
+    _set_worker_info(job, worker, workers, job.epoch, needed=may_ask_torch)
     if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):
-        # A collate_fn may draw where samples do not: those of forks would all draw the same.
+        # A collate_fn may draw even if samples do not, and in forked workers all would draw the same numbers.
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
     if job.worker_init_fn is not None:
         job.worker_init_fn(worker)
 
 
-def _say_who(
+def _set_worker_info(
     job: Job, worker: int, workers: int, epoch: int, position: int | None = None, *, needed: bool = False
 ) -> None:
-    """Set what `get_worker_info()` says from now on, gpuload's and torch's, and `torch.distributed`.
+    """Set the result of `get_worker_info()`, of gpuload and torch, and the rank in `torch.distributed`.
 
-    torch is told only if the user's dataset has imported it, or if it is `needed`: a worker that reads image files
-    never imports torch.
+    torch is set up only if the user's dataset has imported it, or if it is `needed`, so that a worker that reads image
+    files never imports torch.
     """
     info = worker_info(job, worker, workers, epoch, position)
     swap(info)
     if needed or "torch" in sys.modules:
-        _tell_torch(info)
+        _set_torch_worker_info(info)
         if job.group is not None:
             _join_group(*job.group)
 
 
-def _tell_torch(info: WorkerInfo) -> None:
+def _set_torch_worker_info(info: WorkerInfo) -> None:
     from torch.utils.data._utils import worker as torch_worker
 
     class TorchWorkerInfo(torch_worker.WorkerInfo):
-        """torch's own class, which notes that it was read."""
+        """torch's class, with a note once any attribute was read."""
 
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):
@@ -194,19 +195,19 @@ def _tell_torch(info: WorkerInfo) -> None:
 
 
 def _join_group(backend: str, rank: int, world_size: int) -> None:
-    """Let `torch.distributed` say which rank this is, if it has no group yet.
+    """Make `torch.distributed` report the rank of the main process, unless a group exists already.
 
-    A worker is no fork of the user's process, so it has no process group. It gets one that knows its rank and its size:
-    torch's own ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and ``get_backend()`` ask it. A collective
-    would wait for workers of other ranks, which have other things to do: it raises an error.
+    A worker is not a fork of the user's process, so it has no process group. It gets a group that knows only its rank
+    and size, which is enough for torch's ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and
+    ``get_backend()``. A collective would wait for workers of other ranks, which never join it, so it raises an error.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
     if dist.is_initialized():
         return
-    names = [name for name in dir(dist.ProcessGroup) if not name.startswith("_") and name not in GROUP_ANSWERS]
-    refusals = {name: _refused(name) for name in names if callable(getattr(dist.ProcessGroup, name))}
+    names = [name for name in dir(dist.ProcessGroup) if not name.startswith("_") and name not in GROUP_METHODS]
+    refusals = {name: _make_refusal(name) for name in names if callable(getattr(dist.ProcessGroup, name))}
     group = type("WorkersGroup", (dist.ProcessGroup,), refusals)(rank, world_size)  # pyright: ignore[reportCallIssue]
     c10d._world.pg_map[group] = (backend, None)  # pyright: ignore[reportArgumentType]
     c10d._world.pg_names[group] = "gpuload"  # pyright: ignore[reportArgumentType]
@@ -214,28 +215,28 @@ def _join_group(backend: str, rank: int, world_size: int) -> None:
     c10d.GroupMember.WORLD = group
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _make_refusal(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
         raise RuntimeError(
-            f"torch.distributed.{name} was called in a worker process of gpuload: it knows its rank and the number of "
-            "ranks, but cannot communicate with others; do that in the main process, or use num_workers=0"
+            f"torch.distributed.{name} was called in a worker process of gpuload, which knows its rank and the number "
+            "of ranks, but cannot communicate with other ranks; call it in the main process, or use num_workers=0"
         )
 
     return refuse
 
 
-def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
+def _process_request(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
     board.write(worker, request.chunk)
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        board.noting(worker, request.chunk),
-        board.wanting(request.chunk),
+        board.row_writer(worker, request.chunk),
+        board.wanted_check(request.chunk),
     )
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    arm_lifeline(lifeline_fd, os.getpid())  # the parent does it too, but may have died before
+    arm_lifeline(lifeline_fd, os.getpid())  # the parent does this too, but it may have died first
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)
     with contextlib.suppress(OSError):

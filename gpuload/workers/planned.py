@@ -1,14 +1,15 @@
-"""Plans of batches, made by workers: what the fused kernels are told of a batch depends on nothing that only the main
-process has, and would take most of its time there.
+"""Plans of batches, made by workers. The arguments of the fused kernels depend on nothing that only the main process
+has, and computing them there would take most of its time.
 
-Once all chunks of a batch are done, `Planner` (main process) writes their descriptions to a slot and sends a request
-like that for a chunk. `make_plan` (worker) joins the chunks, draws, and leaves in that slot the arrays that kernels
-read. So the slot comes to the device with the batch's others. The reply describes the whole batch: the main process
-reads no chunk's description. Where a chunk is unusual the main process does read them, and sends the table of all
-images; then the reply has only what launches need. `PlannedBatch` holds all of it, from the request to the launch.
+Once all chunks of a batch are done, `Planner` (main process) writes their descriptions to a slot and sends a request,
+like the request for a chunk. `make_plan` (worker) merges the chunks, draws, and writes to that slot the arrays that the
+kernels read. The slot is copied to the device together with the batch's other slots. The reply describes the entire
+batch, so the main process never reads the description of a chunk. If a chunk is unusual, the main process does read the
+descriptions, and sends the table of all images; the reply then holds only what the launches need. `PlannedBatch` holds
+all of this, from the request to the launch.
 
-A batch does without where it is waited for, or where anything is unusual: then the stage plans it, by the same code.
-So a plan that is lost is never made again.
+A batch gets no such plan if somebody already waits for the batch, or if anything is unusual: then the stage plans it,
+with the same code. So a lost plan is never requested again.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ if TYPE_CHECKING:
 __all__ = ["PlannedBatch", "Planner", "make_plan"]
 
 INTEGERS = {int}, {np.int64}
-RING_SHARE = 8  # a plan takes at most this part of the ring
+RING_SHARE = 8  # a plan takes at most 1/RING_SHARE of the ring
 NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True, eq=False)
 class PlannedBatch:
-    """A batch's plan, asked for or made. Once it is made, the stage takes it in a program's place.
+    """A batch's plan, requested or finished. The stage uses a finished plan in place of a program.
 
     Attributes:
-        starts: where each chunk's bytes were to be in the batch's memory on the device.
-        columns: the batch's columns, by these starts; None until the worker has joined them.
-        chunk: the number of the request, while it is not answered.
-        slot: what holds the arrays; data: its bytes.
+        starts: the planned offset of each chunk's bytes in the batch's memory on the device.
+        columns: the batch's columns, with offsets from `starts`; None until the worker has merged them.
+        chunk: the number of the request until it is answered.
+        slot: the slot that holds the arrays.
+        data: the bytes of that slot.
         plan: how the passes are launched.
-        spans: where the arrays are in the slot, by name, and leaves that are an integer in each sample, int64 (N,), by
-            number.
+        spans: the places in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
+            sample, int64 (N,), keyed by leaf number.
         size_hw: the size of all results.
-        arrays: the arrays with a name, on the device.
+        arrays: the named arrays, on the device.
     """
 
     starts: list[int]
@@ -67,41 +69,41 @@ class PlannedBatch:
     size_hw: tuple[int, int] = (0, 0)
     arrays: Any = None
 
-    encoded_bytes, decoded = 0, None  # as a `Part` has them: nothing of it is decoded on the device
+    encoded_bytes, decoded = 0, None  # like a `Part` that has nothing for the device to decode
 
     def __len__(self) -> int:
         return 0 if self.columns is None else len(self.columns.images[0].table)
 
     @property
     def used_bytes(self) -> int:
-        """Return how many bytes the arrays take."""
+        """Return the size of the arrays."""
         return 0 if self.data is None else len(self.data)
 
     @property
     def results_hw(self) -> np.ndarray:
-        """Return the size of all results as a program has it, but once for all: int64 (1, 2)."""
+        """Return the size of all results, as in a program but with a single row: int64 (1, 2)."""
         return np.array([self.size_hw])
 
     def request(self, chunks: Sequence[bytes]) -> bytes:
-        """Return what the worker reads: where chunks begin and their descriptions or, if there are none of these, the
+        """Return the input for the worker: the starts and descriptions of the chunks or, without descriptions, the
         table of the batch's images."""
         table = None if self.columns is None else self.columns.images[0].table.tobytes()
         return pickle.dumps((self.starts, chunks, table), 5)
 
     def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
-        """Take what a worker made, whose arrays are all of `data`, in that slot."""
+        """Store a worker's result; its arrays fill `data`, a view of `slot`."""
         self.plan, self.spans, self.size_hw = columns.plan
         self.columns = columns if self.columns is None else self.columns
         self.chunk, self.slot, self.data = None, slot, data
 
 
 class Planner:
-    """Has plans made.
+    """The requests for plans of a feed's batches.
 
     Args:
         engine, ring: the feed's.
-        plan_inputs: for a complete batch, a new `PlannedBatch` and what is written for the worker; None means it is
-            planned where it is made.
+        plan_inputs: returns, for a complete batch, a new `PlannedBatch` and the input for the worker; None means that
+            no worker plans the batch.
     """
 
     def __init__(
@@ -111,57 +113,57 @@ class Planner:
         self._ring = ring
         self._plan_inputs = plan_inputs
         self._need_bytes = 0
-        self.flying: dict[int, tuple[Slot, Batch]] = {}  # by chunk
+        self.in_flight: dict[int, tuple[Slot, Batch]] = {}  # keyed by chunk
 
     @property
-    def working(self) -> int:
-        """Return how many plans the engine has and will report on."""
-        return len(self.flying)
+    def pending(self) -> int:
+        """Return the number of plans that the engine will report on."""
+        return len(self.in_flight)
 
-    def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
-        """Ask for the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that does."""
+    def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
+        """Request the plan of a complete batch, as chunk number `chunk`; `usual_bytes` is the usual size of a slot."""
         if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.planned is not None:
             return
         inputs = self._plan_inputs(batch)
         if inputs is None:
             return
-        planned, text = inputs
-        size, slot = max(usual_bytes, self._need_bytes, len(text)), None
-        if max(self._need_bytes, len(text)) <= self._ring.ring_bytes // RING_SHARE:
+        planned, packed = inputs
+        size, slot = max(usual_bytes, self._need_bytes, len(packed)), None
+        if max(self._need_bytes, len(packed)) <= self._ring.ring_bytes // RING_SHARE:
             with contextlib.suppress(LimitError):
                 slot = self._ring.acquire(size)
         if slot is None:
             return
-        self._ring.view(slot)[: len(text)] = np.frombuffer(text, np.uint8)
+        self._ring.view(slot)[: len(packed)] = np.frombuffer(packed, np.uint8)
         positions = batch.spec.positions
         request = Request(chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True)
         if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
-            self.flying[chunk] = (slot, batch)
+            self.in_flight[chunk] = (slot, batch)
 
     def take(self, event: Event) -> bool:
-        """Return whether an event is the end of a plan; then its batch has it, or does without."""
-        if event.chunk not in self.flying:
+        """Process an event that ends the request for a plan; return False if the event is not such an event."""
+        if event.chunk not in self.in_flight:
             return False
-        slot, batch = self.flying.pop(event.chunk)
+        slot, batch = self.in_flight.pop(event.chunk)
         planned, reply = batch.planned, event if isinstance(event, Reply) else None
         if planned is not None and planned.chunk != event.chunk:
-            planned = None  # nobody waits for it any more
+            planned = None  # the plan was dropped
         if planned is not None and reply is not None and reply.status is Status.DONE:
             view = self._ring.view(slot)
-            # A worker wrote this: plain values, and classes of gpuload's own.
+            # A worker wrote this: plain values, and classes of gpuload.
             planned.take(read_content(view, reply.meta, reply.meta_at), slot, view[: reply.nbytes])
             return True
         if planned is not None:
             batch.planned = None
-        if reply is not None:  # the engine gives back what is lost
+        if reply is not None:  # the engine releases the slot of a lost plan
             self._ring.release(slot)
             if reply.status is Status.TOO_LARGE:
                 self._need_bytes = max(self._need_bytes, reply.nbytes)
         return True
 
     def drop(self, batch: Batch) -> bool:
-        """Forget the plan of a batch, made or not; whether a slot is free now."""
+        """Drop the plan of a batch, finished or not; return whether that freed a slot."""
         planned, batch.planned = batch.planned, None
         if planned is None or planned.slot is None:
             return False
@@ -171,16 +173,16 @@ class Planner:
 
 
 def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
-    """Plan a batch, of which the slot tells, and leave the plan there; UNWANTED if that cannot be done here."""
+    """Plan a batch from the input in its slot, and write the plan there; UNWANTED if the batch cannot be planned."""
 
     def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
         return Reply(request.chunk, status, nbytes, meta, meta_at)
 
     assert job.fusing is not None
     try:
-        starts, chunks, table = pickle.loads(slot.data)  # the main process wrote it
+        starts, chunks, table = pickle.loads(slot.data)  # the main process wrote this
         if table is None:
-            columns = Columns.concat([read_content(NO_BYTES, chunk, None) for chunk in chunks], starts)
+            columns = Columns.concat([read_content(NO_BYTES, description, None) for description in chunks], starts)
             if not columns.is_plain(len(request.positions)):
                 raise ValueError("chunks of a batch are not alike")
             images = columns.images[0].table
@@ -190,11 +192,11 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
         program, images = program.of_decoded(images)
         plan, arrays = job.fusing(images, program)
-    except Exception:  # the main process meets it again, where it can say of which batch
+    except Exception:  # raised again in the main process, which can name the batch
         return reply(Status.UNWANTED)
     entries: dict[str | int, list[np.ndarray]] = {**arrays}
     for leaf, column in columns.values.items():
-        # An integer of more bits is an object, or unsigned.
+        # A column of larger integers becomes an object array, or an unsigned one.
         if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))

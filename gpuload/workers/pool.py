@@ -77,7 +77,7 @@ from gpuload.workers.protocol import (
     Request,
     read_with_file,
 )
-from gpuload.workers.shipping import Parcel, ship, warning_of_copies
+from gpuload.workers.shipping import Parcel, copy_warning, ship
 from gpuload.workers.signals import deferred_signals, signals_enabled
 from gpuload.workers.start import SLOW_START_S, Start
 
@@ -129,9 +129,9 @@ class RestartingEngine(Engine):
         if self.broken is not None:
             raise WorkerError(f"this epoch has failed: {self.broken}")
 
-    def _warn_once(self, about: str, text: str) -> None:
-        if about not in self._warned_topics:
-            self._warned_topics.add(about)
+    def _warn_once(self, topic: str, text: str) -> None:
+        if topic not in self._warned_topics:
+            self._warned_topics.add(topic)
             self.pending_warnings.append(text)
 
 
@@ -145,7 +145,7 @@ class WorkerPool(RestartingEngine):
         timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
         own_queues: one queue per worker; `Request.iterable` selects the worker.
         first, total: the number of this pool's first worker, and the number of workers in all pools.
-        most: the maximum for `resize`; the attribute decreases once a worker could not be added.
+        most: the maximum for `resize`; the attribute decreases if a worker cannot be added.
         cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
 
     Raises:
@@ -194,7 +194,7 @@ class WorkerPool(RestartingEngine):
         }
         with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
-        if copies := warning_of_copies(self._job_fds[0], job, workers):
+        if copies := copy_warning(self._job_fds[0], job, workers):
             self.pending_warnings.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:
@@ -294,7 +294,7 @@ class WorkerPool(RestartingEngine):
         """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
 
         Call this when nothing is in progress, and again until the slots are free: see the module's docstring. Workers
-        exit when they reach the end of their queue; workers already waiting there exit at once.
+        exit when they reach the end of their queue; workers already waiting there exit immediately.
         """
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
         for place, queue in enumerate(self._queues):
@@ -333,9 +333,9 @@ class WorkerPool(RestartingEngine):
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start_template(self) -> None:
-        job_fd, *others = self._job_fds
+        job_fd, *shared_memory_fds = self._job_fds
         with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
-            self._template = Template((job_fd, self._ring.fd, self._board.fd, *others))
+            self._template = Template((job_fd, self._ring.fd, self._board.fd, *shared_memory_fds))
             self._register(self._template)
 
     def _start(self, number: int, *, added: bool = False) -> None:
@@ -345,11 +345,11 @@ class WorkerPool(RestartingEngine):
         self._start_due()
 
     def _start_due(self) -> None:
-        job_fd, *others = self._job_fds
+        job_fd, *shared_memory_fds = self._job_fds
         while self._due and (self._template is None or self._template.ready):
             number, added = next(iter(self._due.items()))
             queue = self._queues[number % len(self._queues)]
-            shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
+            shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
             # Otherwise ctrl-C could arrive between the start of a process and its entry in the team.
             with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
                 try:
@@ -541,16 +541,16 @@ class WorkerPool(RestartingEngine):
         """Declare lost the chunks that a dead worker may have taken from this queue without recording them."""
         if queue not in self._queues:
             return  # its chunks were declared lost before it was replaced
-        self._to_resend += queue.take_back()
+        self._to_resend += queue.withdraw()
         team = self._team_of(queue)
         for worker in team:
             self._drain(worker, events)
-        known = {request.chunk for request in self._to_resend}
-        known |= {self._board.read(worker.number).chunk for worker in team}
+        located = {request.chunk for request in self._to_resend}
+        located |= {self._board.read(worker.number).chunk for worker in team}
         # A worker says hello before it takes a chunk, so workers that are not ready cannot have one.
         suspects = [worker for worker in team if worker.ready]
         for chunk, request in list(self._in_flight.items()):
-            if self._queue_of(request) is queue and chunk not in known:
+            if self._queue_of(request) is queue and chunk not in located:
                 events.append(self._lose(Lost(chunk, None, "its worker died before it started"), suspects))
 
     def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:

@@ -1,15 +1,16 @@
-"""Worker processes, and the template they are forked from, as their parent sees them: started, watched, killed.
+"""The parent's view of worker processes and their template: starting, watching and killing them.
 
-It owns the process and the parent's ends of what connects them: the reply socket, the *lifeline* (a pipe that nobody
-writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack file*. All
-are inherited descriptors without a name.
+A `Process` owns the process and the parent's ends of its connections: the reply socket, the *lifeline* (a pipe that
+nobody writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack
+file*. All are inherited descriptors without a name.
 
 The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
-them by signal (which works even while the worker hangs in C code), and the stack of a crash.
+them with a signal, which works even while the worker hangs in C code, and the stack of a crash.
 
-A worker is either `Launched`, an interpreter of its own, or `Forked` from the session's `Template`, which is started
-as a worker is. The template is the parent of those, so it reaps them, and tells their exit status by a pipe of each.
-What this process has changed of its surroundings since the template started (`_Surroundings`) is sent to the worker.
+A worker is either `Launched`, a separate interpreter, or `Forked` from the session's `Template`, which itself is
+launched like a worker. The template is the parent process of forked workers, so it reaps them, and reports the exit
+status of each through a pipe. Changes of this process's surroundings since the template started (`_Surroundings`) are
+sent to each forked worker.
 """
 
 from __future__ import annotations
@@ -67,29 +68,29 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
     "TBB_NUM_THREADS",
 )
-# Settings of glibc. Memory that is freed stays with a worker: else some of it goes back to the system, and the next
-# images ask for it again (up to 10 page faults for each, 1% of the CPU time; where pack makes JPEGs cuttable, a fifth).
-# glibc comes to 64 MB by itself, where half of it is freed at once.
+# Settings of glibc that keep freed memory in the worker. Otherwise some of it is returned to the system and allocated
+# again for the next images (up to 10 page faults per image, 1% of the CPU time, or a fifth where pack makes JPEGs
+# cuttable). By itself glibc would reach 64 MB only after 32 MB had been freed in one piece.
 KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
-# Pixels are copied into a slot that another core reads next: bypassing the caches (`memcpy` with non-temporal stores)
-# saves 16 of 35 µs an image, and leaves the file that is decoded next in the cache.
+# Another core is the next to read the pixels that are copied into a slot. So `memcpy` bypasses the caches (non-temporal
+# stores), which saves 16 of 35 µs per image, and keeps the file that is decoded next in the cache.
 STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
-# pyarrow's allocator has a thread of its own otherwise, and a process with threads cannot be forked.
+# Without this, pyarrow's allocator starts a thread, and a process with threads cannot be forked.
 FOR_FORKS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# A process stuck in the kernel (a dead network mount) answers no signal, and ends only when the kernel lets go of it.
+# A process that is stuck in the kernel (on a dead network mount) ignores all signals until the kernel releases it.
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
 FORK_WAIT_S = 30.0
-STATUS_WAIT_S = 0.5  # a template that lives reaps at once
-FILES = (1, 2, ".")  # that a program may change while it runs: its output, and its working directory
-CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number's complement: clock_getcpuclockid(3)
+STATUS_WAIT_S = 0.5  # a running template reaps immediately
+FILES = (1, 2, ".")  # files that a program may change while it runs: its output, and its working directory
+CPU_CLOCK = 2  # in the clock ID of a process's CPU time, the bits below the inverted process ID: clock_getcpuclockid(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended: why, in words; whether by SIGKILL from outside; its stack, if that is known; and its exit
-    status, as in `subprocess`, which is only a hint: if the program ignores SIGCHLD, its children's is always 0."""
+    """The end of a process: the cause as text, whether SIGKILL came from outside, its stack if known, and its exit
+    status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
 
     cause: str
     outside: bool
@@ -98,11 +99,11 @@ class Ending:
 
 
 class Launched:
-    """A process with an interpreter of its own: its number, its pidfd, and its exit status.
+    """A process with a separate interpreter: its process ID, pidfd, and exit status.
 
     Args:
         who: the number of a worker, or "template".
-        descriptors: that it inherits.
+        descriptors: the descriptors that it inherits.
     """
 
     def __init__(self, who: int | str, descriptors: Sequence[int]) -> None:
@@ -119,7 +120,7 @@ class Launched:
             ) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end. Returns its exit status as in `subprocess`, None if nobody knows it.
+        """Wait for its end. Return its exit status as in `subprocess`; None if the status is unknown.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended after this many seconds.
@@ -127,7 +128,7 @@ class Launched:
         return self._process.wait(timeout_s)
 
     def leave_alone(self) -> None:
-        """Stop waiting for it: it belongs to another process, or the kernel does not release it."""
+        """Stop waiting for the process: it belongs to another parent, or the kernel does not release it."""
         self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
@@ -136,7 +137,7 @@ class Launched:
 
 
 class Forked(Launched):
-    """A process that the template was forked for. The template is its parent, and writes its status to a pipe."""
+    """A process that was forked from the template. The template is its parent, and writes its exit status to a pipe."""
 
     def __init__(self, pid: int, pidfd: int, pipe: int) -> None:
         self.pid, self.pidfd, self._pipe = pid, pidfd, pipe
@@ -145,10 +146,10 @@ class Forked(Launched):
         if not _readable(self.pidfd, timeout_s):
             raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
         status = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
-        return int.from_bytes(status, "little", signed=True) if status else self._reaped()
+        return int.from_bytes(status, "little", signed=True) if status else self._reap_orphan()
 
-    def _reaped(self) -> int | None:
-        """Its status where the template is gone, if it has become a child of this process, the first of a container."""
+    def _reap_orphan(self) -> int | None:
+        """Return the exit status after the template has died, if this process is PID 1 and so has become the parent."""
         deadline = time.monotonic() + STATUS_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -157,7 +158,7 @@ class Forked(Launched):
                     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             if os.getpid() != 1:
                 return None
-            time.sleep(0.001)  # the kernel closes the template's pipes a moment before it hands on its children
+            time.sleep(0.001)  # the kernel closes the template's pipes a moment before it reparents its children
         return None
 
     def leave_alone(self) -> None:
@@ -172,17 +173,17 @@ class Process:
     """A process of a session, as its parent sees it.
 
     Args:
-        name: what messages call it.
-        start: starts it, with its ends of the socket and the lifeline, and the stack file.
+        name: the name in messages.
+        start: starts the process, given its ends of the socket and the lifeline, and the stack file.
 
     Attributes:
-        replies: the parent's end of the socket, not blocking.
-        pidfd: readable when it has ended.
-        ready: it has said hello.
-        warned_at: the note at which it was warned of last, or whether it was for its slow start.
+        replies: the parent's end of the socket, non-blocking.
+        pidfd: readable when the process has ended.
+        ready: whether the process has said hello.
+        warned_at: the note of the last warning about this process, or whether there was a warning about its slow start.
 
     Raises:
-        WorkerError: it could not be started.
+        WorkerError: the process could not be started.
     """
 
     def __init__(self, name: str, start: Callable[[int, int, int], Launched]) -> None:
@@ -192,27 +193,27 @@ class Process:
         self.warned_at: Note | bool = False
         self._killed: Ending | None = None
         with contextlib.ExitStack() as undo:
-            self.replies, theirs = socket_pair()
+            self.replies, child_end = socket_pair()
             undo.callback(self.replies.close)
-            lifeline_theirs, lifeline_fd = os.pipe()
+            child_lifeline, lifeline_fd = os.pipe()
             lifeline = undo.enter_context(FileIO(lifeline_fd, "w"))
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
             try:
-                self._process = start(theirs.fileno(), lifeline_theirs, self._stacks)
+                self._process = start(child_end.fileno(), child_lifeline, self._stacks)
                 undo.callback(self._process.close)
-                with contextlib.suppress(ProcessLookupError):  # it has died, of which its pidfd tells
-                    arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
+                with contextlib.suppress(ProcessLookupError):  # it has died; its pidfd reports that
+                    arm_lifeline(child_lifeline, self._process.pid)  # it may be stopped before it does this itself
             except (OSError, TemplateLost) as error:
-                theirs.close()
+                child_end.close()
                 lifeline.close()
-                _await_end(self.replies)  # it may have been forked all the same
+                _await_end(self.replies)  # the worker may have been forked despite the error
                 if isinstance(error, TemplateLost):
                     raise
                 raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
             finally:
-                theirs.close()
-                os.close(lifeline_theirs)
+                child_end.close()
+                os.close(child_lifeline)
             self.replies.setblocking(False)
             self._resources = undo.pop_all()
         self.pid, self.pidfd = self._process.pid, self._process.pidfd
@@ -227,39 +228,39 @@ class Process:
         return self._killed is not None
 
     def kill(self, reason: str, stack: str) -> None:
-        """End it now; `wait` will return this reason and stack."""
+        """Kill the process; `wait` will return this reason and stack."""
         self._killed = Ending(reason, False, stack, -signal.SIGKILL)
         self._signal(signal.SIGKILL)
 
     def stack(self) -> str:
-        """The Python stacks of its threads, the innermost call first; or why there are none."""
-        size = before = os.fstat(self._stacks).st_size
+        """Return the Python stacks of its threads, the innermost call first, or a text that says why there are none."""
+        size = old_size = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline:
             time.sleep(0.005)
             last, size = size, os.fstat(self._stacks).st_size
-            if size > before and size == last:
-                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
-        if not self.ready and before == 0 and self._state() != "D":
-            return "(it has not started far enough to tell where it is)"
-        return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
+            if size > old_size and size == last:
+                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, old_size))
+        if not self.ready and old_size == 0 and self._state() != "D":
+            return "(its start has not got far enough to report a stack)"
+        return f"(it does not answer: state {self._state()!r}; 'D' means waiting in the kernel, for a disk or a mount)"
 
     def wait(self) -> Ending:
-        """Wait for its end."""
+        """Wait for the process to end."""
         status = self._process.wait()
         if self._killed is not None:
             return self._killed
         if status is None:
-            return Ending("ended after its template, so that nobody knows how", True, "", -signal.SIGKILL)
+            return Ending("ended after its template, so its exit status is unknown", True, "", -signal.SIGKILL)
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
         stack = _tidy(text[crash:]) if crash >= 0 else ""
         return Ending(_describe_exit(status), status == -signal.SIGKILL, stack, status)
 
     def wanted_cpu_s(self) -> float:
-        """The processor time of all its threads so far, and the time for which its first thread was runnable while
-        others had the processors; 0 if neither is known."""
+        """Return the CPU time of all its threads so far, plus the time that its first thread was runnable while other
+        threads had the CPUs; 0 if neither is known."""
         wanted_s = 0.0
         with contextlib.suppress(OSError):
             wanted_s += time.clock_gettime(~self.pid << 3 | CPU_CLOCK)
@@ -268,7 +269,7 @@ class Process:
         return wanted_s
 
     def end(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for it to end, then kill it; free all descriptors."""
+        """Wait until `deadline` (monotonic seconds) for the process to end, then kill it; free all descriptors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
@@ -279,11 +280,11 @@ class Process:
         self.forget()
 
     def forget(self) -> None:
-        """Free the parent's descriptors; without the lifeline the kernel kills the worker, if it still runs."""
+        """Free the parent's descriptors. Without the lifeline, the kernel kills the process if it is still running."""
         self._resources.close()
 
     def leave_to_parent(self) -> None:
-        """Close the copies in a forked child, so that the worker still dies with its parent."""
+        """Close the descriptors in a forked child of the parent, so that the process still dies with its parent."""
         self._process.leave_alone()
         self.forget()
 
@@ -298,7 +299,7 @@ class Process:
 
 
 def _await_end(replies: socket.socket) -> None:
-    """Wait until no process has the other end of a socket any more."""
+    """Wait until no process has the other end of the socket open."""
     deadline = time.monotonic() + KILL_WAIT_S
     with contextlib.suppress(OSError):
         while _readable(replies.fileno(), max(0.0, deadline - time.monotonic())) and replies.recv(MESSAGE_BYTES):
@@ -314,13 +315,14 @@ class WorkerProcess(Process):
 
     Args:
         number: the worker's number.
-        shared: descriptors that it inherits behind its own: the job, ring, board and queue, and those of the job's.
-        template: the process that is forked for it; none: it has an interpreter of its own.
+        shared: the descriptors that it inherits after its own: job, ring, board and queue, and descriptors in the job.
+        template: the process that it is forked from; None means a separate interpreter.
 
     Attributes:
-        added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
-        leaving: it was asked to.
-        queue: which it reads.
+        added: whether `WorkerPool.resize` added it; the other workers do not wait for it.
+        refusal: why an added worker could not start.
+        leaving: whether it was asked to leave.
+        queue: the queue that it reads.
     """
 
     def __init__(self, number: int, shared: Sequence[int], template: Template | None) -> None:
@@ -335,15 +337,15 @@ class WorkerProcess(Process):
 
 
 class Template(Process):
-    """The process that is forked for workers (`gpuload.workers.template`).
+    """The process that workers are forked from (`gpuload.workers.template`).
 
     Args:
-        shared: descriptors that workers inherit behind their own: the job, ring and board, and those of the job's.
+        shared: the descriptors that it inherits after its own: job, ring and board, and descriptors in the job.
 
     Attributes:
-        unfit: why workers cannot be forked from it, once `hear` was called.
-        was_ready: they could be.
-        start: what it took until then.
+        unfit: why workers cannot be forked from it; set by `hear`.
+        was_ready: whether workers could be forked from it at any time.
+        start: the time that its start took.
     """
 
     def __init__(self, shared: Sequence[int]) -> None:
@@ -352,7 +354,7 @@ class Template(Process):
         super().__init__(_name("template"), lambda *ends: Launched("template", (*ends, *shared)))
 
     def hear(self) -> bool:
-        """Take its first message; False if it has ended instead."""
+        """Read its first message; return False if it has ended instead."""
         message = self.replies.recv(MESSAGE_BYTES)
         self.ready = self.was_ready = message.startswith(TEMPLATE_READY)
         if self.ready:
@@ -362,53 +364,53 @@ class Template(Process):
         return bool(message)
 
     def fork(self, number: int, ends: Sequence[int]) -> Forked:
-        """Have it forked for a worker; `ends` are descriptors of the worker's own.
+        """Ask the template to fork a worker; `ends` are the worker's own descriptors.
 
         Raises:
-            TemplateLost: it has ended.
-            OSError: it could not be forked.
+            TemplateLost: the template has ended.
+            OSError: the fork failed.
         """
         changes, files = self._surroundings.changes()
         with contextlib.ExitStack() as undo:
             for file in files:
                 undo.callback(os.close, file)
-            pipe, theirs = os.pipe()
-            undo.callback(os.close, theirs)
-            failed = undo.enter_context(contextlib.ExitStack())
-            failed.callback(os.close, pipe)
+            pipe, template_end = os.pipe()
+            undo.callback(os.close, template_end)
+            undo_pipe = undo.enter_context(contextlib.ExitStack())
+            undo_pipe.callback(os.close, pipe)
             answer, descriptors = b"", []
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(self.replies, [marshal.dumps((number, changes))], [theirs, *ends, *files])
+                socket.send_fds(self.replies, [marshal.dumps((number, changes))], [template_end, *ends, *files])
                 if _readable(self.replies.fileno(), FORK_WAIT_S):
                     answer, descriptors, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             if descriptors:
-                failed.pop_all()
+                undo_pipe.pop_all()
                 return Forked(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
-        if answer[:1] == FORKED:  # its pidfd found no room here; without its lifeline it ends
+        if answer[:1] == FORKED:  # no free descriptor for its pidfd; the worker ends, since its lifeline closes
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if answer:
             raise OSError(answer.decode(errors="replace"))
         self.ready = False
-        self._signal(signal.SIGKILL)  # it has ended, or is stuck
+        self._signal(signal.SIGKILL)  # the template has ended, or is stuck
         raise TemplateLost(number)
 
 
 class TemplateLost(Exception):
-    """The template ended before it was forked for a worker."""
+    """The template ended before it forked a worker."""
 
 
 class _Surroundings:
-    """The settings that a process inherits of its parent, beside descriptors, as they are when this is made."""
+    """A snapshot of the settings that a process inherits from its parent, in addition to descriptors."""
 
     def __init__(self) -> None:
         self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
         self.blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-        self.files = {what: file for what in FILES if (file := _identity(what)) is not None}
+        self.files = {target: file for target in FILES if (file := _identity(target)) is not None}
 
     def changes(self) -> tuple[dict[str, Any], list[int]]:
-        """Return what has changed since, for a worker that is forked now; and new descriptors of the files in it."""
+        """Return the changes since this snapshot, for a worker to be forked now, and duplicates of changed files."""
         now = _Surroundings()
-        files = [what for what, file in now.files.items() if file != self.files.get(what)]
+        files = [target for target, file in now.files.items() if file != self.files.get(target)]
         changes = {
             "set": dict(now.environment.items() - self.environment.items()),
             "removed": sorted(self.environment.keys() - now.environment.keys()),
@@ -417,7 +419,7 @@ class _Surroundings:
             "blocked": now.blocked if now.blocked != self.blocked else None,
             "files": files,
         }
-        return changes, [os.open(".", os.O_RDONLY) if isinstance(what, str) else os.dup(what) for what in files]
+        return changes, [os.open(".", os.O_RDONLY) if isinstance(target, str) else os.dup(target) for target in files]
 
 
 def _limits() -> list[tuple[int, tuple[int, int]]]:
@@ -425,12 +427,12 @@ def _limits() -> list[tuple[int, tuple[int, int]]]:
     return [(number, resource.getrlimit(number)) for number in sorted(numbers)]
 
 
-def _identity(what: Any) -> tuple[int, int] | None:
-    """Return which file a standard stream is, or the working directory; None if a new process gets none."""
-    if what != "." and not is_inherited(what):
+def _identity(target: Any) -> tuple[int, int] | None:
+    """Return the device and inode of a standard stream or the working directory; None if a new process has none."""
+    if target != "." and not is_inherited(target):
         return None
     with contextlib.suppress(OSError):
-        stat = os.stat(what)
+        stat = os.stat(target)
         return stat.st_dev, stat.st_ino
     return None
 
@@ -450,7 +452,7 @@ def _launch(who: int | str, descriptors: Sequence[int]) -> subprocess.Popen[byte
         str(who),
         ",".join(map(str, descriptors)),
     ]
-    # Else the next file that the worker opens would be its standard output.
+    # Otherwise the next file that the worker opens would become its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
     # A ctrl-C between the child's start and its first line must not kill it with a traceback, nor our own signal.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
@@ -467,15 +469,15 @@ def _environment() -> dict[str, str]:
 
 
 def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
-    """A worker's variables: no GPU, a single thread, and these settings of glibc, beside the user's own, which win."""
+    """Return the environment of a worker: no GPU, one thread, and these glibc tunables unless the user sets them."""
     inherited = os.environ.get("GLIBC_TUNABLES", "")
-    ours = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
-    settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *ours)))}
+    added = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
+    settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *added)))}
     return {**FOR_FORKS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def _tidy(stack: bytes) -> str:
-    """faulthandler's text, without its list of extension modules."""
+    """Return faulthandler's text without its list of extension modules."""
     return stack.decode(errors="replace").split("\nExtension modules:")[0].strip()
 
 
@@ -488,10 +490,10 @@ def _describe_exit(status: int) -> str:
 
 
 def check_platform() -> None:
-    """Raise an error that names the remedy if workers cannot be started.
+    """Check that workers can be started on this platform.
 
     Raises:
-        RuntimeError: not Linux, a frozen application, or an interpreter without an executable.
+        RuntimeError: not Linux, a frozen application, or an interpreter without an executable; names the remedy.
     """
     remedy = "use num_workers=0, which does the same work in this process"
     if sys.platform != "linux":

@@ -1,24 +1,24 @@
-"""The messages between the parent and its workers, and what an engine is to the feed. It imports no torch.
+"""The messages between the parent and its workers, and the interface of an engine. This module imports no torch.
 
-Two kinds of channel, both inherited descriptors without a name:
+There are two kinds of channel. Both are inherited descriptors without a name:
 
-- the *queue*: one SOCK_SEQPACKET pair; the parent sends `Request` messages, and all workers read the same end, so that
-  an idle worker takes the next chunk and nothing waits for a slow file;
-- for each worker a *reply* pair, SOCK_SEQPACKET, that only this worker writes to.
+- The *queue* is one SOCK_SEQPACKET pair. The parent sends `Request` messages, and all workers read the same end, so an
+  idle worker takes the next chunk, and no chunk waits behind a slow file.
+- Each worker has a *reply* pair, SOCK_SEQPACKET, which only this worker writes to.
 
-And for each worker a *lifeline*, a pipe that nobody writes to: when the parent's end of it closes, the kernel kills the
+Each worker also has a *lifeline*, a pipe that is never written to: when the parent's end closes, the kernel kills the
 worker.
 
-On one shared page, the *board*, the parent says which chunks are still wanted, and each worker notes what it is at, so
-that the parent knows when the worker dies:
+The *board* is one shared page. There the parent says which chunks are still wanted, and each worker notes its current
+row, so that the parent knows which sample the worker was processing if it dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×3  the w-th worker: chunk, row, monotonic nanoseconds of the row's start
-                  + 24   int64    1: the parent asks it to leave before it takes another chunk
-    behind these         what workers count, see `gpuload.workers.counters`
+                  + 24   int64    1: the parent asks the worker to leave before it takes another chunk
+    after the notes      the workers' counters, see `gpuload.workers.counters`
 
-Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot or, if it is
-too small for them, in a file in memory that only this chunk has: its descriptor comes with the reply.
+Messages are small: positions, dataset indices, offsets. Pixels and array payloads are in the chunk's slot. If the slot
+is too small, they are in an in-memory file that belongs to this chunk alone; its descriptor comes with the reply.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
 from gpuload.workers.start import Start
 
-if TYPE_CHECKING:  # not imported: it is of no use in a worker
+if TYPE_CHECKING:  # workers do not need this module
     from gpuload.workers.faults import Deaths
 
 __all__ = [
@@ -75,41 +75,41 @@ __all__ = [
     "Request",
     "Status",
     "arm_lifeline",
+    "error_text",
+    "error_traceback",
     "next_request",
     "read_message",
     "read_with_file",
     "record_of",
     "send_reply",
     "socket_pair",
-    "text_of",
-    "traceback_of",
 ]
 
 IDLE = -1
-LEFT = -2  # the worker was asked to leave, and has: it took nothing that it did not do
-MESSAGE_BYTES = 1 << 18  # more than any message has
+LEFT = -2  # the worker was asked to leave, and has left: it finished every chunk that it took
+MESSAGE_BYTES = 1 << 18  # larger than any message
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
-# The first message of a worker: it is ready; then, marshalled, what its `start.Stopwatch` packed (b"" if it was forked)
-# and where its modules differ (`inherited.differences`).
+# The prefixes of first messages. HELLO: a worker is ready. A marshalled pair follows: the packed `start.Stopwatch` (b""
+# if the worker was forked), and how its modules differ (`inherited.differences`).
 HELLO = b"hello"
-HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
-TEMPLATE_READY = b"ready"  # the first message of a template: workers can be forked from it; then as in a HELLO
-TEMPLATE_UNFIT = b"unfit"  # they cannot; then why
-FORKED = b"\0"  # begins a template's answer that a worker was forked, which comes with its pidfd; else an error's text
+HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
+TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
+TEMPLATE_UNFIT = b"unfit"  # no worker can be forked from the template; followed by the reason
+FORKED = b"\0"  # the template's answer after a fork, which carries the pidfd; any other answer is the text of an error
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqq")
 _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
-# How many characters of an error's text are kept: there may be thousands of records.
+MAX_INLINE_BYTES = 48 * 1024  # in a reply, for the same reason; larger metadata goes into the slot
+# The characters of an error's text that a record keeps: there may be thousands of records.
 MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000
 
 
 def arm_lifeline(fd: int, pid: int) -> None:
-    """Make the kernel kill a process when the other end of its lifeline closes, even one that is stopped or hangs."""
+    """Make the kernel kill a process when the other end of its lifeline closes, even if it is stopped or hangs."""
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
@@ -124,14 +124,14 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
-    """Return the next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is reused. (`recv`
-    allocates a new buffer of that size for each message and frees it, which takes ten times as long as the message.)"""
+    """Return the next message, empty if the other end is closed. `memory` is a reused buffer of `MESSAGE_BYTES`: `recv`
+    allocates and frees a buffer of that size for each message, which takes ten times as long as the message."""
     return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 
 def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, FileIO | None]:
-    """Return the next message, in `memory`, and the file that came with it, which the caller closes. None also if this
-    process has too many files open to get another."""
+    """Return the next message, a view of `memory`, and the file that came with it, which the caller closes. The file is
+    None if the message has none, or if this process has too many open files to receive it."""
     space = socket.CMSG_LEN(_DESCRIPTOR.size)
     nbytes, ancillary, _, _ = end.recvmsg_into([memory], space, socket.MSG_CMSG_CLOEXEC)
     for _, _, data in ancillary:
@@ -141,7 +141,7 @@ def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, 
 
 
 def next_request(end: socket.socket, memory: memoryview) -> Request | None:
-    """The request that some worker takes next; it stays where it is. None if none is waiting."""
+    """Return the next request without taking it off the queue; None if the queue is empty."""
     try:
         message = read_message(end, memory, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -151,14 +151,15 @@ def next_request(end: socket.socket, memory: memoryview) -> Request | None:
 
 @dataclass(slots=True)
 class Request:
-    """A chunk to do: its samples, and the slot that they go to. No two requests have the same `chunk`: one that is
-    done again gets another number.
+    """A chunk to load: its samples, and the slot for their pixels. No two requests have the same `chunk`: a chunk that
+    is repeated gets a new number.
 
-    `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
-    that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
-    and `iterable` says which pass. `epoch_sent` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
-    `gpuload.workers.inherited`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.planned`).
-    `spare_bytes` is how much memory of its own a chunk may take that does not fit its slot.
+    `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
+    `whole` means that the chunk is a complete batch. For an iterable dataset, `indices` number the samples of the
+    worker's pass, and `iterable` says which pass. `epoch_sent` is passed to the dataset's ``set_epoch()``; -1 means no
+    call. `changes` are described in `gpuload.workers.inherited`. With `plans`, the request asks for the plan of a batch
+    instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may allocate if it does not fit
+    its slot.
     """
 
     chunk: int
@@ -175,35 +176,35 @@ class Request:
     spare_bytes: int = 0
 
     def pack(self) -> bytes:
-        # Bytes: NumPy's pickles of two short arrays would take longer than everything else.
+        # As bytes, since pickling two short NumPy arrays would take longer than everything else.
         indices = self.indices
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
-        samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickled_keys(indices)
-        others = self.whole, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
-        message = pickle.dumps((numbers, samples, others), 5)
+        samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickle_keys(indices)
+        options = self.whole, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
+        message = pickle.dumps((numbers, samples, options), 5)
         if len(message) > MAX_REQUEST_BYTES:
-            what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
+            subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
             raise ValueError(
                 f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
-                f"{MAX_REQUEST_BYTES:,}: {what} are too large to be sent to a worker with each chunk"
+                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk"
             )
         return message
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
         # The parent wrote this: keys from the user's sampler, never the contents of a file.
-        (chunk, epoch, offset, nbytes), (positions, is_array, keys), others = pickle.loads(message)
+        (chunk, epoch, offset, nbytes), (positions, is_array, keys), options = pickle.loads(message)
         indices = np.frombuffer(keys, np.int64) if is_array else pickle.loads(keys)
-        return cls(chunk, epoch, offset, nbytes, np.frombuffer(positions, np.int64), indices, *others)
+        return cls(chunk, epoch, offset, nbytes, np.frombuffer(positions, np.int64), indices, *options)
 
 
-def _pickled_keys(keys: list[object]) -> bytes:
+def _pickle_keys(keys: list[object]) -> bytes:
     try:
         packed = pickle.dumps(keys, 5)
-        if b"__mp_main__" not in packed:  # the script, in a process that `multiprocessing` spawned
+        if b"__mp_main__" not in packed:  # the name of the script in a process that `multiprocessing` spawned
             return packed
-    except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
+    except (pickle.PicklingError, AttributeError, TypeError):  # their class is defined in __main__
         pass
     import cloudpickle
 
@@ -212,27 +213,27 @@ def _pickled_keys(keys: list[object]) -> bytes:
 
 
 class Status(enum.IntEnum):
-    """How a chunk ended."""
+    """The outcome of a chunk."""
 
     DONE = 0
-    TOO_LARGE = 1  # `nbytes` are needed, more than it may have; it has to be done again
+    TOO_LARGE = 1  # it needs `nbytes`, more than it was allowed; it has to be repeated
     UNWANTED = 2  # its epoch was abandoned
 
 
-_STATUSES = tuple(Status)  # by number: to call the enumeration takes longer than all else of a reply
+_STATUSES = tuple(Status)  # by number: calling the enumeration takes longer than unpacking the rest of a reply
 
 
 @dataclass(slots=True)
 class Reply:
     """The end of one chunk.
 
-    `nbytes` is the size of the chunk in its slot (for TOO_LARGE: the size needed). `meta` is the packed description of
-    its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
-    `plain` says that nothing in it is unusual (`Columns.is_plain`), so that it need not be read yet. An engine
-    without processes may give the `content` itself.
+    `nbytes` is the size of the chunk in its slot, or for TOO_LARGE the size that it needs. `meta` is the packed
+    description of its samples (see `ring/packing.py`). If it is too long for a message, it is in the slot, and
+    `meta_at` is its offset and length. `plain` means that the description has nothing unusual (`Columns.is_plain`), so
+    it need not be read yet. An engine without processes may return the `content` itself.
 
-    A chunk that did not fit its slot has all of this in memory of its own: a `file`, on its way, and `data`, once it is
-    mapped. The file has no name, so the memory goes with whoever has it open or mapped.
+    If the chunk did not fit its slot, the pixels and the description are in a separate `file`; `data` is its mapping.
+    The file has no name, so its memory is freed when no process has it open or mapped any more.
     """
 
     chunk: int
@@ -247,21 +248,21 @@ class Reply:
 
     def pack(self) -> bytes:
         offset, length = self.meta_at or (-1, 0)
-        ended = self.plain << 7 | (self.file is not None) << 6 | self.status
-        return _REPLY.pack(self.chunk, ended, self.nbytes, offset, length) + self.meta
+        flags = self.plain << 7 | (self.file is not None) << 6 | self.status
+        return _REPLY.pack(self.chunk, flags, self.nbytes, offset, length) + self.meta
 
     @classmethod
     def unpack(cls, message: bytes | memoryview, file: FileIO | None = None) -> Reply:
-        chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
+        chunk, flags, nbytes, offset, length = _REPLY.unpack_from(message)
         meta, meta_at = bytes(message[_REPLY.size :]), None if offset < 0 else (offset, length)
-        reply = cls(chunk, _STATUSES[ended & 63], nbytes, meta, meta_at, plain=bool(ended & 128))
-        if ended & 64:
+        reply = cls(chunk, _STATUSES[flags & 63], nbytes, meta, meta_at, plain=bool(flags & 128))
+        if flags & 64:
             reply.map(file)
         return reply
 
     def map(self, file: FileIO | None) -> None:
-        """Map the file with the chunk's bytes, and close it. The chunk counts as too large where that fails: too many
-        files are open here, so that it did not come, or there is no room for the mapping."""
+        """Map the file that holds the chunk's bytes, and close it. If the file could not be received, since this
+        process has too many open files, or cannot be mapped, the chunk counts as too large."""
         self.file = None
         if file is not None:
             with file, standard_streams_taken(), contextlib.suppress(OSError):
@@ -271,7 +272,7 @@ class Reply:
 
 
 def send_reply(end: socket.socket, reply: Reply) -> None:
-    """Send a worker's reply, with the file that it has."""
+    """Send a worker's reply, with its file if it has one."""
     if reply.file is None:
         end.send(reply.pack())
         return
@@ -279,16 +280,17 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
         try:
             socket.send_fds(end, [reply.pack()], [reply.file.fileno()])
         except OSError as error:
-            if error.errno != errno.ETOOMANYREFS:  # so many descriptors are on their way between processes
+            if error.errno != errno.ETOOMANYREFS:  # too many descriptors are in flight between processes
                 raise
             end.send(Reply(reply.chunk, Status.TOO_LARGE, reply.nbytes, b"").pack())
 
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The end of a chunk whose worker died, at `row`, or before it noted a row (None).
+    """The end of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
 
-    `cause` says why, `outside` whether by SIGKILL (memory ran out, or somebody killed it), `stack` where it crashed.
+    `cause` is the reason as text, and `stack` is where the worker crashed. `outside` means that it was killed by
+    SIGKILL (the machine ran out of memory, or somebody killed it).
     """
 
     chunk: int
@@ -302,14 +304,16 @@ Event = Reply | Lost
 
 
 class Engine:
-    """Does chunks: processes, actors of a cluster, or the main process itself. Each chunk that was submitted ends by
-    one event. The slot of one that is `Lost` goes back to the ring by itself, once no worker can write there any more.
+    """Base class of what loads chunks: processes, actors of a cluster, or the main process itself. Each submitted chunk
+    ends with exactly one event. The engine returns the slot of a `Lost` chunk to the ring itself, once no worker can
+    write there any more.
 
     Attributes:
-        broken: why it cannot continue.
-        waited_s: how long `gather` has waited for something to be done.
-        deaths: of workers in this epoch; the feed begins to count again with each.
-        begun_at: when ``iter()`` was called, monotonic seconds, for `start`: the start of processes of this machine.
+        broken: the error because of which the engine cannot continue; None while it can.
+        waited_s: the total time that `gather` has waited for workers.
+        deaths: the deaths of workers in this epoch; the feed resets it at the start of each epoch.
+        begun_at: when ``iter()`` was called, in monotonic seconds; `start` counts from here.
+        start: how long the processes of this machine took to start.
     """
 
     deaths: Deaths
@@ -329,8 +333,8 @@ class Engine:
         return True
 
     def submit(self, request: Request) -> bool:
-        """Take a chunk and its slot; False if there is enough to do: then, or after an error, the slot is free. Never
-        blocks."""
+        """Take a chunk and its slot; return False if the engine has enough to do. In that case, or after an error, the
+        slot is freed. Never blocks."""
         submitted = False
         try:
             submitted = self._submit(request)
@@ -343,7 +347,7 @@ class Engine:
         raise NotImplementedError
 
     def cancel_before(self, chunk: int) -> None:
-        """Chunks with a smaller number are no longer wanted; one that is in work ends at its next sample."""
+        """Cancel chunks with a smaller number; a chunk in progress ends at its next sample."""
         self._wanted_from = chunk
 
     def gather(self, timeout_s: float) -> list[Event]:
@@ -355,38 +359,39 @@ class Engine:
         raise NotImplementedError
 
     def recover_slots(self) -> bool:
-        """Make the slots of lost chunks free; False if all are. Called when nothing is in work, until it is False."""
+        """Start to free the slots of lost chunks. Call this while nothing is in progress, until it returns False: then
+        all slots are free."""
         return False
 
     def counted(self) -> np.ndarray:
-        """Return what each worker did so far, as `gpuload.workers.counters` has it."""
+        """Return each worker's counters so far, int64 (workers, `gpuload.workers.counters.FIELDS`)."""
         raise NotImplementedError
 
     def halt(self) -> None:
-        """Make `gather`, in another thread, end soon."""
+        """Make a `gather` that runs in another thread return soon."""
         self._halted = True
         self.cancel_before(2**63)
 
     def close(self) -> None:
-        """End all workers and free what they need. Idempotent."""
+        """End all workers and free their resources. Idempotent."""
 
 
 class Queue:
-    """Where requests wait: this process sends, and one worker, or all, read the same end."""
+    """A queue of requests. This process sends, and one worker or all workers read from the same end."""
 
     def __init__(self) -> None:
         self.send_end, self.read_end = socket_pair()
 
     def send(self, request: Request) -> bool:
-        """False if it is full. Never blocks."""
+        """Send a request; return False if the queue is full. Never blocks."""
         try:
             self.send_end.send(request.pack(), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True
 
-    def take_back(self) -> list[Request]:
-        """Return the requests that no worker has taken yet."""
+    def withdraw(self) -> list[Request]:
+        """Remove and return the requests that no worker has taken yet."""
         requests = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -400,7 +405,7 @@ class Queue:
 
 @dataclass(slots=True, frozen=True)
 class Note:
-    """The row of a chunk that a worker is at, and since when; `chunk` is `IDLE` between chunks, `LEFT` at the end."""
+    """A worker's current chunk and row, and when the row began. `chunk` is `IDLE` between chunks, `LEFT` at the end."""
 
     chunk: int
     row: int
@@ -408,8 +413,9 @@ class Note:
 
 
 class Board:
-    """The shared page of notes of the workers from number `first` on, with their `counters`. The parent makes it; each
-    worker writes only its own lines, in which the parent writes while no process has them, and asks it to leave."""
+    """The shared page with the notes and `counters` of the workers, which are numbered from `first`. The parent creates
+    the page. Each worker writes only its own lines. The parent writes there while no process has the worker's number,
+    and to ask the worker to leave."""
 
     def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
         notes = 64 * (workers + 1)
@@ -422,19 +428,19 @@ class Board:
         self.counters = CounterTable(self._map, notes, workers, first)
 
     def cancel_before(self, chunk: int) -> None:
-        """Say that chunks with a smaller number are no longer wanted."""
+        """Cancel chunks with a smaller number."""
         _LIMIT.pack_into(self._map, 0, chunk)
 
     def write(self, worker: int, chunk: int, row: int = 0) -> None:
         _NOTE.pack_into(self._map, self._line(worker), chunk, row, time.monotonic_ns())
 
-    def noting(self, worker: int, chunk: int) -> Callable[[int], None]:
-        """A function that writes the row of a chunk that a worker is at: called for each sample."""
-        pack, memory, at, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
-        return lambda row: pack(memory, at, chunk, row, clock())
+    def row_writer(self, worker: int, chunk: int) -> Callable[[int], None]:
+        """Return a fast function that writes the worker's current row of a chunk; it is called for each sample."""
+        pack, memory, offset, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
+        return lambda row: pack(memory, offset, chunk, row, clock())
 
-    def wanting(self, chunk: int) -> Callable[[], bool]:
-        """A function that says whether a chunk is still wanted: called for each sample."""
+    def wanted_check(self, chunk: int) -> Callable[[], bool]:
+        """Return a fast function that says whether a chunk is still wanted; it is called for each sample."""
         unpack, memory = _LIMIT.unpack_from, self._map
         return lambda: unpack(memory, 0)[0] <= chunk
 
@@ -442,17 +448,17 @@ class Board:
         return Note(*_NOTE.unpack_from(self._map, self._line(worker)))
 
     def clear(self, worker: int) -> None:
-        """Make room for another process with this number, which is about to be started."""
+        """Reset a worker's lines for the process that is about to be started with this number."""
         self.counters.starting(worker)
         self.write(worker, IDLE)
         self.ask_to_leave(worker, False)
 
     def ask_to_leave(self, worker: int, leave: bool = True) -> None:
-        """Ask a worker to leave once it has done its chunk; or take that back, perhaps too late."""
+        """Ask a worker to leave after its current chunk; or, with `leave=False`, cancel that, which may be too late."""
         _LEAVE.pack_into(self._map, self._line(worker) + _NOTE.size, leave)
 
     def may_stay(self, worker: int) -> bool:
-        """Whether a worker was not asked to leave."""
+        """Return whether the worker was not asked to leave."""
         return not _LEAVE.unpack_from(self._map, self._line(worker) + _NOTE.size)[0]
 
     def _line(self, worker: int) -> int:
@@ -469,8 +475,8 @@ class Board:
 def record_of(
     epoch: int, position: Any, index: Any, source: str | None, error: BaseException, place: str = ""
 ) -> ErrorRecord:
-    """Return the record of the sample at a position, whose images came from `source`; `place` is where in the sample
-    the image is that failed."""
+    """Return the record of a sample that failed. `source` is the file of its images, and `place` is where in the sample
+    the failed image is."""
     if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
         source = error.filename
     return ErrorRecord(
@@ -478,21 +484,21 @@ def record_of(
         position=int(position),
         index=int(index) if isinstance(index, np.integer) else index,
         source=source,
-        cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE)
+        cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
         + (f" (in {place})" if place not in ("", "sample") else ""),
-        traceback=traceback_of(error),
+        traceback=error_traceback(error),
         kinds=kinds_of(error),
     )
 
 
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an exception, with the exceptions behind it, which a terminal may be given."""
+def error_traceback(error: BaseException) -> str:
+    """Return the traceback of an exception and its causes, safe to print on a terminal."""
     return visible("".join(traceback.format_exception(error)), LINES)[-MAX_TRACEBACK:]
 
 
-def text_of(error: BaseException) -> str:
-    """Return what an exception says; it may be of a class of the user's own, which cannot."""
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception; the ``__str__`` of a user's own class may itself fail."""
     try:
         return str(error)
-    except Exception as worse:
-        return f"(its text is not available: {type(worse).__name__})"
+    except Exception as failure:
+        return f"(its text is not available: {type(failure).__name__})"

@@ -1,25 +1,25 @@
-"""Workers on other machines: which to take from a Ray cluster, the program's side of them, and the actors.
+"""Workers on the machines of a Ray cluster: the options, the main process's side, and the actors.
 
-`RayPool` runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). It
-is an engine, as a `WorkerPool` is, and owns the actors. A chunk is one call of an actor, and its result one object: the
-packed reply and the bytes of the slot, which are copied from the object store to the slot here and freed there. Each
-actor has two chunks for each of its workers at most, so the object store never holds more than that, nor more than the
-ring. Only this program writes to slots here, so that of a lost chunk is free at once; those on other machines follow
-the rule of `gpuload.workers.pool`.
+`RayPool` runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). Like
+a `WorkerPool`, it is an engine. It owns the actors. A chunk is one call to an actor, and the result is one object: the
+packed reply and the bytes of the slot, which are copied from the object store to the slot in the main process and then
+freed in the store. Each actor has at most two chunks per worker, so the object store never holds more than that, nor
+more than the size of the ring. Only the main process writes to its slots, so the slot of a lost chunk is free
+immediately; slots on other machines follow the rules of `gpuload.workers.pool`.
 
-`Host` is the actor: a few workers on its machine, started and watched as those of any `WorkerPool`. It runs in a
-process of Ray, in its event loop, and never unpickles the dataset: workers get the bytes that came. All that a worker's
-death or delay asks for on its own machine happens there; a lost chunk is told to the program as such. A request that
-comes gets a slot of that machine's ring, as large as the one that waits for it in the program's. The result goes to Ray
-as a view of that slot, which is lent until Ray has copied it into its object store, and is released then. What did not
-fit the slot, and so is in memory of its own, stays that in the program.
+`Host` is the actor: it runs a few workers on its machine, in an ordinary `WorkerPool`. It lives in a Ray process, in
+that process's event loop, and never unpickles the dataset: it passes the pickled bytes on to its workers. The host
+handles the deaths and delays of its own workers, and reports a lost chunk to the main process as lost. Each request
+gets a slot in the ring of the host's machine, as large as the slot that waits for the result in the main process. The
+host gives Ray a view of its slot, lends the slot until Ray has copied the view into its object store, and then releases
+it. A chunk that did not fit its slot has separate memory on the host, and gets separate memory in the main process too.
 
-Beside its chunks each actor has a call for a report in work, which comes back after some seconds even if there is
-nothing to tell. So an actor that died is noticed by an error, and one that hangs, or whose machine does, by a report
-that does not come. Its chunks are lost then, as those of a worker that died, and another actor takes its place, where
-the cluster has room. Deaths of several actors of one machine at the same time count once.
+In addition to its chunks, each actor always has one pending call for a report. The call returns after a few seconds
+even if there is nothing to report. So if an actor has died, the call raises an error; if an actor or its machine hangs,
+the report is overdue. In both cases its chunks are lost, like those of a dead worker, and a new actor takes its place
+where the cluster has room. If several actors on one machine die at the same time, that counts as one death.
 
-Lifetime: `RayPool.close` ends the actors. If the program dies, Ray ends them, and workers end with their actor.
+Lifetime: `RayPool.close` ends the actors. If the main process dies, Ray ends them, and workers end with their actor.
 """
 
 from __future__ import annotations
@@ -50,33 +50,33 @@ from gpuload.workers.shipping import Parcel, pack
 
 __all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connected"]
 
-WORKERS_PER_ACTOR: Final = 4  # they share a copy of the dataset, and the process that sends what they make
-CHUNKS_PER_WORKER: Final = 2  # one in work, one that waits, so that the next begins without a message
+WORKERS_PER_ACTOR: Final = 4  # they share a copy of the dataset, and the process that sends their results
+CHUNKS_PER_WORKER: Final = 2  # one in progress and one queued, which begins without waiting for a message
 SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
 REPORT_S: Final = 5.0
-NODE_DIED: Final = "its node has died"  # how Ray says that
-SLOW_S: Final = 60.0  # a warning says what has not come for so long
+NODE_DIED: Final = "its node has died"  # from Ray's error message
+SLOW_S: Final = 60.0  # an actor that is silent for longer gets a warning
 WAIT_S: Final = 1.0
 CLOSE_S: Final = 2.0
-LOOK_S: Final = 0.25  # between two looks of an actor at its workers
+POLL_S: Final = 0.25  # the interval at which an actor checks its workers
 DECODERS: Final = ("numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
-RAYS_OWN: Final = ("ray/_private/workers", "ray/thirdparty_files")
+RAY_PATHS: Final = ("ray/_private/workers", "ray/thirdparty_files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayWorkers:
-    """Workers on the machines of a Ray cluster, in the place of processes on this one: ``Loader(…, workers=…)``.
+    """Workers on the machines of a Ray cluster, instead of processes on this machine: ``Loader(…, workers=…)``.
 
     The machines need gpuload, the dataset's files under the same paths, and the same versions of Python and of the
-    decoders (`RayPool` compares them). What workers make comes here through Ray's object store.
+    decoders (`RayPool` compares them). Results come back through Ray's object store.
 
     Args:
-        count: how many workers, on all machines together.
-        address: of the cluster, as for ``ray.init``: ``"auto"`` is the one that this machine belongs to, ``"local"``
-            starts one here. Without effect if this program has called ``ray.init`` already.
-        workers_per_actor: how many workers share an actor, on one machine; default 4, or fewer if no machine has so
-            many CPUs. Those of one actor share one copy of the dataset.
-        cpus_per_worker: what Ray reserves for each.
+        count: the number of workers on all machines together.
+        address: the address of the cluster, as for ``ray.init``: ``"auto"`` is the cluster that this machine belongs
+            to, ``"local"`` starts a cluster here. Ignored if this program has already called ``ray.init``.
+        workers_per_actor: the number of workers in an actor, which runs on one machine; default 4, or fewer if no
+            machine has that many CPUs. The workers of an actor share one copy of the dataset.
+        cpus_per_worker: the number of CPUs that Ray reserves for each worker.
         actor_options: further options of the actors, as for ``ray.remote``: ``{"resources": {"decoders": 1}}``,
             ``"label_selector"``, ``"runtime_env"``, ``"scheduling_strategy"`` (default ``"SPREAD"``).
 
@@ -107,27 +107,27 @@ class RayWorkers:
             raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
         if self.address.startswith("ray://"):
             raise ValueError(
-                f"RayWorkers(address={self.address!r}): through Ray Client every chunk would pass a proxy; run the "
-                'program on a machine that has joined the cluster by `ray start`, with address="auto"'
+                f"RayWorkers(address={self.address!r}): with Ray Client every chunk would pass through a proxy; run "
+                'the program on a machine that has joined the cluster by `ray start`, with address="auto"'
             )
         cpus: Any = self.cpus_per_worker
         if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
-            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number from 0 on, got {cpus!r}")
+            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number, at least 0, got {cpus!r}")
         if not isinstance(self.actor_options, Mapping):
             raise TypeError(f"RayWorkers(actor_options=…) must be a dict, got {self.actor_options!r}")
         if reserved := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
             raise ValueError(
-                f"RayWorkers(actor_options=…) has {', '.join(map(repr, reserved))}, which gpuload sets itself: the "
-                "CPUs by cpus_per_worker and workers_per_actor, restarts by Faults(max_restarts=…)"
+                f"RayWorkers(actor_options=…) has {', '.join(map(repr, reserved))}, which gpuload sets itself; set "
+                "CPUs by cpus_per_worker and workers_per_actor, and restarts by Faults(max_restarts=…)"
             )
 
 
-# -- what actors say --------------------------------------------------------------------------------------------------
+# -- messages from actors ---------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Done:
-    """How a chunk ended, with the bytes of its slot. `counted`: what the actor's workers have counted so far."""
+    """The end of a chunk, with the bytes of its slot. `counted` holds the counters of the actor's workers so far."""
 
     event: Event
     data: np.ndarray | None
@@ -136,15 +136,15 @@ class Done:
 
 @dataclass
 class Report:
-    """A report of an actor: which machine it is on; what happened since the last report."""
+    """A report from an actor: its machine, and the events since the last report."""
 
     node: str
     address: str
     versions: dict[str, str]
     ready: bool = False
-    deaths: list[tuple[str, str]] = field(default_factory=list)  # why and where, stack
+    deaths: list[tuple[str, str]] = field(default_factory=list)  # cause with the sample, stack
     warnings: list[str] = field(default_factory=list)
-    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error; nothing more will come
+    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error, after which the actor does nothing
 
 
 # -- in the main process ----------------------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ class Report:
 
 @dataclass(eq=False)
 class _Actor:
-    """An actor with the workers from number `first` on."""
+    """An actor whose workers are numbered from `first`."""
 
     handle: Any
     first: int
     workers: int
     started_at: float
-    asked_at: float  # for the report that is in work
-    chunks: int = 0  # in work
-    last_report: Report | None = None  # the last report; None means it has not started, and may never do
+    asked_at: float  # when the pending report was requested
+    chunks: int = 0  # in progress
+    last_report: Report | None = None  # None means the actor has not started, and perhaps never will
     warned: bool = False
 
     @property
@@ -175,16 +175,16 @@ class _Actor:
 
 
 class RayPool(RestartingEngine):
-    """Workers of a Ray cluster that do chunks of one job.
+    """A pool of workers in a Ray cluster that process the chunks of one job.
 
     Args:
         job: dataset, transforms and options; sent once to each machine.
-        workers: how many, and where.
-        ring: where the slots lie.
+        workers: the number of workers, and the cluster.
+        ring: the ring that holds the slots.
         timeout_s, own_queues: as for a `WorkerPool`.
 
     Raises:
-        WorkerError: there is no such cluster.
+        WorkerError: the cluster was not found.
         ImportError: Ray is not installed.
         TypeError: the job cannot be sent.
     """
@@ -203,16 +203,16 @@ class RayPool(RestartingEngine):
         self._own_queues = own_queues
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
-        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
+        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by dead actors; by current actors
         self._actors: list[_Actor] = []
-        # In work, by the reference to the result; None means a report.
+        # Pending calls, keyed by the reference to the result; None means the call for a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
-        self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
+        self._died_at: dict[str, float] = {}  # by machine: when the last death there was counted
         parcel = pack(job)
         self._ray = connected(workers.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
         self._parcel = self._ray.put(parcel)
-        self._per_actor = workers.workers_per_actor or self._fitting()
+        self._per_actor = workers.workers_per_actor or self._default_per_actor()
         try:
             for first in range(0, workers.count, self._per_actor):
                 self._start(first)
@@ -233,8 +233,8 @@ class RayPool(RestartingEngine):
         return actor is not None
 
     def _actor_for(self, request: Request) -> _Actor | None:
-        """The actor that has the least to do, None if all have enough or none has started; or, for an iterable dataset,
-        the one whose worker it is, if that has started."""
+        """Return the least busy actor; None if all are busy enough or none has started. For an iterable dataset, return
+        the actor of the request's worker, or None if that actor has not started."""
         if request.iterable is not None:
             actor = self._actors[request.iterable.worker // self._per_actor]
             return actor if actor.started else None
@@ -250,7 +250,7 @@ class RayPool(RestartingEngine):
                     actor.handle.cancel_before.remote(chunk)
 
     def counted(self) -> np.ndarray:
-        return self._counted.sum(axis=0)  # as of the last chunk of each actor
+        return self._counted.sum(axis=0)  # as of each actor's last chunk
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         references = list(self._calls)
@@ -260,7 +260,7 @@ class RayPool(RestartingEngine):
             ready, _ = self._ray.wait(references, num_returns=1, timeout=min(wait_s, WAIT_S))
             self.waited_s += time.monotonic() - start
         for reference in ready:
-            self._take_in(reference, events)
+            self._process_result(reference, events)
         self._watch(events)
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class RayPool(RestartingEngine):
         actors, self._actors = self._actors, []
         self._calls.clear()
         if not self._is_connected:
-            return  # they have ended with Ray
+            return  # the actors ended with Ray
         with contextlib.suppress(Exception):
             alive = [actor.handle.close.remote() for actor in actors if actor.started]
             if alive:
@@ -282,13 +282,13 @@ class RayPool(RestartingEngine):
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
-    def _fitting(self) -> int:
-        """Return how many workers an actor has: a number that some machine can take."""
+    def _default_per_actor(self) -> int:
+        """Return a number of workers per actor that fits on at least one machine."""
         cpus = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         most = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
         return max(1, min(WORKERS_PER_ACTOR, most, self._workers.count))
 
-    def _start(self, first: int, at: int | None = None) -> None:
+    def _start(self, first: int, place: int | None = None) -> None:
         workers = min(self._per_actor, self._workers.count - first)
         pool_options = {
             "first": first,
@@ -297,25 +297,25 @@ class RayPool(RestartingEngine):
             "own_queues": self._own_queues,
         }
         options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
-        maker = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
-        handle = maker.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
+        actor_class = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
+        handle = actor_class.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
         now = time.monotonic()
         actor = _Actor(handle, first, workers, now, now)
-        if at is None:
+        if place is None:
             self._actors.append(actor)
         else:
-            self._actors[at] = actor
-        self._ask(actor)
+            self._actors[place] = actor
+        self._request_report(actor)
 
-    def _ask(self, actor: _Actor) -> None:
+    def _request_report(self, actor: _Actor) -> None:
         actor.asked_at = time.monotonic()
         self._calls[actor.handle.report.remote(self._report_s)] = actor, None
 
     # -- listening --------------------------------------------------------------------------------------------------
 
-    def _take_in(self, reference: Any, events: list[Event]) -> None:
+    def _process_result(self, reference: Any, events: list[Event]) -> None:
         if reference not in self._calls:
-            return  # of an actor that was replaced a moment ago
+            return  # its actor was replaced a moment ago
         actor, request = self._calls[reference]
         try:
             result: Done | Report = self._ray.get(reference)
@@ -324,28 +324,28 @@ class RayPool(RestartingEngine):
         except self._ray.exceptions.RayError as error:
             if request is None or isinstance(error, self._ray.exceptions.RayActorError):
                 self._replace(actor, _first_line(error), events)
-            else:  # the object is lost, not the actor
+            else:  # only the object is lost; the actor lives
                 del self._calls[reference]
                 actor.chunks -= 1
                 events.append(self._lose(request, _first_line(error)))
             return
         del self._calls[reference]
         if isinstance(result, Report):
-            self._hear(actor, result)
+            self._process_report(actor, result)
         else:
             assert request is not None
             actor.chunks -= 1
             rows = self._counted[1, actor.first : actor.first + actor.workers]
-            np.maximum(rows, result.counted, out=rows)  # results may come in another order
-            events.append(self._received(request, result))
+            np.maximum(rows, result.counted, out=rows)  # results may arrive out of order
+            events.append(self._store(request, result))
 
-    def _received(self, request: Request, done: Done) -> Event:
+    def _store(self, request: Request, done: Done) -> Event:
         event = done.event
         if isinstance(event, Lost):
             self._ring.release_at(request.slot_offset)
         elif done.data is not None and request.chunk >= self._wanted_from:
             if len(done.data) > request.slot_bytes:
-                event.data = done.data.copy()  # the object store's is read-only
+                event.data = done.data.copy()  # memory of the object store is read-only
                 return event
             self._ring.bytes[request.slot_offset : request.slot_offset + len(done.data)] = done.data
         elif event.status is Status.DONE and event.nbytes:
@@ -356,7 +356,7 @@ class RayPool(RestartingEngine):
         self._ring.release_at(request.slot_offset)
         return Lost(request.chunk, None, cause, outside=True)
 
-    def _hear(self, actor: _Actor, report: Report) -> None:
+    def _process_report(self, actor: _Actor, report: Report) -> None:
         if not actor.started:
             self._compare(report)
         actor.last_report, actor.warned = report, False
@@ -366,14 +366,16 @@ class RayPool(RestartingEngine):
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
         for cause, stack in report.deaths:
             self.deaths.add(f"{cause} on {report.address}", stack)
-        self._ask(actor)
+        self._request_report(actor)
 
     def _compare(self, report: Report) -> None:
-        """Compare versions, since only the same ones give the same pixels."""
-        ours = versions()
-        different = {name: there for name, there in report.versions.items() if ours.get(name) != there}
-        different |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
-        text = ", ".join(f"{name} {there} (here {ours.get(name, 'none')})" for name, there in sorted(different.items()))
+        """Compare versions, since only equal versions give the same pixels."""
+        local = versions()
+        different = {name: version for name, version in report.versions.items() if local.get(name) != version}
+        different |= dict.fromkeys(local.keys() - report.versions.keys(), "none")
+        text = ", ".join(
+            f"{name} {version} (here {local.get(name, 'none')})" for name, version in sorted(different.items())
+        )
         if {"gpuload", "python"} & different.keys():
             raise WorkerError(f"{report.address} has {text}: install the same versions on all machines of the cluster")
         if different:
@@ -382,8 +384,8 @@ class RayPool(RestartingEngine):
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, actor: _Actor, cause: str, events: list[Event]) -> None:
-        """An actor has died, and with it its workers and what they made: its chunks are lost."""
-        if not actor.started and "creation task" in cause:  # it would fail again
+        """Replace an actor that has died together with its workers, and report its chunks as lost."""
+        if not actor.started and "creation task" in cause:  # a new actor would fail too
             raise WorkerError(f"{actor.name} could not start: {cause}")
         calls = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
         rows = slice(actor.first, actor.first + actor.workers)
@@ -397,7 +399,7 @@ class RayPool(RestartingEngine):
             if request is not None:
                 events.append(self._lose(request, f"{actor.name} died: {cause}"))
         self._start(actor.first, self._actors.index(actor))
-        if not actor.started and NODE_DIED in cause:  # sent to a machine of which Ray did not know yet that it is dead
+        if not actor.started and NODE_DIED in cause:  # Ray placed it on a machine that had just died
             return
         node = actor.last_report.node if actor.last_report else ""
         if actor.started_at >= self._died_at.get(node, -math.inf):
@@ -405,7 +407,7 @@ class RayPool(RestartingEngine):
             self.deaths.add(f"{actor.name} died: {cause}")
 
     def _watch(self, events: list[Event]) -> None:
-        """End actors that do not answer, if there is a timeout; else warn of them."""
+        """Replace actors that do not answer, if there is a timeout; otherwise warn about them."""
         now = time.monotonic()
         for actor in list(self._actors):
             silent_s = now - actor.asked_at
@@ -413,23 +415,23 @@ class RayPool(RestartingEngine):
                 continue
             report = next(call for call, (other, request) in self._calls.items() if other is actor and not request)
             if self._ray.wait([report], timeout=0)[0]:
-                continue  # it came while this program did something else
+                continue  # the report arrived while this program did something else
             if self._timeout_s and actor.started:
                 self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
             elif not actor.warned and silent_s > SLOW_S:
                 actor.warned = True
-                self.pending_warnings.append(self._why_silent(actor, silent_s))
+                self.pending_warnings.append(self._explain_silence(actor, silent_s))
 
-    def _why_silent(self, actor: _Actor, silent_s: float) -> str:
+    def _explain_silence(self, actor: _Actor, silent_s: float) -> str:
         if actor.started:
-            return f"{actor.name} has not answered for {silent_s:.0f} seconds; timeout=… would replace it"
-        needed = f"{self._workers.cpus_per_worker * actor.workers:g} free CPUs"
+            return f"{actor.name} has not answered for {silent_s:.0f} seconds; set timeout=… to replace such actors"
+        requirements = f"{self._workers.cpus_per_worker * actor.workers:g} free CPUs"
         if self._workers.actor_options:
-            needed += " and what actor_options ask for"
-        free, all_ = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
+            requirements += " and the resources that actor_options request"
+        free_cpus, cpus = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
         return (
-            f"{actor.name} waits for a machine with {needed}: the cluster has {free:g} free of {all_:g} CPUs. Add "
-            "machines, or ask for fewer workers, or fewer per actor (workers_per_actor)"
+            f"{actor.name} is waiting for a machine with {requirements}: {free_cpus:g} of the cluster's {cpus:g} CPUs "
+            "are free. Add machines, or use fewer workers, or fewer per actor (workers_per_actor)"
         )
 
     # -- the connection -----------------------------------------------------------------------------------------------
@@ -446,15 +448,15 @@ class RayPool(RestartingEngine):
             raise error
 
 
-def connected(address: str, called: str) -> Any:
-    """The module `ray`, connected to a cluster, for what is `called`.
+def connected(address: str, feature: str) -> Any:
+    """Return the module `ray`, connected to a cluster. `feature` is the option that needs it, for error messages.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        WorkerError: there is no such cluster.
+        WorkerError: the cluster was not found.
     """
-    ray = import_optional("ray", called, "ray")
-    import_optional("ray.exceptions", called, "ray")
+    ray = import_optional("ray", feature, "ray")
+    import_optional("ray.exceptions", feature, "ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -471,7 +473,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that pixels depend on, of Python, gpuload and the decoders in this process."""
+    """Return the versions in this process that pixels depend on: of Python, gpuload and the decoders."""
     packages = {"python": "{}.{}".format(*sys.version_info)}
     for name in ("gpuload", *DECODERS):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -483,46 +485,46 @@ def versions() -> dict[str, str]:
 
 
 class Host:
-    """The actor's class: it has `workers` workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
+    """The actor: `workers` workers in a `WorkerPool` with `pool_options`, and a ring of `ring_bytes`."""
 
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
-        self._arguments = parcel, workers, ring_bytes, pool_options  # until the start
+        self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
-        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
-        self._flying: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
-        self._ticking: asyncio.Task[None] | None = None
-        self._report = Report("", os.uname().nodename, versions())  # the next one
-        self._news = asyncio.Event()  # there is something to report
+        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # need a slot, or room in the queue
+        self._in_flight: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._report = Report("", os.uname().nodename, versions())  # the next report
+        self._has_news = asyncio.Event()  # set when there is something to report
 
     async def report(self, within_s: float) -> Report:
-        """Return what happened; wait for something to report, but no longer than this: a late report is a sign of
-        trouble."""
+        """Wait for something to report, for at most `within_s` seconds, and return a report. An overdue report tells
+        the caller that this actor is in trouble."""
         if self._pool is None and self._report.broken is None:
             self._start()
         self._look()
         if self._report.broken is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), within_s)
-        self._news.clear()
+                await asyncio.wait_for(self._has_news.wait(), within_s)
+        self._has_news.clear()
         report, self._report = self._report, replace(self._report, deaths=[], warnings=[])
         return report
 
     async def do(self, request: bytes) -> Done:
-        """Do a chunk."""
-        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._waiting.append((Request.unpack(request), done))
+        """Process a chunk."""
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._waiting.append((Request.unpack(request), future))
         self._look()
-        return await done
+        return await future
 
     async def cancel_before(self, chunk: int) -> None:
-        """Chunks with a smaller number are no longer wanted."""
+        """Cancel chunks with a smaller number."""
         if self._pool is not None:
             self._pool.cancel_before(chunk)
 
     async def close(self) -> None:
         """End the workers."""
-        if self._ticking is not None:
-            self._ticking.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
         pool, self._pool = self._pool, None
         if pool is not None:
             self._report.broken = "closed", ()
@@ -536,8 +538,8 @@ class Host:
         return ray.get_runtime_context().get_node_id()
 
     def _start(self) -> None:
-        # Ray's own modules lie open on the import path of its processes.
-        sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
+        # Ray puts folders of its internal modules on the import path of its processes.
+        sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAY_PATHS)]
         parcel, workers, ring_bytes, pool_options = self._arguments
         del self._arguments
         self._report.node = self._node()
@@ -547,15 +549,15 @@ class Host:
         except Exception as error:
             self._report.broken = str(error), kinds_of(error)
             return
-        self._pool.deaths = Deaths(sys.maxsize)  # the program counts the deaths of all actors
+        self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit, over all actors
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pool.fileno(), self._look)
-        self._ticking = loop.create_task(self._tick())
+        self._ticker = loop.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Notice what is seen only by looking: a worker that hangs, a chunk that died with another one."""
+        """Poll for what no descriptor reports: a worker that hangs, a chunk that was lost with another worker."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             self._look()
 
     def _look(self) -> None:
@@ -564,8 +566,8 @@ class Host:
             return
         try:
             for event in pool.gather(0.0):
-                self._take_in(event)
-            self._hand_out()
+                self._process_event(event)
+            self._submit_chunks()
         except WorkerError as error:
             report.broken = str(error), kinds_of(error)
         report.warnings += pool.pending_warnings
@@ -574,29 +576,29 @@ class Host:
         pool.deaths = Deaths(sys.maxsize)
         was_ready, report.ready = report.ready, pool.ready
         if report.deaths or report.warnings or report.broken or report.ready != was_ready:
-            self._news.set()
+            self._has_news.set()
 
-    def _hand_out(self) -> None:
+    def _submit_chunks(self) -> None:
         assert self._pool is not None
         self._ring.collect()
         while self._waiting:
-            request, done = self._waiting[0]
+            request, future = self._waiting[0]
             slot = self._ring.acquire(request.slot_bytes)
             if slot is None:
-                if not self._flying:
+                if not self._in_flight:
                     self._pool.recover_slots()
                 return
             capacity_bytes = min(slot.capacity_bytes, request.slot_bytes)
             if not self._pool.submit(replace(request, slot_offset=slot.offset, slot_bytes=capacity_bytes)):
                 return
             self._waiting.popleft()
-            self._flying[request.chunk] = slot, done
+            self._in_flight[request.chunk] = slot, future
 
-    def _take_in(self, event: Event) -> None:
+    def _process_event(self, event: Event) -> None:
         assert self._pool is not None
-        slot, waits = self._flying.pop(event.chunk)
+        slot, future = self._in_flight.pop(event.chunk)
         done = Done(event, None, self._pool.counted())
-        if isinstance(event, Reply):  # the slot of what is lost goes back from the pool
+        if isinstance(event, Reply):  # the pool releases the slot of a lost chunk
             if event.data is not None:
                 done.data, event.data = event.data, None
                 self._ring.release(slot)
@@ -607,5 +609,5 @@ class Host:
                     self._ring.release(slot)
             else:
                 self._ring.release(slot)
-        if not waits.done():
-            waits.set_result(done)
+        if not future.done():
+            future.set_result(done)

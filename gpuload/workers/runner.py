@@ -1,16 +1,16 @@
-"""Doing one chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, the main process.
+"""Processing of one chunk: samples → regions → pixels in a slot. Runs in a worker; with num_workers=0, in the parent.
 
-There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions at
-once (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
-recorded and left out; it never fails the chunk. From one chunk to the next only the decoder, the dataset, and collated
-batches that have to be done again are kept.
+There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions
+together (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
+recorded and dropped; it never fails the chunk. Only the decoder, the dataset, and collated batches that have to be sent
+again persist from one chunk to the next.
 
-A chunk that does not fit its slot goes to memory of its own (`Chunk.room`), so that no sample is read twice. Only one
-that may not have so much, or where the system has none, has to be done again.
+A chunk that does not fit its slot gets separate memory (`Chunk.room`), so that no sample is read twice. The chunk is
+repeated only if it needs more memory than it is allowed, or than the system has.
 
-Images of one shape that lie in a file as rows of an array are copied without taking samples apart (`RowCopier`). What
-comes of such a chunk is the same, to the last bit. Only the work in Python for each sample is left out: for 256×256
-pixels it took as long as their copy. Whatever is not quite ordinary, an error above all, goes through the three steps.
+Images of the same shape that a file stores as rows of an array are copied without flattening samples (`RowCopier`). The
+result is identical to the last bit, and avoids the Python code for each sample, which took as long as copying 256×256
+pixels. Anything unusual, in particular any error, goes through the three steps.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     Status,
+    error_text,
+    error_traceback,
     record_of,
-    text_of,
-    traceback_of,
 )
-from gpuload.workers.sample import Sample, SampleReader, Sourced, as_columns
-from gpuload.workers.source import Ended, Source
+from gpuload.workers.sample import ImageFailure, Sample, SampleReader, as_columns
+from gpuload.workers.source import EndOfSamples, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
 
-NOTHING = contextlib.nullcontext()
-KEPT_BATCHES = 8  # collated, and waiting to be done again in a larger slot, which another worker may get
+NO_CONTEXT = contextlib.nullcontext()
+CACHED_BATCHES = 8  # collated batches that may be requested again in a larger slot; another worker may get the request
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A chunk in work: what is asked for, and what has become of it so far.
+    """A chunk in progress: the request and the results so far.
 
     Attributes:
-        request, slot: as for `ChunkRunner.run`, and so are `note` and `wanted`. Once the chunk did not fit its slot,
-            `slot` is memory of its own, that of the `file`.
-        samples: that were read, without those that failed since.
-        columns: the samples, if they are plain data that need not be taken apart one by one.
-        errors: the rows that failed, and how.
-        place: in an iterable dataset, behind the chunk's samples.
-        dataset: whose caches forget a sample that cannot be decoded.
+        request, slot, note, wanted: as for `ChunkRunner.run`. If the chunk did not fit its slot, `slot` is the separate
+            memory of `file` instead.
+        samples: the samples that were read and have not failed.
+        columns: the samples as columns, if they are plain data that need not be flattened one by one.
+        errors: the failures, each with its row.
+        place: the place in an iterable dataset after the chunk's samples.
+        dataset: the dataset, whose caches drop a sample that cannot be decoded.
     """
 
     request: Request
@@ -90,32 +90,33 @@ class Chunk:
     dataset: Any = None
 
     def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
-        """Record that the sample of a row failed; `source`: of its images, `place`: of the image that failed."""
-        if isinstance(error, Sourced) and error.__cause__ is not None:
+        """Record that the sample of a row failed. `source` is the file of its images, and `place` the failed image's
+        place in the sample."""
+        if isinstance(error, ImageFailure) and error.__cause__ is not None:
             source, place, error = error.source, error.place, error.__cause__
         request = self.request
         record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
         caches: list[str] = []
         if isinstance(error, DecodeError) and request.iterable is None:
-            with contextlib.suppress(Exception):  # it is about this error, not about another
+            with contextlib.suppress(Exception):  # report the original error, not a failure to drop the sample
                 caches = forget(self.dataset, request.indices[row])
         if caches:
-            dropped = f"; it was dropped from {' and '.join(caches)}, and will be read again the next time"
-            record = replace(record, cause=record.cause + dropped)
+            remark = f"; it was dropped from {' and '.join(caches)}, and will be read again the next time"
+            record = replace(record, cause=record.cause + remark)
         self.errors.append((row, record))
 
     def refusal(self, status: Status, nbytes: int = 0) -> Reply:
-        """Return the reply that the chunk is not done."""
+        """Return a reply without a result."""
         if self.file is not None:
             self.file.close()
         return Reply(self.request.chunk, status, nbytes, b"")
 
     def room(self, nbytes: int, used_bytes: int = 0) -> np.ndarray | None:
-        """Return memory for `nbytes` bytes: the slot or, if that is too small, memory of the chunk's own, to which the
-        first `used_bytes` are copied. None if the chunk may not have so much, or cannot."""
+        """Return memory for `nbytes` bytes: the slot or, if it is too small, new memory, to which the first
+        `used_bytes` are copied. Return None if that is more than the chunk is allowed, or if the allocation fails."""
         if nbytes <= len(self.slot):
             return self.slot
-        size = self.request.spare_bytes  # the pages that are not written to cost nothing
+        size = self.request.spare_bytes  # pages that are never written cost nothing
         if nbytes > size or self.file is not None:
             return None
         try:
@@ -130,7 +131,7 @@ class Chunk:
         return memory
 
     def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
-        """Write columns behind the `used_bytes` of pixels, with the errors so far; return the reply."""
+        """Write the columns and the errors so far after the `used_bytes` of pixels; return the reply."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
         larger = partial(self.room, used_bytes=used_bytes)
         options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "larger": larger}
@@ -143,31 +144,32 @@ class Chunk:
 
 
 class ChunkRunner:
-    """Does chunks, one after the other.
+    """A runner that processes chunks one after another.
 
     Args:
         job: dataset, transforms, options.
-        guard_generators: put the global random generators back after each chunk (in the user's own process).
+        guard_generators: restore the global random generators after each chunk (in the user's own process).
 
     Attributes:
-        source: gives the samples.
-        counters: where it counts what it does.
+        source: reads the samples.
+        counters: the counters of this process.
     """
 
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self._reader = SampleReader(job)
-        self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)  # it draws on from the last sample
+        # A collate_fn continues the draws of the last sample, so seeding must not be skipped.
+        self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_do(job) else None
         self.counters = Counters()
         self._guards = guard_generators
         # A batch of plain data is collated in the worker; with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._keeps_types = job.collate_fn is not None or job.single
-        # Single samples are of no interest: those that turn out to be plain data are stacked.
+        # If nothing needs single samples, samples that turn out to be plain data are stacked.
         self._stacks = job.plain and not (self._keeps_types or job.whole)
-        self._batches: dict[Any, Collated] = {}  # collated, but not yet in a slot
-        self._sends = False  # whether a collated batch could be sent
+        self._batches: dict[Any, Collated] = {}  # collated, but not in a slot yet
+        self._can_send_batches = False  # known once a collated batch was sent
 
     @property
     def counters(self) -> Counters:
@@ -176,7 +178,7 @@ class ChunkRunner:
     @counters.setter
     def counters(self, counters: Counters) -> None:
         self._counters = self.source.counters = counters
-        self._reader.count_in(counters)
+        self._reader.set_counters(counters)
 
     def run(
         self,
@@ -185,12 +187,12 @@ class ChunkRunner:
         note: Callable[[int], None],
         wanted: Callable[[], bool],
     ) -> Reply:
-        """Do the chunk, or plan the batch; `note` is told each row before it is touched, `wanted` ends the work between
-        two rows."""
+        """Process the chunk, or plan the batch. `note` is called with each row before the row is processed; if `wanted`
+        returns False between two rows, the chunk is abandoned."""
         chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
-            note(len(request.positions))  # at no sample
+            note(len(request.positions))  # it is not processing a sample
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
@@ -210,11 +212,11 @@ class ChunkRunner:
             content = Columns(rows, sources=[None] * len(rows), collated=collated)
             try:
                 reply = chunk.pack(content, keep_types=True)
-                self._sends = True
+                self._can_send_batches = True
                 counters.collated, counters.collate_ns = counters.collated + 1, counters.collate_ns + clock() - start
             except Exception:
-                # It cannot be sent (a generator, say, or an object with a lock), so the main process collates. The
-                # samples may have changed, so the dataset gives them again; an iterator's were copied before.
+                # The batch cannot be sent (a generator, say, or an object with a lock), so the main process collates.
+                # The collate_fn may have changed the samples, so they are read again, or an iterator's copies are used.
                 self._collates = False
                 if request.iterable is None:
                     return self.run(request, slot, note, wanted)
@@ -227,10 +229,10 @@ class ChunkRunner:
 
     def _guarded(self) -> contextlib.AbstractContextManager[None]:
         seeding = self.source.seeding
-        return seeding.preserving() if self._guards and seeding is not None else NOTHING
+        return seeding.preserving() if self._guards and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
-        """Return where the pass of a request begins, before its first chunk is done."""
+        """Return where the pass of a request begins, before its first chunk is processed."""
         with self._guarded():
             return self.source.begin(request)
 
@@ -247,21 +249,21 @@ class ChunkRunner:
             return True
         samples: dict[int, Any] = {}  # by row, if they are stacked
         wanted, note, count, stacks = chunk.wanted, chunk.note, self.source.count, self._stacks
-        at = clock()  # what comes next is reading
+        read_start = clock()
         for row in range(rows):
             if not wanted():
                 return False
             note(row)
             try:
                 sample = sample_of(row)
-                if not stacks or clock() - at > FLUSH_NS:  # a short sample takes no longer than to count its time
-                    at = count(at)
+                if not stacks or clock() - read_start > FLUSH_NS:  # timing each small sample would double its time
+                    read_start = count(read_start)
                 if stacks:
                     samples[row] = sample
                 else:
                     chunk.samples.append(self._reader.read(row, sample))
-                    at = clock()
-            except Ended:
+                    read_start = clock()
+            except EndOfSamples:
                 break
             except Exception as error:
                 chunk.fail(row, error)
@@ -270,7 +272,7 @@ class ChunkRunner:
                     break
             done += 1
         if stacks:
-            count(at)
+            count(read_start)
         if self.source.seeding is not None and self.source.seeding.drew_unseeded():
             chunk.samples, chunk.errors = [], []
             return self._read(chunk)
@@ -282,7 +284,7 @@ class ChunkRunner:
         return True
 
     def _stack(self, chunk: Chunk, samples: dict[int, Any]) -> None:
-        """Make columns of samples; or take them apart one by one, and those of later chunks too."""
+        """Stack samples into columns; if they cannot be stacked, flatten these and all later samples one by one."""
         if (columns := transposed([*samples.values()])) is not None:
             chunk.columns = _columns_of(samples, *columns)
             return
@@ -308,20 +310,20 @@ class ChunkRunner:
 
     def _collated(self, chunk: Chunk) -> Collated | None:
         """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
-        change the samples: a chunk that has to be done again, in a larger slot, gets the first result."""
+        change the samples: a chunk that is repeated in a larger slot gets the first result."""
         request, samples = chunk.request, chunk.samples
         if not self._collates or not request.whole or not samples or chunk.errors or any(s.images for s in samples):
             return None
         chunk.note(0)
         key = _batch_key(request)
         if key not in self._batches:
-            takes = takes_meta(self.job.collate_fn)
-            batch = [sample.original if takes else sample.plain() for sample in samples]
-            if request.iterable is not None and not self._sends:
+            keeps_meta = takes_meta(self.job.collate_fn)
+            batch = [sample.original if keeps_meta else sample.plain() for sample in samples]
+            if request.iterable is not None and not self._can_send_batches:
                 with contextlib.suppress(Exception):  # some samples cannot be copied
                     batch = copy.deepcopy(batch)
             self._batches[key] = self._collate(batch)
-            if len(self._batches) > KEPT_BATCHES:
+            if len(self._batches) > CACHED_BATCHES:
                 self._batches.pop(next(iter(self._batches)))
         return self._batches[key]
 
@@ -332,14 +334,14 @@ class ChunkRunner:
             return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
         except Exception as error:
             return Collated(
-                error=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE),
-                traceback=traceback_of(error),
+                error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
+                traceback=error_traceback(error),
                 kinds=kinds_of(error),
             )
 
     def _fill_slot(self, chunk: Chunk) -> Reply:
-        """Draw the regions of the samples, decode them into the slot, and pack the description behind them."""
-        counters, start = self._counters, clock()
+        """Draw the regions of the samples, decode them into the slot, and pack the description after them."""
+        counters, now = self._counters, clock()
         self._draw(chunk)
         samples, chunk.samples = chunk.samples, []
         # Check the size before any pixel is decoded.
@@ -351,43 +353,43 @@ class ChunkRunner:
                     nbytes += align(height * width * channels, ALIGN)
         if chunk.room(nbytes) is None:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
-        at, due = sent_bytes, sent_bytes + FLUSH_BYTES
-        before, start = start, clock()
-        counters.header_ns += start - before
+        end, flush_at = sent_bytes, sent_bytes + FLUSH_BYTES
+        last, now = now, clock()
+        counters.header_ns += now - last
         counters.bytes_decoded += nbytes - sent_bytes
-        were_cut = 0
+        cut_samples = 0
         for number, sample in enumerate(samples):
             if not chunk.wanted():
                 return chunk.refusal(Status.UNWANTED)
             chunk.note(sample.row)
-            if number == were_cut:
-                were_cut += self._reader.cut(samples[number:])
+            if number == cut_samples:
+                cut_samples += self._reader.cut(samples[number:])
             try:
-                at = self._reader.decode(sample, chunk.slot, at)
+                end = self._reader.decode(sample, chunk.slot, end)
             except Exception as error:
                 chunk.fail(sample.row, error, sample.source)
             else:
                 chunk.samples.append(sample)
-            if at > due:
-                before, start, due = start, clock(), at + FLUSH_BYTES
-                counters.decode_ns += start - before
+            if end > flush_at:
+                last, now, flush_at = now, clock(), end + FLUSH_BYTES
+                counters.decode_ns += now - last
                 counters.flush()
-        before, start = start, clock()
-        counters.decode_ns += start - before
+        last, now = now, clock()
+        counters.decode_ns += now - last
         columns = as_columns(chunk.samples, sent_bytes)
         columns.remark = self._reader.remark
         try:
-            reply = chunk.pack(columns, at, keep_types=self._keeps_types)
+            reply = chunk.pack(columns, end, keep_types=self._keeps_types)
         except Exception as error:
-            # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
+            # A leaf cannot be sent. All samples fail, since a dataset usually returns the same types for each sample.
             for sample in chunk.samples:
                 chunk.fail(sample.row, _unsendable(error), sample.source)
             reply = chunk.pack(Columns())
-        counters.pack_ns += clock() - start
+        counters.pack_ns += clock() - now
         return reply
 
     def _send(self, request: Request, samples: list[Sample]) -> int:
-        """Choose the images that the device decodes; returns how many bytes of the slot their files take."""
+        """Choose the images that the device decodes; return the bytes that their files take in the slot."""
         chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
@@ -395,10 +397,10 @@ class ChunkRunner:
         return nbytes
 
     def _draw(self, chunk: Chunk) -> None:
-        """Draw the regions of all images and masks; samples that a transform refuses leave the chunk."""
+        """Draw the regions of all images and masks; drop samples that a transform refuses."""
         try:
             return self._draw_regions(chunk.request, chunk.samples)
-        except ValueError:  # find out which one, sample by sample
+        except ValueError:  # draw again, sample by sample, to find the refused samples
             samples, chunk.samples = chunk.samples, []
         for sample in samples:
             try:
@@ -426,14 +428,14 @@ class ChunkRunner:
             regions = chain.regions(key, positions, sizes, boxes)
         for (sample, image), region in zip(images, regions.tolist(), strict=True):
             image.region = region
-            for mask in sample.masks.values():  # they have the first image's
+            for mask in sample.masks.values():  # masks get the region of the first image
                 mask.region = mask.region or region
         if resize is not None:
             self._reader.resize([image for _, image in images], resize)
 
 
 class RowCopier:
-    """Copies rows of an `ArrayFile` to slots."""
+    """A fast path that copies rows of an `ArrayFile` to slots."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -442,57 +444,57 @@ class RowCopier:
 
     @staticmethod
     def can_do(job: Job) -> bool:
-        """Return whether a job is of images of an `ArrayFile`, which no user's code sees one by one."""
+        """Return whether a job reads images of an `ArrayFile` and no user code needs single samples."""
         chain = job.chain
         if not row_bytes(job.dataset):
             return False
         return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or droppers(chain))
 
     def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
-        """Copy the samples of a chunk to its slot; None if it has to go through the three steps."""
-        request, start = chunk.request, clock()
+        """Copy the samples of a chunk to its slot; None if the chunk has to go through the three steps."""
+        request, now = chunk.request, clock()
         try:
             numbers = self._numbers(request.indices)
             images = None if numbers is None else self._dataset._image_rows(numbers.tolist())
             if numbers is None or images is None:
                 return None
             table = self._table(request, images)
-        except Exception:  # the three steps find out of which sample it is
+        except Exception:  # the three steps will attribute the error to its sample
             return None
         nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
         if chunk.room(nbytes) is None:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
         counters.bytes_read += len(numbers) * images[0].nbytes
         counters.bytes_decoded += nbytes
-        before, start = start, clock()
-        counters.header_ns += start - before
+        last, now = now, clock()
+        counters.header_ns += now - last
         flat = images.reshape(len(images), -1).view(np.uint8)  # the file's own memory
-        whole, due = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
+        uncropped, flush_at = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
         columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
-        for row, (number, at, shape, region) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
-            (height, width, channels), (top, left, _, _) = shape, region
-            if at >= due:
-                before, start, due = start, clock(), at + FLUSH_BYTES
-                counters.decode_ns += start - before
+        for row, (number, offset, shape, region_tlhw) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
+            (height, width, channels), (top, left, _, _) = shape, region_tlhw
+            if offset >= flush_at:
+                last, now, flush_at = now, clock(), offset + FLUSH_BYTES
+                counters.decode_ns += now - last
                 counters.flush()
                 if not chunk.wanted():
                     return chunk.refusal(Status.UNWANTED)
             chunk.note(row)
-            out = chunk.slot[at : at + height * width * channels]
-            if whole:
+            out = chunk.slot[offset : offset + height * width * channels]
+            if uncropped:
                 out[...] = flat[number]
             else:
-                part = images[number, top : top + height, left : left + width]
-                out.view(images.dtype).reshape(part.shape)[...] = part
+                region = images[number, top : top + height, left : left + width]
+                out.view(images.dtype).reshape(region.shape)[...] = region
         counters.samples += len(numbers)
-        before, start = start, clock()
-        counters.decode_ns += start - before
+        last, now = now, clock()
+        counters.decode_ns += now - last
         reply = chunk.pack(self._columns(numbers, table, images.dtype), nbytes)
-        counters.pack_ns += clock() - start
+        counters.pack_ns += clock() - now
         return reply
 
     def _numbers(self, indices: Any) -> np.ndarray | None:
-        """Return the numbers of a chunk's samples; None if its keys are of another kind."""
+        """Return the numbers of a chunk's samples; None if its keys are not valid numbers."""
         if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or not len(indices):
             return None
         return indices if indices.min() >= 0 and indices.max() < len(self._dataset) else None
@@ -520,7 +522,7 @@ class RowCopier:
 
 
 def _columns_of(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequence[Any]]) -> Columns:
-    """Return the columns of samples that are plain data, by the values of each leaf."""
+    """Return the columns of samples that are plain data, from the values of each leaf."""
     rows = list(rows)
     values = {leaf: ValueColumn(column) for leaf, column in enumerate(leaves)}
     return Columns(rows, [structure], values=values, sources=[None] * len(rows))

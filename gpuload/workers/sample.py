@@ -1,7 +1,8 @@
-"""One sample on its way to a slot: taken apart, headers read, pixels decoded; and a chunk's samples as columns.
+"""Reading and decoding of single samples: flattens a sample, reads its headers, decodes its pixels into a slot, and
+converts the samples of a chunk to columns.
 
-Each leaf of a sample gets its number here, depth first, and keeps it up to the batch. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Keeps nothing from one sample to the next.
+Each leaf of a sample is numbered here, depth first, and keeps its number up to the batch. Runs in workers or, with
+``num_workers=0``, in the main process. It imports no torch, and keeps no data of a sample for the next one.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from gpuload.workers.box_fields import check_transforms, droppers, find_fields, 
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
-__all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
+__all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "as_columns"]
 
-CUT_BYTES = 8 << 20  # of files, to be cut before the first of their images is decoded
-LOOKS = 16  # samples of a worker that are searched for strays
+CUT_BYTES = 8 << 20  # files of this size together are cut before the first of their images is decoded
+SEARCHED_SAMPLES = 16  # samples per worker that are searched for unrecognized targets
 
 Region = list[int]  # top, left, height, width
 
 
 class Resized(NamedTuple):
-    """The resize of an image as it is decoded: at how many eighths, to which size, by which filter."""
+    """The resize that is part of decoding an image: the scale in eighths, the final size, and the filter."""
 
     eighths: int
     size_hw: tuple[int, int]
@@ -61,9 +62,8 @@ class Resized(NamedTuple):
 
 @dataclass(slots=True)
 class Picture:
-    """An image or mask of a sample: what the dataset gave and, for a file, its header. `channels` is for the result;
-    where there is a `kind`, dtype and number of axes, it is the bytes of a pixel: of masks, and of images that are not
-    uint8."""
+    """An image or mask of a sample, with the header if it is a file. `kind`, the dtype and number of axes, is set for
+    masks and for images that are not uint8. `channels` is the number of bytes per pixel of the result."""
 
     leaf: Encoded | Image | Mask
     header: Any
@@ -71,31 +71,31 @@ class Picture:
     width: int
     channels: int
     kind: tuple[str, int] | None = None
-    region: Region = field(default_factory=list)  # once drawn: what of it is decoded
+    region: Region = field(default_factory=list)  # the region to decode; empty until it is drawn
     resized: Resized | None = None
-    sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
-    offset: int = -1  # in the slot, once it is decoded
-    part: Cut | None = None  # of a file, from `Decoder.cuts`; None until `SampleReader.cut` has asked for it
+    sent: tuple[Any, ...] = ()  # if the device decodes it: the fields of `EncodedImage` from the offset on
+    offset: int = -1  # of the decoded pixels in the slot
+    part: Cut | None = None  # the bytes cut out of the file by `SampleReader.cut`, if any
 
     @property
-    def for_device(self) -> bool:
-        """Return whether a device may decode it: an image of uint8, a plain JPEG of one scan that has an end."""
+    def is_device_decodable(self) -> bool:
+        """Return whether a device can decode it: a uint8 image in a complete JPEG file with a single scan."""
         leaf, header = self.leaf, self.header
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
-        as_it_is = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
-        return as_it_is and jpeg.single_scan and has_end(leaf.data, jpeg)
+        keeps_mode = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
+        return keeps_mode and jpeg.single_scan and has_end(leaf.data, jpeg)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return the shape of what comes of its region."""
+        """Return the shape of its decoded region, after any resize."""
         height, width = self.region[2:] if self.resized is None else self.resized.size_hw
         return height, width, self.channels
 
 
 @dataclass(slots=True)
 class Sample:
-    """A sample: its row, what the dataset gave, its structure, and its leaves by number."""
+    """A sample: its row, the dataset's original object, its structure, and its leaves, keyed by leaf number."""
 
     row: int
     original: Any
@@ -109,28 +109,28 @@ class Sample:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Return its images, and its masks: what is decoded."""
+        """Return its images and masks, which are decoded."""
         return [*self.images.values(), *self.masks.values()]
 
     @property
     def place(self) -> str:
-        """Return where its images are, for errors."""
+        """Return the place of its images in the sample, for error messages."""
         return any_of(self.structure, self.images)
 
     def plain(self) -> Any:
-        """Return what the dataset gave, with metadata as plain objects."""
+        """Return the original sample, with metadata as plain objects."""
         if META.isdisjoint(map(type, self.values.values())):
             return self.original
         return unflatten(self.structure, [plain_meta(self.values[leaf]) for leaf in range(len(self.values))])
 
     def boxes(self) -> np.ndarray:
-        """Return the boxes that its draws depend on: left, top, right, bottom."""
+        """Return the boxes that random draws depend on: left, top, right, bottom."""
         boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
         return to_xyxy(boxes.array, boxes.format)
 
 
-class Sourced(Exception):
-    """Carries the source of the image that failed, and its place in the sample; the error itself is its cause."""
+class ImageFailure(Exception):
+    """An error with the source of the failed image and its place in the sample; its cause is the original error."""
 
     def __init__(self, source: str | None, place: str) -> None:
         super().__init__(source, place)
@@ -138,50 +138,50 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job."""
+    """A reader that flattens and decodes the samples of a job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._remarks: list[str] = []
-        self._looks = LOOKS
-        self._sizes_differ = False  # boxes of an image of another size were found, and remarked on
+        self._searches_left = SEARCHED_SAMPLES
+        self._sizes_differ = False  # boxes for another image size were found and reported
         self._decoder = Decoder(job.decode)
-        self.count_in(Counters())
+        self.set_counters(Counters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
         self._no_targets = check_transforms(job.chain)
 
     @property
     def has_looked(self) -> bool:
-        """Return whether its first samples were searched for strays, and the user is told of these."""
-        return not self._looks and not self.remark
+        """Return whether the search of the first samples for unrecognized targets is over, and its remark sent."""
+        return not self._searches_left and not self.remark
 
     @property
     def remark(self) -> str:
-        """Return what to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
+        """Return the next remark for the user, on unrecognized targets, sizes or decoding; "" if there is none."""
         return self._remarks[0] if self._remarks else self._decoder.remark
 
     def clear_remark(self) -> None:
-        """Drop the current `remark`, which a reply carries to the user; the next one takes its place."""
+        """Drop the current `remark`, which was sent with a reply; the next remark takes its place."""
         if self._remarks:
             del self._remarks[0]
         else:
             self._decoder.remark = ""
 
-    def count_in(self, counters: Counters) -> None:
-        """Count there what is decoded, and how many bytes were given."""
+    def set_counters(self, counters: Counters) -> None:
+        """Count decoded images and the bytes of samples in `counters`."""
         self._counters, self._decoder.counts = counters, counters.decoded
 
     def read(self, row: int, original: Any) -> Sample:
-        """Take a sample apart and read its headers.
+        """Flatten a sample and read its headers.
 
         Raises:
-            TypeError, ValueError: it has no image though one is needed, or its targets do not fit the image.
-            Sourced: a header cannot be read.
+            TypeError, ValueError: it lacks an image that is needed, or its targets do not match its image.
+            ImageFailure: a header cannot be read.
         """
         if original is None and self._job.collate_fn is None:
             raise TypeError(
-                "the dataset returned None; return a sample, raise an error, or pass a collate_fn that leaves None out"
+                "the dataset returned None; return a sample, raise an error, or pass a collate_fn that drops None"
             )
         leaves: list[Any] = []
         structure = flatten(original, leaves)
@@ -193,7 +193,7 @@ class SampleReader:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
                 f"{_nearly_an_image(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
-                "a uint8 array H×W×C or tensor C×H×W; or leave the transforms out"
+                "a uint8 array H×W×C or tensor C×H×W; or remove the transforms"
             )
         images: dict[int, Picture] = {}
         source = None
@@ -203,17 +203,17 @@ class SampleReader:
             try:
                 images[leaf] = self._picture(image)
             except Exception as error:
-                raise Sourced(source, places_of(structure)[leaf]) from error
+                raise ImageFailure(source, places_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         sample = Sample(row, original, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
-        if self._looks and images:
-            self._look(sample, leaves, targets)
+        if self._searches_left and images:
+            self._search(sample, leaves, targets)
         return sample
 
     def _picture(self, image: Encoded | Image) -> Picture:
-        """Return an image, with its header if it is a file."""
+        """Return an image as a `Picture`, with its header if it is a file."""
         if isinstance(image, Encoded):
             self._counters.bytes_read += len(image.data)
             header = self._decoder.header(image)
@@ -228,11 +228,12 @@ class SampleReader:
             return Picture(image, header, height, width, channels)
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
-    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        strays = find_strays(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
-        self._looks -= 1
-        if strays:
-            self._looks, self._remarks = 0, [strays, *self._remarks]
+    def _search(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        """Search a sample for unrecognized targets."""
+        remark = find_strays(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
+        self._searches_left -= 1
+        if remark:
+            self._searches_left, self._remarks = 0, [remark, *self._remarks]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Add the masks, boxes and keypoints of a sample."""
@@ -246,11 +247,11 @@ class SampleReader:
             raise ValueError(self._no_targets)
         size = images[0][1].height, images[0][1].width
         for leaf, image in images[1:]:
-            if (other := (image.height, image.width)) != size:
+            if (other_size := (image.height, image.width)) != size:
                 places = places_of(sample.structure)
                 raise ValueError(
-                    "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
-                    f"{places[images[0][0]]} has {size_text(size)} and {places[leaf]} {size_text(other)} "
+                    "masks, boxes and keypoints belong to all images of their sample, which must have the same size, "
+                    f"but {places[images[0][0]]} has {size_text(size)} and {places[leaf]} has {size_text(other_size)} "
                     "(height × width)"
                 )
         for leaf, target in targets.items():
@@ -274,7 +275,7 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise Sourced(mask.array.source, place) from error
+                raise ImageFailure(mask.array.source, place) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
@@ -284,7 +285,7 @@ class SampleReader:
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
-        """Choose which images are resized as they are decoded; their regions become the boxes that are resized."""
+        """Choose the images that are resized while they are decoded, and set their regions to the boxes to resize."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
         for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
@@ -295,43 +296,43 @@ class SampleReader:
             if eighths:
                 picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
 
-    def send(self, sample: Sample, at: int) -> int:
-        """Choose the images that the device decodes: their files go to the slot from `at` on; returns where they end.
-        Nothing is written yet: the slot may be too small."""
+    def send(self, sample: Sample, offset: int) -> int:
+        """Choose the images that the device decodes, and assign places in the slot to their files from `offset` on;
+        return the end. Nothing is written yet, since the slot may be too small."""
         for picture in sample.images.values():
-            if picture.for_device:
+            if picture.is_device_decodable:
                 leaf: Any = picture.leaf
-                grey = leaf.mode != "RGB" and picture.header.jpeg.components == 1
+                is_grey = leaf.mode != "RGB" and picture.header.jpeg.components == 1
                 source = None if leaf.source == sample.source else leaf.source
-                picture.sent = (at, len(leaf.data), picture.header.orientation, int(grey), source)
-                at = align(at + len(leaf.data), ALIGN)
-        return at
+                picture.sent = (offset, len(leaf.data), picture.header.orientation, int(is_grey), source)
+                offset = align(offset + len(leaf.data), ALIGN)
+        return offset
 
     def cut(self, samples: Sequence[Sample]) -> int:
-        """Cut what the regions of images need out of their files, where that pays, before they are decoded; of some
-        samples at once, whose number is returned: their cuts are held until then."""
+        """Cut the bytes that the regions need out of the images' files, where that saves time, before the images are
+        decoded. Cuts the files of the first few samples together, and returns the number of these samples."""
         pictures: list[Picture] = []
-        wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
+        requests: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
         while number < len(samples) and nbytes < CUT_BYTES:
             for picture in samples[number].images.values():
                 leaf, (top, left, height, width) = picture.leaf, picture.region
                 if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
                     pictures.append(picture)
-                    wanted.append((leaf, picture.header, (top, left, height, width)))
+                    requests.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
             number += 1
-        with contextlib.suppress(Exception):  # it comes again, and alone, when that file is decoded
-            for picture, part in zip(pictures, self._decoder.cuts(wanted), strict=True):
+        with contextlib.suppress(Exception):  # raised again for the one file when it is decoded
+            for picture, part in zip(pictures, self._decoder.cuts(requests), strict=True):
                 picture.part = part
         return number
 
-    def decode(self, sample: Sample, slot: np.ndarray, at: int) -> int:
-        """Decode the regions of a sample's images and masks into the slot from `at` on; returns where they end. Files
-        of images that are sent are written as they are.
+    def decode(self, sample: Sample, slot: np.ndarray, offset: int) -> int:
+        """Decode the regions of a sample's images and masks into the slot from `offset` on; return the end. The
+        files of images that the device decodes are copied to their places.
 
         Raises:
-            Sourced: one of them cannot be decoded.
+            ImageFailure: an image or mask cannot be decoded.
         """
         for number, picture in enumerate(sample.pictures):
             if picture.sent:
@@ -339,16 +340,16 @@ class SampleReader:
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
                 continue
             height, width, channels = picture.shape
-            end = at + height * width * channels
+            end = offset + height * width * channels
             try:
-                self._decode(picture, slot[at:end])
+                self._decode(picture, slot[offset:end])
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
                 leaf = [*sample.images, *sample.masks][number]
-                raise Sourced(source, places_of(sample.structure)[leaf]) from error
-            picture.offset, at = at, align(end, ALIGN)
-        return at
+                raise ImageFailure(source, places_of(sample.structure)[leaf]) from error
+            picture.offset, offset = offset, align(end, ALIGN)
+        return offset
 
     def _decode(self, picture: Picture, out: np.ndarray) -> None:
         """Decode the region of an image, H×W×C, or of a mask, H×W×N."""
@@ -375,7 +376,7 @@ class SampleReader:
 
 
 def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
-    """Return the columns of a chunk's decoded samples; `encoded_bytes` of its slot are files that are sent."""
+    """Return a chunk's decoded samples as columns; the first `encoded_bytes` of its slot are files for the device."""
     return Columns(
         [sample.row for sample in samples],
         one_for_all([sample.structure for sample in samples]),
@@ -391,8 +392,8 @@ def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
 
 
 def _encoded(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
-    """Return the numbers of `EncodedImage` of all images that are sent, in the order of their files."""
-    rows = Counter()  # of each column, how many so far
+    """Return the fields of `EncodedImage` for all images that the device decodes, in the order of their files."""
+    rows = Counter()  # keyed by column
     encoded = []
     for images in samples:
         for column, picture in enumerate(images.values()):
@@ -407,8 +408,8 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
     for number in range(max(map(len, samples), default=0)):
         rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
         entries = [list(samples[row].items())[number] for row in rows]
-        places = [(one.offset, *one.shape, one.height, one.width, *one.region) for _, one in entries]
-        table = np.array(places, np.int64).view(IMAGE)[:, 0]
+        table_rows = [(p.offset, *p.shape, p.height, p.width, *p.region) for _, p in entries]
+        table = np.array(table_rows, np.int64).view(IMAGE)[:, 0]
         leaves = one_for_all([leaf for leaf, _ in entries])
         kinds = [picture.kind for _, picture in entries]
         kinds = one_for_all(kinds) if any(kinds) else []
@@ -426,25 +427,23 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColum
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
-    """Return a hint on the first leaf that is not an image but may be meant as one."""
+    """Return a hint about the first leaf that is not an image but may be meant as an image."""
     located = zip(places_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
-                f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) in its place "
+                f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) instead "
                 "(gpuload.ImageFiles and gpuload.ImageFolder read whole folders)"
             )
         if isinstance(leaf, bytes):
-            return (
-                f": {place} is bytes, which may be anything; if they are an image file, return gpuload.Encoded(bytes)"
-            )
+            return f": {place} is bytes of an unknown kind; if they are an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
         array: Any = leaf
         axes, dtype = len(array.shape), dtype_of(array)
-        deep = axes == 3 and dtype.startswith(("float", "bfloat", "uint16"))
-        if deep or (dtype == "uint8" and axes in (2, 3)):
+        is_deep = axes == 3 and dtype.startswith(("float", "bfloat", "uint16"))
+        if is_deep or (dtype == "uint8" and axes in (2, 3)):
             argument = "tensor, layout='CHW'" if is_tensor(leaf) and axes == 3 else "array"
-            scaled = "; for uint8 leave out the dataset's ToTensor, or whatever scales it" if deep else ""
+            scaled = "; for uint8 remove the dataset's ToTensor, or whatever else scales the image" if is_deep else ""
             return f": {place}, {kind_of(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
     return ""

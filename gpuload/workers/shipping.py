@@ -1,20 +1,20 @@
-"""Pickling what workers get: the job of this machine's workers, and a `Parcel` for workers on other machines.
+"""Pickling of a job for the workers on this machine, and of a `Parcel` for workers on other machines.
 
-What becomes of memory:
+How memory is sent:
 
-- An `np.memmap` is sent as path and offset, never read.
-- What the user's processes share on purpose is sent as the shared memory itself, never as a copy: tensors after
-  ``share_memory_()``; what the package `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
-  ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts); arrays over any of it; the memory of
-  a `Cached` dataset. Workers on other machines cannot have it.
-- All other arrays go out of band, to the job's memfd, which workers map: a CPU tensor as an array, a large list of
-  `bytes` as one array.
+- An `np.memmap` is sent as its path and offset, and its file is not read.
+- Memory that the user's processes share on purpose is sent as the shared memory itself, never as a copy. This includes
+  tensors after ``share_memory_()``, objects that `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
+  ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts), arrays over any of these, and the
+  memory of a `Cached` dataset. It cannot be sent to workers on other machines.
+- All other arrays go out of band, into the job's memfd, which workers map: a CPU tensor as an array, a large list of
+  `bytes` as a single array.
 
-Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value (cloudpickle).
+Lambdas, and classes and functions of `__main__` or of a notebook's cells, are sent by value (cloudpickle).
 
-Runs in the main process, before workers start; and in a worker while a job is unpickled, if that has shared memory.
-`multiprocessing` asks whoever starts a process to duplicate descriptors for it (`Inheritance`): the duplicates belong
-to the pool, which hands the same ones to each worker, also to one that is started later.
+Runs in the main process before workers start, and in a worker while it unpickles a job that has shared memory.
+`multiprocessing` asks the code that starts a process to duplicate descriptors for it (`Inheritance`). The duplicates
+belong to the pool, which passes the same ones to every worker, including workers that are started later.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from gpuload.datasets.tree import is_tensor
 from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
 
-__all__ = ["Parcel", "find_lists", "pack", "ship", "warning_of_copies"]
+__all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
-MAX_COPIED_BYTES: Final = 1_000_000_000  # by all workers, without a warning
-MIN_LIST_BYTES: Final = 1 << 20  # of a list of bytes that is shared
-MAX_DEPTH: Final = 3  # of containers in the attributes of an object
-MAX_ENTRIES: Final = 1_000  # of a container that is searched
-APART: Final = "workers on other machines cannot have it"
-# Of `multiprocessing` and torch, those that send the memory itself; the others are for methods, sockets and tensors.
+MAX_COPIED_BYTES: Final = 1_000_000_000  # all workers' copies together; more than this gets a warning
+MIN_LIST_BYTES: Final = 1 << 20  # smaller lists of bytes are pickled, not shared
+MAX_DEPTH: Final = 3  # of nested containers in the attributes of an object
+MAX_ENTRIES: Final = 1_000  # entries of a container that are searched
+CANNOT_SHARE: Final = "workers on other machines cannot have it"
+# The reducers of `multiprocessing` and torch that send memory itself; the others are for methods, sockets and tensors.
 SHARING_REDUCERS: Final = {
     "reduce_arena",
     "reduce_connection",
@@ -61,8 +61,8 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Parcel:
-    """An object that is sent to other machines: its pickle and its out-of-band buffers, uint8 arrays; and its program's
-    import path and arguments."""
+    """An object to send to other machines: its pickle and out-of-band buffers, as uint8 arrays, and the import path and
+    arguments of the program that sends it."""
 
     pickled: np.ndarray
     buffers: list[np.ndarray]
@@ -70,7 +70,7 @@ class Parcel:
     argv: list[str]
 
     def import_path(self, path: list[str]) -> list[str]:
-        """Return where workers here find modules: in the folders of the program that are on this machine too, and in
+        """Return the import path for workers on this machine: the folders of the program's path that exist here, then
         this process's `path`."""
         return list(dict.fromkeys([*filter(os.path.exists, self.path), *path]))
 
@@ -88,15 +88,16 @@ def pack(obj: Any) -> Parcel:
 
 
 def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
-    """Write `obj`, or what is in a `Parcel`, and the bootstrap's settings to a new memfd. Returns its descriptor, and
-    those of shared memory that `obj` refers to: workers inherit all of them, and the caller closes them.
+    """Write `obj`, or the contents of a `Parcel`, and the bootstrap's settings to a new memfd. Return its descriptor,
+    followed by the descriptors of shared memory that `obj` refers to. Workers inherit all of these descriptors, and the
+    caller closes them.
 
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
     if isinstance(obj, Parcel):
-        theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
-        return [write_job(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
+        overrides = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
+        return [write_job(settings | overrides, obj.pickled.data, [part.data for part in obj.buffers])]
 
     with Inheritance() as inheritance:
         pickled, buffers = _dump(obj, inheritance.tracking())
@@ -104,8 +105,8 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
     return [fd, *inheritance.descriptors]
 
 
-def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
-    """Return a warning if this many workers have more than a gigabyte of copies of what is not shared; else ""."""
+def copy_warning(job_fd: int, job: Any, workers: int) -> str:
+    """Return a warning if all workers together copy more than a gigabyte of data that is not shared; else ""."""
     copied_bytes = pickled_bytes(job_fd)
     if copied_bytes * workers <= MAX_COPIED_BYTES:
         return ""
@@ -113,10 +114,14 @@ def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
     for name, value in getattr(getattr(job, "dataset", None), "__dict__", {}).items():
         with contextlib.suppress(TypeError):
             sizes[name] = len(_dump(value)[0]), type(value).__name__
-    most = max(sizes, key=lambda name: sizes[name][0], default=None)
-    which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
+    largest = max(sizes, key=lambda name: sizes[name][0], default=None)
+    share = (
+        ""
+        if largest is None
+        else f", {sizes[largest][0] / 1e6:,.0f} MB of it dataset.{largest} (a {sizes[largest][1]})"
+    )
     return (
-        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers may come to have "
+        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{share}, and each of {workers} workers may end up with "
         "a copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
         "files that are read in __getitem__; or use fewer workers"
     )
@@ -126,20 +131,20 @@ def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends memory as what it is: part of a file, shared, or out of band.
+    """A pickler that sends memory as a part of a file, as shared memory, or out of band.
 
     Args:
-        file: what the pickle is written to.
-        on_buffer: takes what goes out of band.
-        apart: for workers on other machines: refuse what is in shared memory. A cache's memory begins empty there.
+        file: the file for the pickle.
+        on_buffer: receives the out-of-band buffers.
+        apart: pickle for workers on other machines: refuse shared memory. A cache in memory begins empty there.
     """
 
     def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, apart: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
         self._apart = apart
-        known: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
+        reducers: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
         self._sharing = {
-            kind: reducer for kind, reducer in known.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
+            kind: reducer for kind, reducer in reducers.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
         }
         self._sharing[AuthenticationString] = _reduce_authkey
         if apart:
@@ -158,7 +163,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Reduced | None:
-        """Return a tensor as an array, contiguous unless it lies in shared memory."""
+        """Reduce a tensor to an array, which is contiguous unless it is in shared memory."""
         if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
             return None
         bits, dtype = tensor, None
@@ -171,45 +176,48 @@ class _Pickler(cloudpickle.Pickler):
         return None
 
     def _reduce_array(self, array: np.ndarray) -> Reduced | None:
-        """Return an array over shared memory as that memory and its place there; None for other arrays. One that views
-        a tensor is copied if a worker cannot map its memory: it may be a batch that was kept, which lies in a ring.
+        """Reduce an array over shared memory to that memory and the array's place in it; return None for other arrays.
+        A view of a tensor is copied if a worker cannot map its memory: it may be part of a batch that the user kept,
+        whose memory is in a ring.
 
         Raises:
-            TypeError: it lies in shared memory that a worker cannot map.
+            TypeError: the array is in shared memory that a worker cannot map.
         """
         base: Any = array
         while isinstance(base, np.ndarray):
             if isinstance(base, np.memmap):
-                return None  # it was refused as a place in its file
+                return None  # `_reduce_memmap` has refused it
             base = base.base
         if isinstance(base, memoryview):
             base = base.obj
-        owner, at = None, array.__array_interface__["data"][0]
-        if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
+        owner, addr = None, array.__array_interface__["data"][0]
+        if hasattr(base, "_wrapper"):  # a ctypes object that `multiprocessing` created
             owner, start = base, _address(base)
         elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:
-            mapping = self._mapping_at(at)
+            mapping = self._mapping_at(addr)
             if mapping is None:
                 return None
             path, start = mapping
-            if os.path.isfile(path):  # no device: page-locked memory may be a mapping of one
+            if os.path.isfile(path):  # not a device, which page-locked memory may be a mapping of
                 owner = path
-            elif (arena := _arena_at(at)) is not None:
+            elif (arena := _arena_at(addr)) is not None:
                 owner, start = arena
             elif not is_tensor(base):
                 raise TypeError(
-                    f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot "
-                    "map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
+                    f"this array is in a mapping that only forks share, {path or 'without a name'}, and a worker "
+                    "cannot map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
                 )
         if owner is None:
             return None
-        return _refuse(array) if self._apart else (_view, (owner, at - start, array.dtype, array.shape, array.strides))
+        return (
+            _refuse(array) if self._apart else (_view, (owner, addr - start, array.dtype, array.shape, array.strides))
+        )
 
     def _mapping_at(self, address: int) -> tuple[str, int] | None:
-        """Return the file that is mapped, shared and writable, at an address, and the address at which it begins."""
-        for start, end, path, begin in self._mappings:
+        """Return the file that has a shared, writable mapping at an address, and the address of its first byte."""
+        for start, end, path, file_start in self._mappings:
             if start <= address < end:
-                return path, begin
+                return path, file_start
         return None
 
     @cached_property
@@ -225,7 +233,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _PicklerWithIds(_Pickler):
-    """Sends some objects as persistent ids, by their `id`. It calls a function for each object, which takes time."""
+    """A pickler that replaces some objects, keyed by `id`, with persistent ids. It is slower, since it calls a function
+    for each object."""
 
     def __init__(self, ids: Mapping[int, Any], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -241,7 +250,7 @@ class _Nowhere(io.RawIOBase):
 
 
 def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
-    """Pickle the settings of libraries, with more `calls` before them, and `obj`."""
+    """Pickle the settings of libraries, preceded by `calls`, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
 
@@ -264,8 +273,8 @@ def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) 
 
 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
-    """Return the large lists of bytes in an object's attributes, and in containers and objects there: by `id`, their
-    number, and the arguments of a `SharedBytes`."""
+    """Find the large lists of bytes in an object's attributes, and in containers and objects there. Return, keyed by
+    `id`, the number of each list and the arguments of a `SharedBytes`."""
     lists: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def search(value: Any, depth: int) -> None:
@@ -287,7 +296,7 @@ def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
 
 
 def _reduce_memmap(array: np.ndarray) -> Reduced | None:
-    """Return a memmap, or a view of one, as (path, offset, dtype, shape, strides); None for any other array."""
+    """Reduce a memmap, or a view of a memmap, to (path, offset, dtype, shape, strides); None for any other array."""
     file: np.memmap | None = None
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -298,7 +307,7 @@ def _reduce_memmap(array: np.ndarray) -> Reduced | None:
         return None
     if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
         return None
-        # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
+    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
     mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
     offset = array.__array_interface__["data"][0] - _address(base) + mapped_from
     return open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
@@ -308,25 +317,25 @@ def _reduce_memmap(array: np.ndarray) -> Reduced | None:
 
 
 class Descriptor:
-    """A descriptor in a worker, under the number that it has here."""
+    """A descriptor that has the same number in a worker as in this process."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def detach(self) -> int:
-        """Return the descriptor, which belongs to the caller from now on."""
+        """Return the descriptor, which the caller owns from then on."""
         os.set_inheritable(self.fd, False)
         return self.fd
 
 
 class Inheritance:
-    """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
+    """A context in which `multiprocessing` pickles its shared objects; collects the descriptors for workers to inherit.
 
     Attributes:
-        descriptors: the duplicates, for the caller to close; closed if an error leaves the context.
+        descriptors: the duplicates, which the caller closes; the context closes them if it ends with an error.
     """
 
-    DupFd = Descriptor  # the name that `multiprocessing` looks for
+    DupFd = Descriptor  # `multiprocessing` looks for this name
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -350,10 +359,10 @@ class Inheritance:
             os.close(self.descriptors.pop())
 
     def tracking(self) -> list[partial[Any]]:
-        """Return the call that makes this process's tracker of shared memory a worker's; none if it does not run.
+        """Return the call that makes a worker use this process's resource tracker; empty if no tracker is running.
 
-        It is a process that unlinks shared memory when nobody tracks it any more. With one of its own a worker would
-        unlink at its end what others still use.
+        The tracker is a process that unlinks shared memory once no process tracks it any more. If a worker had its own
+        tracker, the end of the worker would unlink memory that other processes still use.
         """
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
@@ -362,13 +371,13 @@ class Inheritance:
 
 def _refuse(obj: Any) -> NoReturn:
     name = type(obj).__name__
-    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
+    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {CANNOT_SHARE}")
 
 
 def _is_shared(obj: Any) -> bool:
-    """Return whether an object of a type that has a reducer is in shared memory."""
+    """Return whether an object, whose type has a reducer, is in shared memory."""
     if isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
-        return hasattr(obj, "_wrapper")  # else it is in memory of its own
+        return hasattr(obj, "_wrapper")  # otherwise its memory is private
     storage = getattr(obj, "_untyped_storage", obj)
     return type(storage).__name__ != "UntypedStorage" or (storage.device.type == "cpu" and storage.is_shared())
 
@@ -378,7 +387,7 @@ def _reduce_authkey(key: AuthenticationString) -> Reduced:
 
 
 def _reduce_cache(place: Any) -> Reduced | None:
-    """Return the place of a cache in memory with that memory; None for one in a folder, which needs nothing."""
+    """Reduce the place of an in-memory cache to that memory; None for a cache in a folder, which needs nothing."""
     if place.folder:
         return None
     fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
@@ -390,7 +399,7 @@ def _address(buffer: Any) -> int:
 
 
 def _arena_at(address: int) -> tuple[Any, int] | None:
-    """Return the memory of `multiprocessing` (of an ``Array``, say) at an address, and where it begins."""
+    """Return the `multiprocessing` arena (of an ``Array``, say) at an address, and the arena's first address."""
     heap: Any = sys.modules.get("multiprocessing.heap")
     for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
         start = _address(arena.buffer)
@@ -400,16 +409,16 @@ def _arena_at(address: int) -> tuple[Any, int] | None:
 
 
 def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Make an array over shared memory, in a worker."""
+    """Create an array over shared memory, in a worker."""
     if isinstance(owner, str):
         with open(owner, "r+b") as file:
             owner = mmap.mmap(file.fileno(), 0)
-    owner = getattr(owner, "buffer", owner)  # of an arena
+    owner = getattr(owner, "buffer", owner)  # an arena has a buffer
     return np.ndarray(shape, dtype, owner, offset, strides)
 
 
 def _take_authkey(key: bytes) -> bytes:
-    """Set the password of a manager in a worker: other proxies that it gets from the manager need it too."""
+    """Set a manager's password in a worker: further proxies that the worker gets from the manager need it too."""
     current_process().authkey = key
     return current_process().authkey
 
@@ -417,39 +426,39 @@ def _take_authkey(key: bytes) -> bytes:
 def _adopt(fd: int) -> None:
     from multiprocessing import resource_tracker
 
-    mine: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
-    if mine._fd is None:
-        mine._fd = Descriptor(fd).detach()
+    tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
+    if tracker._fd is None:
+        tracker._fd = Descriptor(fd).detach()
 
 
-# -- the message for what cannot be sent ------------------------------------------------------------------------------
+# -- the message for an object that cannot be sent --------------------------------------------------------------------
 
 
 def _refusal(obj: Any, error: Exception, apart: bool) -> str:
-    """Return the message for an object that cannot be sent: which part of it, why, and what to do."""
+    """Return the message for an object that cannot be sent: the part that fails, the reason, and the remedy."""
     path, culprit, error = _culprit(obj, error, apart)
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
+    described = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
     remedy = _remedy_for(error) or (
-        "Open files, locks, connections and the like when they are first used in the worker, not before"
+        "Create locks, and open files and connections, in the worker when they are first used, not before"
     )
     return (
-        f"{f'{path} ({thing})' if path else thing} cannot be sent to the worker processes: {type(error).__name__}: "
-        f"{error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
+        f"{f'{path} ({described})' if path else described} cannot be sent to the worker processes: "
+        f"{type(error).__name__}: {error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
     )
 
 
 def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Exception]:
-    """Return the part of an object that cannot be pickled by itself, by name, and its error: ``dataset.reader``.
+    """Return the part of an object that cannot be pickled: its name, such as ``dataset.reader``, the part, its error.
 
-    The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where it is. So the parts of a
-    job are tried, and the attributes of the first one that fails. References back to the job or to that part are left
-    out: they would make every attribute fail.
+    The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
+    part of a job is pickled by itself, and then each attribute of the first part that fails. References back to the job
+    or to that part are skipped, since they would make every attribute fail.
     """
     path, culprit, owners = "", obj, {}
     for _ in range(2):
-        owners[id(culprit)] = "left out"
+        owners[id(culprit)] = "skipped"
         for name, value in _attributes(culprit).items():
             if (failure := _failure(value, owners, apart)) is not None:
                 path, culprit, error = f"{path}.{name}" if path else name, value, failure
@@ -459,12 +468,12 @@ def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Excepti
     return path, culprit, error
 
 
-def _failure(obj: Any, left_out: Mapping[int, Any], apart: bool) -> Exception | None:
-    """Return the error of pickling an object, or None; those with the ids in `left_out` are not pickled."""
+def _failure(obj: Any, skipped: Mapping[int, Any], apart: bool) -> Exception | None:
+    """Return the error from pickling an object, or None; objects whose ids are in `skipped` are not pickled."""
     inheritance = Inheritance()
     try:
         with contextlib.nullcontext() if apart else inheritance:
-            _PicklerWithIds(left_out, _Nowhere(), lambda buffer: None, apart=apart).dump(obj)
+            _PicklerWithIds(skipped, _Nowhere(), lambda buffer: None, apart=apart).dump(obj)
     except Exception as error:
         return error
     finally:
@@ -473,28 +482,28 @@ def _failure(obj: Any, left_out: Mapping[int, Any], apart: bool) -> Exception | 
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    """Return the attributes of an object that are pickled; none, if it is pickled in a form of its own."""
+    """Return the attributes of an object that are pickled; empty if the object defines its own pickled form."""
     try:
         _, _, state, *_ = obj.__reduce_ex__(5)
-    except Exception:  # no such attributes, or it is the culprit itself
+    except Exception:  # it has no such attributes, or cannot be pickled itself
         return {}
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
         state = {**(state[0] or {}), **state[1]}
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
-    named = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
-    return named | state if isinstance(state, dict) else {}
+    transform_attributes = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
+    return transform_attributes | state if isinstance(state, dict) else {}
 
 
 def _remedy_for(error: BaseException) -> str | None:
-    """Return what to do where `multiprocessing` refuses to share something; None for other errors."""
-    if APART in str(error):
-        return "Give workers a copy of it, made before the Loader is"
-    if "through inheritance" in str(error):  # what `multiprocessing` says of its locks and values
-        return f"These {APART}"
+    """Return the remedy if `multiprocessing` or `_refuse` refused to share an object; None for other errors."""
+    if CANNOT_SHARE in str(error):
+        return "Give workers a copy of it, made before the Loader is created"
+    if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
+        return f"These {CANNOT_SHARE}"
     if "fork context" in str(error):
         return (
-            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, which workers '
-            'are not: make it (the Value, Array, Lock, Event or Queue) with multiprocessing.get_context("spawn"), '
+            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are not '
+            'forks: create the Value, Array, Lock, Event or Queue with multiprocessing.get_context("spawn"), '
             "or a Value or Array with lock=False"
         )
     return None

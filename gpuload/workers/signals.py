@@ -1,12 +1,13 @@
-"""Signals put off: work that must not be left half done is completed before a ctrl-C takes effect.
+"""Deferred signals: code that must not be interrupted half-way is completed before a ctrl-C takes effect.
 
-Python runs a signal's handler between any two instructions of the main thread, and an exception from it leaves the
-program there: between starting a process and the line that stores it, say. Blocking the signal in the thread does not
-help: the kernel gives it to another thread, one of torch's say, and Python still runs the handler in the main thread.
-So for a while the handlers are replaced by one that takes a note, and afterwards the signals are raised again.
+Python runs a signal's handler between any two instructions of the main thread, and an exception from the handler
+interrupts the program there: between starting a process and storing it, for example. Blocking the signal in the main
+thread does not help: the kernel delivers it to another thread, perhaps one of torch's, and Python still runs the
+handler in the main thread. So for a while the handlers are replaced by a function that records the signal, and
+afterwards the recorded signals are raised again.
 
-Works in any thread; outside the main one, where no handler ever runs, it does nothing. What a handler raises at the end
-of a deferral within a finalizer, Python prints and forgets: such a ctrl-C is lost.
+These contexts can be used in any thread; outside the main thread, where no handler ever runs, they do nothing. If a
+deferral ends within a finalizer, Python only prints an exception from a handler: such a ctrl-C is lost.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from typing import Any
 
 __all__ = ["deferred_signals", "signals_enabled"]
 
-# Signals whose handlers may raise, if a program sets one: ctrl-C, warnings of a scheduler, time limits.
+# Signals for which a program may set a handler that raises: ctrl-C, warnings of a scheduler, time limits.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-# Of the main thread, which alone touches them.
-_handlers: dict[int, Any] = {}  # those that were replaced, by signal; empty: nothing is deferred
-_came: list[Any] = []  # signal numbers
+# Only the main thread uses these.
+_handlers: dict[int, Any] = {}  # the replaced handlers, keyed by signal; empty if signals are not deferred
+_deferred: list[Any] = []  # signal numbers
 
 
 @contextlib.contextmanager
 def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
-    """Run no signal handler within this context; signals that came are raised at its end, or at that of the outer one.
+    """Defer signals within this context; they are raised at its end or, if contexts are nested, at the outermost end.
 
     Args:
-        drop_sigint: forget a ctrl-C that would raise `KeyboardInterrupt`: one is being raised already, or the program
-            ends.
+        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while one is being raised already or
+            the program is ending.
     """
     if threading.current_thread() is not threading.main_thread() or _handlers:
         yield
         return
-    _came.clear()
+    _deferred.clear()
     try:
         _replace_handlers()
         yield
@@ -47,13 +48,13 @@ def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
             _restore_handlers()
         finally:
             if drop_sigint and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                _came[:] = [number for number in _came if number != signal.SIGINT]
+                _deferred[:] = [number for number in _deferred if number != signal.SIGINT]
             _raise_all()
 
 
 @contextlib.contextmanager
 def signals_enabled() -> Iterator[None]:
-    """Run handlers again, within a deferral: around code that may take long and can be interrupted."""
+    """Enable handlers within a deferral, for code that may take long and can be interrupted safely."""
     if threading.current_thread() is not threading.main_thread() or not _handlers:
         yield
         return
@@ -71,14 +72,14 @@ def _replace_handlers() -> None:
         if callable(handler):
             with contextlib.suppress(ValueError):  # in a subinterpreter, which has no signals
                 _handlers[number] = handler
-                signal.signal(number, _take_note)
+                signal.signal(number, _record)
 
 
 def _restore_handlers() -> None:
-    """Put the handlers back. One that is back may raise at once: the others come back all the same."""
+    """Restore all handlers, even if a restored handler raises an exception immediately."""
     try:
         for number, handler in list(_handlers.items()):
-            if signal.getsignal(number) is _take_note:  # else another one was set meanwhile
+            if signal.getsignal(number) is _record:  # otherwise the program has set another handler meanwhile
                 signal.signal(number, handler)
             del _handlers[number]
     finally:
@@ -86,15 +87,15 @@ def _restore_handlers() -> None:
             _restore_handlers()
 
 
-def _take_note(number: int, frame: object) -> None:
-    if number not in _came:
-        _came.append(number)
+def _record(number: int, frame: object) -> None:
+    if number not in _deferred:
+        _deferred.append(number)
 
 
 def _raise_all() -> None:
-    """Raise what came; an exception from one handler does not stop the next one."""
-    if _came:
+    """Raise the deferred signals; an exception from one handler does not prevent the next one."""
+    if _deferred:
         try:
-            signal.raise_signal(_came.pop(0))
+            signal.raise_signal(_deferred.pop(0))
         finally:
             _raise_all()

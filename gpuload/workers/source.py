@@ -26,7 +26,7 @@ import numpy as np
 
 from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
-from gpuload.datasets.tables import Found, picked
+from gpuload.datasets.tables import Columns, picked
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
@@ -37,14 +37,14 @@ from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["Ended", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
+__all__ = ["EndOfSamples", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
 
 SLOW_NS: Final = 200_000  # per sample; 130 KB from the page cache take 25 µs, and 100 µs on a busy machine
 CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow one, which look fast because of it
 DISK_CHUNKS: Final = 4  # the same after a chunk that read disk blocks; read-ahead itself counts as disk reads
 UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known when chunk 2 begins, after chunk 3 was announced
-AT_ONCE: Final = 4  # samples in one announcement
-SEEDS_AT_ONCE: Final = 64  # computed together for an iterable dataset
+ANNOUNCED_TOGETHER: Final = 4  # samples in one announcement
+SEEDS_TOGETHER: Final = 64  # seeds computed in one call for an iterable dataset
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
 MAX_STATE_BYTES: Final = 100_000  # pickled; sent with each chunk
 
@@ -88,8 +88,8 @@ class Source:
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
 
-        The function raises `Ended` when an iterable dataset has no more samples, and any error of the dataset. The
-        caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
+        The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
+        The caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -140,8 +140,8 @@ class Source:
         announces = bool(self._to_announce)
 
         def get(row: int) -> Any:
-            if announces and row % AT_ONCE == 0:
-                self._announce_next(AT_ONCE)
+            if announces and row % ANNOUNCED_TOGETHER == 0:
+                self._announce_next(ANNOUNCED_TOGETHER)
             if seed is not None:
                 seed(row)
             sample = read(keys[row])
@@ -154,7 +154,7 @@ class Source:
         return get
 
     def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
-        """Return all samples of a chunk, read at once."""
+        """Return all samples of a chunk, read together."""
         self._announce_next(len(self._to_announce))
         if seed is not None:  # once for the whole chunk, so draws depend on its other samples
             seed(0)
@@ -176,7 +176,7 @@ class Source:
         self.set_worker_info(request.epoch)
         return True
 
-    def plain_samples(self, request: Request) -> Found | None:
+    def plain_samples(self, request: Request) -> Columns | None:
         """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
         return picked(self._dataset, request.indices) if request.iterable is None else None
 
@@ -260,7 +260,7 @@ def _keys_of(request: Request) -> list[Any]:
     return [int(key) if isinstance(key, np.integer) else key for key in request.indices]
 
 
-class Ended(Exception):
+class EndOfSamples(Exception):
     """The end of an iterable dataset."""
 
 
@@ -323,7 +323,7 @@ class Pass:
         """Return sample `number` of this pass; `touch` is called for each sample that the iterator yields until then.
 
         Raises:
-            Ended: there are fewer samples.
+            EndOfSamples: there are fewer samples.
             Exception: the iterator's error for this sample.
         """
         while self._next <= number:
@@ -336,7 +336,7 @@ class Pass:
 
     def _take(self) -> None:
         if self._ended:
-            raise Ended
+            raise EndOfSamples
         if self.broken is not None:
             raise self.broken
         if self._iterator is None:
@@ -354,7 +354,7 @@ class Pass:
             sample = next(self._iterator)
         except StopIteration:
             self._ended = True
-            raise Ended from None
+            raise EndOfSamples from None
         except Exception as error:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
@@ -367,8 +367,8 @@ class Pass:
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
-        if position not in self._seeds:  # computed for many samples at once
-            positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
+        if position not in self._seeds:  # computed for many samples together
+            positions = position + np.arange(SEEDS_TOGETHER, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
         seed_for((self._seed, self._epoch, position), self._seeds[position])
 
@@ -396,8 +396,8 @@ class Pass:
 
 
 def pickled_state(owner: Any, name: str) -> bytes | str | None:
-    """Return the result of an object's ``state_dict()``, pickled at once since the object may change it later; a text
-    with the reason if it cannot be saved; None if the object lacks ``state_dict()`` or ``load_state_dict()``."""
+    """Return the result of an object's ``state_dict()``, pickled now since the object may change it later; a text with
+    the reason if it cannot be saved; None if the object lacks ``state_dict()`` or ``load_state_dict()``."""
     if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
         return None
     try:
@@ -427,7 +427,7 @@ def _digest(sample: Any) -> bytes:
 
 
 def init_position(rank: int, worker: int) -> int:
-    """Return the position whose seed a worker's `worker_init_fn` draws from."""
+    """Return the position whose seed a worker's `worker_init_fn` uses."""
     return WORKER_INIT_POSITIONS[rank << 32 | worker]
 
 

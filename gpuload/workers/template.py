@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
-from gpuload.workers.main import be_a_child, end, run
+from gpuload.workers.main import end, run, set_up_child
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
@@ -49,7 +49,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     """Unpickle the job, then fork a worker for each request of the parent, until the parent closes the socket."""
     stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
-    be_a_child(lifeline_fd, stacks_fd, descriptors)
+    set_up_child(lifeline_fd, stacks_fd, descriptors)
     inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
     # These errors mean that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -70,7 +70,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
         gc.collect()
         gc.freeze()  # otherwise a garbage collection in a worker would write to the header of every object
         control.send(TEMPLATE_READY + stopwatch.pack())
-        children: dict[int, tuple[int, int]] = {}  # by pidfd: the process ID, and the pipe for its exit status
+        children: dict[int, tuple[int, int]] = {}  # keyed by pidfd: the process ID, and the pipe for its exit status
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while True:
@@ -160,24 +160,24 @@ def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
     """Write the exit status of an ended worker to its pipe; negative for a signal, as in `subprocess`."""
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
-    with contextlib.suppress(OSError):  # the reader is gone
+    with contextlib.suppress(OSError):  # the reader has closed its end
         os.write(status_fd, os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
     os.close(status_fd)
 
 
 def _run_worker(
     control: socket.socket,
-    own_fds: tuple[int, int],
+    template_fds: tuple[int, int],
     settings: dict[str, Any],
     job: Job,
     shared_fds: tuple[int, int],
     message: bytes,
     received_fds: list[int],
 ) -> None:
-    """Run a worker in the forked child, then exit. `own_fds` are the template's; `received_fds` came with `message`."""
+    """Run a worker in the forked child, then exit. `template_fds` must be closed; `received_fds` are for it."""
     try:
         control.close()
-        for fd in own_fds:
+        for fd in template_fds:
             os.close(fd)
         number, changes = marshal.loads(message)  # written by the parent
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds

@@ -110,7 +110,7 @@ def test_an_exception_of_it_says_which_samples_and_where(workers):
         batches = iter(loader)
         assert next(batches) == [0, 1, 2]
         with pytest.raises(
-            gl.CollateError, match=r"collate_fn raised KeyError: 'no four', for a batch of 3 .*sample 3"
+            gl.CollateError, match=r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
         ) as caught:
             next(batches)
         assert "raise KeyError" in str(caught.value)
@@ -138,7 +138,7 @@ def test_what_is_no_function_is_refused():
 
 
 def test_a_sample_of_none_needs_one():
-    with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that leaves None out"):
+    with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
         gpuload_batches(Made(lambda i: None), 2)
 
 

@@ -19,7 +19,7 @@ from gpuload import transforms as T
 from gpuload.ring.ring import GRANULE_BYTES
 from gpuload.workers import pool as pool_module
 
-pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
 class Deadly:
@@ -225,7 +225,7 @@ class Unnoted(Deadly):
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do, taken = main._do, []
+        do, taken = main._process_request, []
 
         def die_or_do(request, *others):
             taken.append(request.chunk)
@@ -234,7 +234,7 @@ class Unnoted(Deadly):
                 kill_from_outside()
             return do(request, *others)
 
-        main._do = die_or_do
+        main._process_request = die_or_do
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def numbers_of(batches):
     return [number for _, numbers, _ in batches for number in numbers]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -66,7 +66,7 @@ def test_skip_leaves_the_sample_out_and_lists_it(workers):
     loader_ = loader(Numbered(24, bad=[0, 9, 10]), num_workers=workers, on_error="skip", chunk_size=3)
     with (
         loader_,
-        pytest.warns(RuntimeWarning, match=r"sample 0 \(/data/0.jpg\), at position 0 of epoch 0: .*left out"),
+        pytest.warns(RuntimeWarning, match=r"sample 0 \(/data/0.jpg\), at position 0 of epoch 0: .*it was skipped"),
     ):
         batches = epoch(loader_)
     assert [numbers for _, numbers, _ in batches] == [
@@ -172,7 +172,7 @@ def test_the_count_begins_anew_with_each_epoch():
 def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
     with loader(Numbered(1, bad=[0]), on_error="replace") as loader_:
         with pytest.raises(
-            gl.TooManyErrors, match=r"nothing could take the place .* position 0 .*sample 0 \(/data/0.jpg\)"
+            gl.TooManyErrors, match=r"the sample at position 0 .* could not be replaced.*sample 0 \(/data/0.jpg\)"
         ):
             epoch(loader_)
         assert [entry.index for entry in loader_.errors] == [0]

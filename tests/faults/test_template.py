@@ -76,7 +76,7 @@ def test_a_worker_whose_template_is_gone_ends_with_an_unknown_status(succeed):
         rest = torch.cat([*batches]).tolist()
         assert rest == list(range(4, 400))
         causes = engine.deaths.causes
-        assert any("nobody knows how" in cause for cause in causes), causes
+        assert any("its exit status is unknown" in cause for cause in causes), causes
         loader.close()
     """)
 

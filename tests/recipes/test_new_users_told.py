@@ -96,12 +96,12 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "clips of two lengths": (
         lambda: load(lambda i: np.stack([scene(i)] * (i + 1))),
-        ("cut them to one length", "pass a collate_fn"),
+        ("cut clips to one length", "pass a collate_fn"),
     ),
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
         lambda: load(lambda i: chw(i) / 255),
-        ("gpuload.Image(tensor, layout='CHW')", "leave out the dataset's ToTensor"),
+        ("gpuload.Image(tensor, layout='CHW')", "remove the dataset's ToTensor"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
     "thirteen channels of levels": (
@@ -127,13 +127,13 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a transform without a list": (lambda: load(scene, T.RandomCrop(8)), ("must be a list", "write [RandomCrop(")),
     "a function beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, T.Lambda(torch.fliplr)]),
-        ("gets the images alone", "transforms of gpuload"),
+        ("gets only the images", "gpuload's transforms"),
     ),
     "an own transform beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
         ("Unsaid has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "leave it out")),
+    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove it")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, OnLevels()]),
         ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),
@@ -186,8 +186,8 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), scene(i))),
         ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
     ),
-    "zip(loader, loader)": (zipped, ("make a second Loader",)),
-    "nested loops": (nested_loops, ("make a second Loader",)),
+    "zip(loader, loader)": (zipped, ("create a second Loader",)),
+    "nested loops": (nested_loops, ("create a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore
     "gl.DataLoader": (lambda: gl.DataLoader, ("write gpuload.Loader",)),  # pyright: ignore
     "means of levels": (

@@ -251,7 +251,7 @@ def test_a_collate_fn_gets_mixed_images_and_its_labels_are_mixed():
     whole = by_position(loader(shuffle=True))
     batches = loader(shuffle=True, collate_fn=collated)
     same(by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), whole)
-    text = "MixUp mixed 4 images, but there are 3 labels in the batch: the collate_fn left some out, or added some"
+    text = "MixUp mixed 4 images, but the batch has 3 labels; let the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(collate_fn=partial(collated, drop=1))))
 
@@ -316,7 +316,7 @@ class Masked(Pictures):
 
 
 def test_samples_that_cannot_be_mixed():
-    text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
+    text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove it"
     for options in ({}, {"collate_fn": list}):
         with pytest.raises(SampleError, match=re.escape(text)):
             next(iter(loader(Masked(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))

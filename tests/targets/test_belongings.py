@@ -87,7 +87,7 @@ def test_what_coco_has_of_each_object_goes_with_its_box_without_being_named(chai
 
 def test_a_getter_that_forgets_the_keypoints_of_the_boxes_is_refused():
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"])]
-    text = "the keypoints beside them have an entry for each of the 3 boxes, but labels_getter= does not give them"
+    text = "the keypoints next to them have one entry for each of the 3 boxes, but labels_getter= does not return them"
     with pytest.raises(gl.SampleError, match=text):
         batch_of(coco, chain, 1)
     _, (found,) = batch_of(coco, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
@@ -126,7 +126,7 @@ def test_torchvisions_keypoints_and_masks_may_be_named():
 def test_a_mask_of_the_whole_image_cannot_be_named():
     sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["m"])]
-    with pytest.raises(gl.SampleError, match=r"must be N×H×W, one for each, got shape \(40, 50\); leave a mask of"):
+    with pytest.raises(gl.SampleError, match=r"must be N×H×W, one for each, got shape \(40, 50\); do not return"):
         only_batch(sample, 2, transforms=chain)
 
 
@@ -180,10 +180,13 @@ def test_a_crop_that_leaves_boxes_out_finds_their_labels(sample, found):
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
-        (lambda: (image(), gl.Boxes(BOXES), labels()), r"and 2, of shape \(3,\), beside the boxes may belong to them"),
+        (
+            lambda: (image(), gl.Boxes(BOXES), labels()),
+            r"unclear whether 2, of shape \(3,\), next to the boxes belongs to",
+        ),
         (lambda: (image(), target(classes=labels())), r"'classes', of shape \(3,\).*SanitizeBoundingBoxes\(labels_get"),
-        (lambda: (image(), target(scores=torch.ones(3, 2))), r"no labels were found, and 'scores', of shape \(3, 2\)"),
-        (lambda: (image(), target(labels=[1, 2, 3])), r"RandomIoUCrop: what belongs .*got list: \[1, 2, 3\]"),
+        (lambda: (image(), target(scores=torch.ones(3, 2))), r"no labels were found, .*'scores', of shape \(3, 2\)"),
+        (lambda: (image(), target(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
         (
             lambda: (image(), 7, target(labels=[1, 2, 3])),
             r"must be arrays or tensors with a row.*got list: \[1, 2, 3\]",

@@ -57,10 +57,10 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (gl.Image(pixels()), gl.Image(pixels(20)), gl.Boxes(boxes(1))),
             [],
-            r"must be of one size, but sample\[0\] has 40×50 and sample\[1\] 20×50",
+            r"must have the same size, but sample\[0\] has 40×50 and sample\[1\] has 20×50",
         ),
         (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
-        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*leave it out, or return no"),
+        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*remove it, or return no"),
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandomApply([T.TrivialAugmentWide()])],
@@ -69,23 +69,23 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), 3),
             [T.RandomIoUCrop()],
-            r"RandomIoUCrop takes samples with one leaf of boxes.*this one has 0",
+            r"RandomIoUCrop needs samples with one leaf of boxes.*this sample has 0",
         ),
         (
             lambda: (image(), gl.Mask(MASK)),
             SANITIZE,
-            "SanitizeBoundingBoxes takes samples with one leaf.*this one has 0",
+            "SanitizeBoundingBoxes needs samples with one leaf.*this sample has 0",
         ),
         (lambda: (image(), {"boxes": gl.Boxes(boxes(1))}), SANITIZE, "no labels were found under 'boxes'; give Sanit"),
         (
             lambda: (image(), gl.Boxes(boxes(1))),
             SANITIZE,
-            "no labels were found: they are looked for in a dict, got Box",
+            "no labels were found: they are expected in a dict, got Box",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(3)}),
             SANITIZE,
-            r"there are 2 boxes, but what belongs to them has shape \(3,\)",
+            r"there are 2 boxes, but their labels have shape \(3,\)",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": [1, 2]}),
@@ -95,7 +95,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
             [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"] + 1)],
-            "must give leaves of the sample itself",
+            "must return leaves of the sample itself",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
@@ -117,7 +117,7 @@ def test_a_sample_that_does_not_fit_says_why(make, transforms, text):
 
 def test_a_sample_whose_mask_does_not_fit_can_be_skipped():
     sample = lambda i: (image(), gl.Mask(MASK if i else MASK[:30]))  # noqa: E731
-    with pytest.warns(RuntimeWarning, match="a mask must have the size of its image.*it was left out"):
+    with pytest.warns(RuntimeWarning, match="a mask must have the size of its image.*it was skipped"):
         images, masks = only_batch(sample, 4, on_error="skip")
     assert len(images) == len(masks) == 3
 

@@ -91,7 +91,7 @@ def test_views_have_points_of_their_own():
     for found in targets:
         small, large = found["points"]
         assert len(small) < len(large) < 40
-    text = "SanitizeKeyPoints leaves out different keypoints in each view of a MultiView"
+    text = "SanitizeKeyPoints drops different keypoints in each view of a MultiView"
     with pytest.raises(gl.SampleError, match=text):
         only_batch(make, 3, transforms=[views, T.SanitizeKeyPoints("default")])
 
@@ -109,17 +109,17 @@ def test_after_a_mosaic():
         (
             lambda i: (image(), gl.Boxes([[1, 2, 3, 4]])),
             [T.SanitizeKeyPoints()],
-            r"takes samples with one leaf of keypoints, gpuload.Keypoints\(array\), but this one has 0",
+            r"needs samples with one leaf of keypoints, gpuload.Keypoints\(array\), but this sample has 0",
         ),
         (
             lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2))), "labels": np.ones(2)}),
             [T.SanitizeKeyPoints("default")],
-            r"SanitizeKeyPoints: there are 3 keypoints, but what belongs to them has shape \(2,\)",
+            r"SanitizeKeyPoints: there are 3 keypoints, but their labels have shape \(2,\)",
         ),
         (
             lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2)))}),
             [T.SanitizeKeyPoints("default")],
-            r"no labels were found.*give SanitizeKeyPoints a labels_getter= that finds what belongs to the keypoints",
+            r"no labels were found.*give SanitizeKeyPoints a labels_getter= that returns the labels of the keypoints",
         ),
         (
             lambda i: (
@@ -127,7 +127,7 @@ def test_after_a_mosaic():
                 {"b": gl.Boxes([[1, 2, 9, 9]]), "points": gl.Keypoints([[[1, 2]]]), "labels": np.ones(1)},
             ),
             [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints("default")],
-            r"leaves out entries of leaf 2, which belongs to the boxes too",
+            r"drops entries of leaf 2, which belongs to the boxes too",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from PIL import Image as PILImage
 import gpuload as gl
 
 HEIGHT, WIDTH = 24, 40  # of images as they are stored
-TURNED = "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+TURNED = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 
 
 def exactly(text: str) -> str:
@@ -88,7 +88,7 @@ def test_a_photograph_that_exif_turns_is_warned_of_once(
     assert len(boxes_of(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
     stored = coco((HEIGHT, WIDTH), targets=())
     assert len(boxes_of(stored)) == 30
-    with pytest.warns(RuntimeWarning, match="the targets are those of the image as it is stored; leave exif=True out"):
+    with pytest.warns(RuntimeWarning, match="the targets are for the image as it is stored; remove exif=True"):
         boxes_of(stored, decode=gl.Decode(exif=True))
 
 
@@ -120,12 +120,12 @@ def test_strays_are_told_too() -> None:
             sample((WIDTH, HEIGHT), jpeg(8, "PNG")),
             f"the boxes of 'a.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: {TURNED}",
         ),
-        (sample((WIDTH, HEIGHT), jpeg(3)), "decoded to 24×40: height and width are swapped; turn the image or the"),
+        (sample((WIDTH, HEIGHT), jpeg(3)), "decoded to 24×40: height and width are swapped; rotate the image or the"),
         (sample((WIDTH, HEIGHT), jpeg(), None), "the boxes of a sample are for an image of 40×24 (height × width)"),
-        (sample((48, 80), jpeg()), "scale the targets as the image was scaled, or give the image that they were"),
+        (sample((48, 80), jpeg()), "scale the targets as the image was scaled, or return the image that they were"),
         (
             lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
-            "is decoded to 20×30: height and width are swapped; turn the image or the targets",
+            "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Cal
     dataset = coco((WIDTH, HEIGHT))
     text = (
         'a mask must have the size of its image, 24×40 (height × width), but the mask sample[1]["masks"] has 40×24; '
-        "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+        "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
     )
     with pytest.raises(gl.SampleError, match=re.escape(text)):
         boxes_of(dataset)

@@ -157,7 +157,7 @@ def test_workers_of_a_process_count_its_cpu_time():
 
 def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     board = Board(2, first=3)
-    note, wanted = board.noting(4, 7), board.wanting(7)
+    note, wanted = board.row_writer(4, 7), board.wanted_check(7)
     note(5)
     found = board.read(4)
     assert (found.chunk, found.row) == (7, 5)

@@ -69,7 +69,7 @@ def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
     shown = "; ".join(
         f"sample {n + 100} ({n}.jpg), at position {n} of epoch 0: DecodeError: broken" for n in (8, 9, 10)
     )
-    assert f"of them: {shown}. Check whether the files can still be reached; loader.errors lists the failures" in text
+    assert f"failures: {shown}. Check whether the files can still be reached; loader.errors lists the failures" in text
     tally.add(1070, [])
     tally.check()  # 11 of 1,100
 
@@ -89,7 +89,7 @@ def test_the_log_says_once_aloud_what_it_records():
     with pytest.warns(RuntimeWarning) as warned:
         log.extend([record(1), record(2)], loud=True)
     assert [str(entry.message) for entry in warned] == [
-        "sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken; it was left out. Further ones are only "
+        "sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken; it was skipped. Further failures are only "
         "recorded, in loader.errors"
     ]
     with warnings.catch_warnings():

@@ -421,7 +421,7 @@ class Hesitates:
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do = main._do
+        do = main._process_request
 
         def hesitate(request, *others):
             if request.chunk == self.chunk:
@@ -432,7 +432,7 @@ class Hesitates:
                     time.sleep(0.002)
             return do(request, *others)
 
-        main._do = hesitate
+        main._process_request = hesitate
 
 
 def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(team, tmp_path):

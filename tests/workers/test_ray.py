@@ -35,9 +35,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         (
             {"count": 1, "cpus_per_worker": -1},
             ValueError,
-            "RayWorkers(cpus_per_worker=…) must be a number from 0 on, got -1",
+            "RayWorkers(cpus_per_worker=…) must be a number, at least 0, got -1",
         ),
-        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): through Ray Client every"),
+        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client every"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
         (
             {"count": 1, "actor_options": {"num_cpus": 2}},
@@ -219,7 +219,7 @@ def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypat
     with (
         loader(count=1) as loader_,
         pytest.raises(
-            RuntimeWarning, match=r"worker 0 waits for a machine with 1 free CPUs: the cluster has 1 free of 4"
+            RuntimeWarning, match=r"worker 0 is waiting for a machine with 1 free CPUs: 1 of the cluster's 4 CPUs"
         ),
     ):
         next(iter(loader_))
@@ -277,7 +277,7 @@ def test_slots_on_the_other_machine_come_back_and_each_worker_has_two_chunks_at_
             assert images[:, 0, 0, 0].tolist() == labels.tolist()
         [actor] = cluster.actors
         assert actor.host._ring.slots <= 4
-        assert not actor.host._flying
+        assert not actor.host._in_flight
 
 
 def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, monkeypatch):
@@ -296,7 +296,7 @@ def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, mon
             for images, labels in loader_:
                 assert images.amin((1, 2, 3)).tolist() == images.amax((1, 2, 3)).tolist() == labels.tolist()
         [actor] = cluster.actors
-        assert not actor.host._flying
+        assert not actor.host._in_flight
         actor.host._ring.collect()
         assert actor.host._ring.used_bytes == 0
         assert loader_._session.ring.used_bytes == 0
@@ -348,7 +348,7 @@ def test_both_slots_of_an_actor_come_back_from_a_dead_worker_and_an_idle_one_tha
             """As if the first worker had taken both chunks, and died before it noted them."""
             while len(host._pool._in_flight) < 2:
                 await asyncio.sleep(0.002)
-            assert len(host._pool._queues[0].take_back()) == 2
+            assert len(host._pool._queues[0].withdraw()) == 2
             os.kill(first, signal.SIGKILL)
             os.kill(second, signal.SIGCONT)
 

@@ -42,7 +42,7 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
             Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves=False, **options),
             guard_generators=False,
         )
-        runner._reader._looks = 0  # as after its first samples
+        runner._reader._searches_left = 0  # as after its first samples
         made.append(runner)
     made[1]._row_copier = None
     return made[0], made[1]

@@ -113,7 +113,7 @@ def test_what_cannot_be_sent_is_refused_with_the_remedy():
         ship(threading.Lock(), {})
     assert str(refusal.value) == (
         "a _thread.lock cannot be sent to the worker processes: TypeError: cannot pickle '_thread.lock' object. "
-        "Open files, locks, connections and the like when they are first used in the worker, not before; "
+        "Create locks, and open files and connections, in the worker when they are first used, not before; "
         "or use num_workers=0"
     )
 
@@ -196,7 +196,7 @@ def test_a_transform_is_named_by_its_place_in_the_chain(tmp_path):
 
 def test_an_object_that_refuses_by_itself_is_named_with_its_reason():
     with pytest.raises(
-        TypeError, match=r"^dataset\.inner \(a .*Fussy\) cannot be sent .*: RuntimeError: not me\. Open"
+        TypeError, match=r"^dataset\.inner \(a .*Fussy\) cannot be sent .*: RuntimeError: not me\. Create"
     ):
         ship(job(Node(inner=Fussy())), {})
 
@@ -256,7 +256,7 @@ def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
     with (
         gl.Loader(Data(), 2, num_workers=2, device="cpu") as loader,
         pytest.warns(
-            RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers may come to have a copy"
+            RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers may end up with a copy"
         ),
     ):
         list(loader)
@@ -401,7 +401,7 @@ def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
     for shared in (multiprocessing.get_context("fork").Value("i"), multiprocessing.get_context("fork").Lock()):
         expected = (
             r'dataset\.store.* cannot be sent to the worker processes: .*\. A lock of multiprocessing\'s "fork" context'
-            r' exists only in forks .*: make it .* with multiprocessing\.get_context\("spawn"\), .*lock=False; or use'
+            r' exists only in forks .*: create .* with multiprocessing\.get_context\("spawn"\), .*lock=False; or use'
         )
         with pytest.raises(TypeError, match=expected):
             iter(gl.Loader(Cache(shared, first, set_first), num_workers=1, device="cpu"))

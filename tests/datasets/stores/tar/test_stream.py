@@ -176,7 +176,7 @@ def test_a_shard_that_is_cut_off_is_told_once_and_the_next_one_follows(tmp_path:
     assert text.startswith(f"'{tmp_path}/1.tar' is truncated at {at:,} bytes")
     with pytest.raises(gl.SampleError, match=r"1.tar' is truncated at"):
         loaded(shards, num_workers=0)
-    with pytest.warns(RuntimeWarning, match=r"1.tar' is truncated at .* it was left out"):
+    with pytest.warns(RuntimeWarning, match=r"1.tar' is truncated at .* it was skipped"):
         rest = loaded(shards, num_workers=0, faults=gl.Faults(on_error="skip", max_error_rate=1))
     assert flat(rest) == found
 
