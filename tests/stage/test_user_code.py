@@ -212,7 +212,7 @@ def returning(value):
         (
             [T.CenterCrop(8), returning(lambda images: None), NORMALIZE],
             TypeError,
-            "Returning.apply (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
+            "Returning.apply (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
             "must return a tensor of the same shape and dtype",
         ),
         (
@@ -229,18 +229,18 @@ def returning(value):
         (
             [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
             ValueError,
-            "Returning.apply (number 3 of the transforms) was given float32 of shape (3, 3, 8, 8) and returned int32",
+            "Returning.apply (transform number 3) was given float32 of shape (3, 3, 8, 8) and returned int32",
         ),
         (
             [T.CenterCrop(8), T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
             ValueError,
-            "Lambda(<lambda>) (number 2 of the transforms) was given uint8 of shape (3, 8, 8) and returned uint8 of "
+            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of "
             "shape (8, 8); it",
         ),
         (
             [T.CenterCrop(8), T.Lambda(list), NORMALIZE],
             TypeError,
-            "Lambda(list) (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
+            "Lambda(list) (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
         ),
         (
             [T.Lambda(lambda images: images), T.CenterCrop(8)],
@@ -355,7 +355,7 @@ def test_the_plan_shows_it():
         [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
     )
     assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
-    assert stage.plan.steps[3].reason == "done with the module torch's ReLU before it"
+    assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
     assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 
 

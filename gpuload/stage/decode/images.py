@@ -13,8 +13,8 @@ waits for these copies only if the kept images and the next ones together would 
 batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
 the limit. A single image that is too large goes to the CPU.
 
-**Time.** Python code that runs per image is the time that decoding takes from the training loop, so sizes, places and
-crops are stored in columns.
+**Time.** The Python code that runs once per image is the time that decoding takes away from the training loop, so
+sizes, places and crops are stored in columns.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Images(NamedTuple):
 
 
 class ImageDecoder:
-    """Decoder of the images that workers left to the device.
+    """A decoder for the images that workers left to the device.
 
     Args:
         decoder: the device's decoder.
@@ -78,13 +78,13 @@ class ImageDecoder:
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
-        refused: the number of images that the device's decoder refused, by reason; the CPU decoded or also refused
+        refused: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
         halved: how often the device ran out of memory.
-        seconds: host time spent here.
-        images: the number of images so far.
-        limit_bytes: the limit for decoded images that are kept at the same time.
-        peak_bytes: the largest total size of such images so far.
+        seconds: host time spent on decoding.
+        images: the number of images processed so far.
+        limit_bytes: the maximum total size of decoded images that are kept at the same time.
+        peak_bytes: the largest such total size so far.
     """
 
     def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
@@ -111,7 +111,7 @@ class ImageDecoder:
         return failed
 
     def close(self) -> None:
-        """Free all memory; nothing may read it any more."""
+        """Free all memory, which must no longer be in use."""
         self._copying.clear()
         self._decoder.close()
 
@@ -147,7 +147,7 @@ class ImageDecoder:
         return [(part, _remove(part, failed[id(part)])) for part in parts if id(part) in failed]
 
     def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
-        """Decode images on the device. None means that it ran out of memory, and that another attempt may succeed."""
+        """Decode images on the device. None means that the device ran out of memory, and that a retry may succeed."""
         if nbytes > self.limit_bytes:  # only possible for a single image
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
         bytes_in_use = self._free(self.limit_bytes - nbytes)

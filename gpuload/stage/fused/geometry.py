@@ -4,21 +4,21 @@ A kernel is compiled for one kind of geometry, because a kernel for all kinds wo
 demanding kind. All other parameters are in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). `geometry`
 returns three float32 blocks rows × columns, red, green and blue, of integral levels 0 … 255 (for one channel, the same
 block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result. No
-byte outside the source is read, whatever a job says. Device functions of Triton, without state.
+byte outside the source is read, whatever a job says. All functions are stateless device functions of Triton.
 
 If a tile has at least 32 columns per warp, each GPU thread should hold entire columns of it. The compiler chooses this
 layout only if it knows that the elements of a row are adjacent in memory. Otherwise it distributes the rows of a column
-over neighbouring threads, which then read and write small pieces and exchange them. So `tl.max_contiguous` claims that
-pairs in a row are adjacent. They do not have to be: the compiler knows nothing about their alignment, so it never reads
-a pair with one instruction.
+among neighbouring threads, which then read and write small pieces and exchange them. So `tl.max_contiguous` claims that
+pairs in a row are adjacent. They need not actually be adjacent: the compiler knows nothing about their alignment, so it
+never reads a pair with one instruction.
 
-This file has copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's `Image.transform`,
-as in `gpuload.stage.reference.warp`); `separable` has the filters of resizing and blur. Maps compute coordinates and
-filters in float64, in the same order as the reference, because filtered levels are truncated, not rounded. Launched
-with ``enable_fp_fusion=False``, kernels produce the reference's levels.
+This file contains copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's
+`Image.transform`, as in `gpuload.stage.reference.warp`); `separable` contains the filters of resizing and blur. Maps
+compute coordinates and filters in float64, in the same order as the reference, because filtered levels are truncated,
+not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's levels.
 """
 
-# Type checkers do not understand that calls in kernels return.
+# Type checkers do not understand that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -78,11 +78,10 @@ def geometry(
         table_ptr: int32; a job's TABLE_AT is an offset from it.
         weights_ptr: int32; a job's WEIGHTS_X and WEIGHTS_Y are offsets from it.
         ints_ptr, floats_ptr: the job's numbers, int64 and float64.
-        tile, columns: the number of the tile among those above each other in the pass's result, and its columns, int32
-            (columns,).
+        tile, columns: the tile's number, counted from the top of the pass's result, and its columns, int32 (columns,).
         ys, xs: int32 (rows,) and (columns,), the tile's coordinates in the geometry's result.
         CHANNELS: 1 or 3.
-        GEOMETRY: the job's KIND; COPY also for TABLE.
+        GEOMETRY: the job's KIND, or COPY if that is TABLE.
 
     Returns:
         red, green, blue.

@@ -2,11 +2,11 @@
 
 A tile's pixels, and the results, are three float32 blocks rows × columns, red, green and blue, of integral levels in
 0 … 255. The arithmetic is the same, step by step, as in `color` and `points` of `gpuload.stage.reference`. Operations
-that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. Device
-functions of Triton, without state.
+that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. All
+functions are stateless device functions of Triton.
 """
 
-# Outside kernels, calling a kernel function raises, and type checkers assume that it always does.
+# Outside kernels, calling a kernel function raises an error, and type checkers assume that it always does.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations

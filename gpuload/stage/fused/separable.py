@@ -1,19 +1,19 @@
 """Separable filters inside a kernel: Pillow's resampling, and Gaussian blur.
 
 A tile of the result needs a range of source rows. Each source row is filtered horizontally once, and then added to all
-rows of the tile, multiplied by its vertical weight for each. The weights of a resampling and their sums are integers,
-rounded to levels between the axes, so the results are exactly Pillow's.
+rows of the tile, multiplied by its vertical weight for each tile row. In a resampling, weights and sums are integers,
+and sums are rounded to levels between the axes, so the results are exactly Pillow's.
 
 A separate kernel runs first and makes tables of the weights. For each result column, a table has the first source pixel
-and the weights of that and the following pixels. For each tile, it has the weights of every needed source row for every
+and the weights of this and the following pixels. For each tile, it has the weights of every needed source row for every
 row of the tile. The weights of a resampling are computed in float64 as in the reference, except that divisions are
 replaced by faster multiplications with the inverse (none of 150 million weights differed). The weights of a blur are
 float32. A blur mirrors the image at its borders: a pixel beyond the border adds its weight to the pixel that it
-mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its tables anew, in memory
+mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its own tables, in memory
 from the device's allocator.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LINES_AT_ONCE: Final = tl.constexpr(jobs.LINES_AT_ONCE)
 OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
 _ROOT: Final = tl.constexpr(0.8493218002880191)  # √(log2(e) / 2): a Gaussian is 2 ** -(_ROOT · distance / sigma)²
-_CHUNK: Final = tl.constexpr(16)  # source rows whose weights are computed at a time
+_CHUNK: Final = tl.constexpr(16)  # source rows for which weights are computed at a time
 BITS: Final = tl.constexpr(PRECISION_BITS)
 HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
@@ -133,7 +133,8 @@ def _separable(
     CURVE: tl.constexpr,
     FORWARD: tl.constexpr,
 ):
-    """Filter a tile. FORWARD: pixels are adjacent in memory, and rows have at least as many pixels as taps."""
+    """Filter a tile. FORWARD means that pixels are adjacent in memory, and that rows have at least as many pixels as
+    there are taps."""
     tl.static_assert(TAPS_AT_ONCE == 2)
     tl.static_assert(LINES_AT_ONCE == 4)
     last_row, last_column = tl.load(ints_ptr + HEIGHT).to(tl.int32) - 1, tl.load(ints_ptr + WIDTH).to(tl.int32) - 1
@@ -344,7 +345,7 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
     """Return the filter's extent and parameters for some pixels of a result, along one axis.
 
     Returns:
-        first, end: the first source pixel that the filter reads, mirrored or not, and the one after the last, int32.
+        first, end: the range of source pixels that the filter reads, mirrored or not, without `end`, int32.
         corner: the source's first pixel, in the coordinates of `first` and `end`.
         shape: the size of a blur's kernel; for a resize, the distance of each first pixel from the centre, float64.
         scale: the factor from pixels to the filter's units.

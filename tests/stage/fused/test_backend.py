@@ -55,8 +55,8 @@ def test_images_of_four_channels_are_left_to_torch():
     plan = compile_stage(chain, device="cpu", backend="fused").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [
         ("fused", None),
-        ("torch", "images of 4 channels are left to torch"),
-        ("torch", "done with Normalize before it"),
+        ("torch", "images with 4 channels are left to torch"),
+        ("torch", "combined with Normalize before it"),
     ]
 
 
@@ -88,7 +88,7 @@ def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypa
     assert len(caught) == 1
     assert backend.name == "torch"
     assert note is not None
-    assert "neither gcc nor clang is there; install one, or set CC" in note
+    assert "neither gcc nor clang was found; install one, or set CC" in note
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
@@ -131,7 +131,9 @@ def test_with_a_triton_that_is_broken(monkeypatch):
 def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
-    assert [(step.backend, step.reason) for step in plan.steps] == [("torch", "the kernels do not know solarize_add")]
+    assert [(step.backend, step.reason) for step in plan.steps] == [
+        ("torch", "the kernels do not support solarize_add")
+    ]
 
 
 @on_the_cpu
