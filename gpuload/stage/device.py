@@ -156,7 +156,7 @@ class Accelerator:
         """Page-lock memory, so that it can be copied from asynchronously.
 
         Returns:
-            0, `NO_LOCKS`, or the runtime's error code; such an error is cleared as the runtime's last error.
+            0, `NO_LOCKS`, or the runtime's error code; an error is also cleared as the runtime's last error.
         """
         if self.device.type != "cuda":
             return NO_LOCKS
@@ -233,8 +233,8 @@ def pci_address(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    return None if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+    ids = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return None if None in ids else "{:04x}:{:02x}:{:02x}.0".format(*ids)
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -278,8 +278,8 @@ def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
         down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
         across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
-        inside = (down[:, :, None] & across[:, None, :])[:, None]
+        is_inside = (down[:, :, None] & across[:, None, :])[:, None]
         image, other = (batch[upload(index, batch.device)] for index in (pasted, partners[pasted]))
-        changes.append((pasted, torch.where(inside, other, image)))
+        changes.append((pasted, torch.where(is_inside, other, image)))
     for rows, change in changes:
         batch[upload(rows, batch.device)] = change

@@ -57,13 +57,13 @@ def gather(
         return on_finished
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
-        inside = slice(top, top + height), slice(left, left + width)
-        image, paste_mask = levels[row][:, *inside], covered[row]
+        window = slice(top, top + height), slice(left, left + width)
+        image, paste_mask = levels[row][:, *window], covered[row]
         if paste_mask is not None:
             partner = int(record.groups[row, 1])
             has_same_size = levels[partner].shape == levels[row].shape
             pasted = levels[partner] if has_same_size else _resize_image(images, partner, record.sizes_hw[row])
-            image = torch.where(paste_mask[inside], pasted[:, *inside], image)
+            image = torch.where(paste_mask[window], pasted[:, *window], image)
         outputs[row].copy_(image)
     return on_finished
 
@@ -92,9 +92,9 @@ def tile(
         if not is_full[row]:
             output.fill_(fill[0]) if fill_levels is None else output.copy_(fill_levels)
         quadrants = zip(rows[row].tolist(), corners[row].tolist(), visible[row].tolist(), strict=True)
-        for other, (y, x), (down, across, h, w) in quadrants:
+        for image_row, (y, x), (down, across, h, w) in quadrants:
             if h and w:
-                part = images[other][..., down - y : down - y + h, across - x : across - x + w]
+                part = images[image_row][..., down - y : down - y + h, across - x : across - x + w]
                 output[..., down - top : down - top + h, across - left : across - left + w] = part
 
 

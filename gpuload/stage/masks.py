@@ -142,10 +142,10 @@ def _as_bytes(values: torch.Tensor) -> torch.Tensor:
 def _as_values(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
     """View bytes …×(N · itemsize)×H×W as values …×N×H×W, or …×H×W for masks with two axes."""
     kind, size = getattr(torch, dtype.name), dtype.itemsize
-    *before, channels, height, width = levels.shape
+    *batch_axes, channels, height, width = levels.shape
     if not levels.numel():  # no masks; an empty tensor's strides may not allow a view as another dtype
-        return levels.new_empty((*before, 0, height, width), dtype=kind)
-    values = levels.view(*before, channels // size, size, height, width).movedim(-3, -1)
+        return levels.new_empty((*batch_axes, 0, height, width), dtype=kind)
+    values = levels.view(*batch_axes, channels // size, size, height, width).movedim(-3, -1)
     # Viewed flat, because a tensor whose last axes have length 1 can be contiguous with strides that forbid the view.
     values = values.reshape(-1).view(kind).view(values.shape[:-1])
     return values.squeeze(-3) if axes == 2 else values

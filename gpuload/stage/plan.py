@@ -123,7 +123,7 @@ class Plan:
         placement: the NUMA node of the workers and the ring, or why they are not bound to a node; None if batches are
             made on the CPU.
         samples: where the samples of a `DeviceCached` are stored; None for other datasets.
-        decode: the effect of ``Decode(scale="fast")`` with these transforms; None without it.
+        decode: the effect of ``Decode(scale="fast")`` with these transforms; None without this option.
         images: how an `Augment` reads images; None for a Loader.
     """
 

@@ -142,8 +142,8 @@ class Stage:
             N×C×H×W; or, depending on `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
 
         Raises:
-            ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
-                program or the transforms (colour transforms accept only uint8).
+            ValueError: the images differ in their number of channels, or, with ``ragged="error"``, in size; or they do
+                not fit the program or the transforms (colour transforms accept only uint8).
         """
         channels = self.check(images, program, view)
         runner = self._runner(images, view)

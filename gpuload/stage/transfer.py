@@ -16,7 +16,7 @@ This memory becomes reusable only when the consumer is done with it, so a host t
 allocate more with each batch. In `hold_back`, the host therefore waits for the work that the consumer's stream had two
 batches ago.
 
-Runs in the main process, without a thread of its own.
+Runs in the main process, and starts no threads.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class CpuTransfer:
 
     def _starts(self, batch: Batch) -> list[int]:
         """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
-        and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so such a part's
-        offset is smaller than that of its first copied byte, and can be negative."""
+        and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so the offset of a
+        part with files is smaller than the offset of its first copied byte, and can be negative."""
         starts, offset = [], 0
         for part in batch.copied_parts:
             starts.append(begin := offset - part.encoded_bytes)
@@ -195,8 +195,8 @@ class CudaTransfer(CpuTransfer):
         return self._device.record(self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        *starts, used = self._starts(batch)
-        flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
+        *starts, used_bytes = self._starts(batch)
+        flat = torch.empty(rounded(used_bytes), dtype=torch.uint8, device=self.device)[:used_bytes]
         try:
             self._fill(flat, batch, starts)
         finally:

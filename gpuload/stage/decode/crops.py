@@ -47,9 +47,9 @@ def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
     column = (offset - row * row_bytes) // channels
     channel = offset - row * row_bytes - column * channels
     source = address + (first_row + row) * row_step + column * column_step + channel
-    inside = begin + lane < nbytes
-    level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=inside)
-    tl.store(target_ptr + start + begin + lane, level, mask=inside)
+    is_inside = begin + lane < nbytes
+    level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=is_inside)
+    tl.store(target_ptr + start + begin + lane, level, mask=is_inside)
 
 
 def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ would have reported.
 **Memory.** The device's decoder returns either entire images, which are cropped afterwards, or only their regions. It
 decodes a few images at a time, which are kept until the device has copied their crops. Their memory must not be freed
 earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The host
-waits for these copies only if the kept images and the next ones together would exceed `limit_bytes`; the crops of a
+waits for these copies only if the kept images and the next images together would exceed `limit_bytes`; the crops of a
 batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
 the limit. A single image that is too large goes to the CPU.
 
@@ -122,9 +122,9 @@ class ImageDecoder:
         failed: dict[int, dict[int, ErrorRecord]] = {}
         ends, start = images.nbytes.cumsum(), 0
         while start < len(images.sources):
-            before = ends[start - 1] if start else 0
-            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(before + self._piece_bytes, "right")))
-            nbytes = int(ends[start + count - 1] - before)
+            start_bytes = ends[start - 1] if start else 0
+            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(start_bytes + self._piece_bytes, "right")))
+            nbytes = int(ends[start + count - 1] - start_bytes)
             if (results := self._decode_on_device(images.sources[start : start + count], nbytes)) is None:
                 continue
             rows = [row for row, result in enumerate(results, start) if isinstance(result, Pixels)]

@@ -55,14 +55,14 @@ Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 def load_library() -> Any:
     """Return the module; raise an ImportError if it is missing or too old."""
-    before = os.environ.get(VERBOSITY)
+    previous = os.environ.get(VERBOSITY)
     os.environ[VERBOSITY] = "0"  # read at import; otherwise C++ prints errors that bypass the C library's stderr
     try:
         library: Any = importlib.import_module("nvidia.nvimgcodec")
     finally:
         del os.environ[VERBOSITY]
-        if before is not None:
-            os.environ[VERBOSITY] = before
+        if previous is not None:
+            os.environ[VERBOSITY] = previous
     check_version(library)
     return library
 

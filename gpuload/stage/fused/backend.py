@@ -54,8 +54,8 @@ class FusedBackend(Backend):
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
         if device.type == "cpu" and not interpreted:
             return (
-                f"the backend 'fused' runs on a GPU, got device {str(device)!r}; use backend='torch' there (or set "
-                "TRITON_INTERPRET=1 before Python starts, to try it slowly)"
+                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' there (or set "
+                "TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
             )
         return None
 

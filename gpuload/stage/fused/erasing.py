@@ -61,19 +61,19 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
             erase_images(outputs[row][None], erase.take(np.array([number]), None))
         return
     is_drawn = boxes[:, :, 2] > 0
-    chosen = np.flatnonzero(is_drawn.any(axis=1))
-    if not len(chosen):
+    indices = np.flatnonzero(is_drawn.any(axis=1))
+    if not len(indices):
         return
     # Boxes that were not drawn are zeros, which must not affect the minimum.
-    starts = np.where(is_drawn[chosen][:, :, np.newaxis], boxes[chosen, :, :2], np.iinfo(np.int64).max).min(axis=1)
-    ends = (boxes[chosen, :, :2] + boxes[chosen, :, 2:]).max(axis=1)
-    bounds = np.concatenate([rows[chosen, None], starts, ends], axis=1)
+    starts = np.where(is_drawn[indices][:, :, np.newaxis], boxes[indices, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    ends = (boxes[indices, :, :2] + boxes[indices, :, 2:]).max(axis=1)
+    bounds = np.concatenate([rows[indices, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    records = erased_boxes(erase, channels)[chosen]
+    records = erased_boxes(erase, channels)[indices]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
-        for portion in portions(len(chosen), programs=down * across):
-            _erase_images[down * across, len(chosen[portion])](
+        for portion in portions(len(indices), programs=down * across):
+            _erase_images[down * across, len(indices[portion])](
                 outputs,
                 upload(bounds[portion], device),
                 upload(records[portion], device),
@@ -115,19 +115,19 @@ def _erase_images(
     ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     is_inside = (ys < tl.load(bounds_ptr + 3))[:, None] & (xs < tl.load(bounds_ptr + 4))[None, :]
-    places = images_ptr + tl.load(bounds_ptr) * image_stride
-    places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
-    red = tl.load(places, is_inside, 0).to(tl.float32)
+    pixel_ptrs = images_ptr + tl.load(bounds_ptr) * image_stride
+    pixel_ptrs += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
+    red = tl.load(pixel_ptrs, is_inside, 0).to(tl.float32)
     green, blue = red, red
     if CHANNELS == 3:
-        green = tl.load(places + channel_stride, is_inside, 0).to(tl.float32)
-        blue = tl.load(places + 2 * channel_stride, is_inside, 0).to(tl.float32)
+        green = tl.load(pixel_ptrs + channel_stride, is_inside, 0).to(tl.float32)
+        blue = tl.load(pixel_ptrs + 2 * channel_stride, is_inside, 0).to(tl.float32)
     records_ptr += tl.program_id(1) * count * RECORD
     red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
-    tl.store(places, round_to(red, images_ptr.dtype.element_ty), is_inside)
+    tl.store(pixel_ptrs, round_to(red, images_ptr.dtype.element_ty), is_inside)
     if CHANNELS == 3:
-        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), is_inside)
-        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), is_inside)
+        tl.store(pixel_ptrs + channel_stride, round_to(green, images_ptr.dtype.element_ty), is_inside)
+        tl.store(pixel_ptrs + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), is_inside)
 
 
 @triton.jit
@@ -156,12 +156,12 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         # Skip the box quickly if it does not touch the tile, as in nearly all tiles.
         if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
             y, x = ys - down, xs - across
-            inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
+            is_inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
-                red = tl.where(inside, _number(record_ptr + 5), red)
-                green = tl.where(inside, _number(record_ptr + 6), green)
-                blue = tl.where(inside, _number(record_ptr + 7), blue)
+                red = tl.where(is_inside, _number(record_ptr + 5), red)
+                green = tl.where(is_inside, _number(record_ptr + 6), green)
+                blue = tl.where(is_inside, _number(record_ptr + 7), blue)
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
@@ -174,10 +174,10 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                 # once need 181 registers in the fused kernel (sm_90, 8 pixels per thread); one by one, they need 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
-                    numbers = _normal(place, key, quantiles_ptr, inside)
-                    red = tl.where(inside & (channel == 0), numbers, red)
-                    green = tl.where(inside & (channel == 1), numbers, green)
-                    blue = tl.where(inside & (channel == 2), numbers, blue)
+                    numbers = _normal(place, key, quantiles_ptr, is_inside)
+                    red = tl.where(is_inside & (channel == 0), numbers, red)
+                    green = tl.where(is_inside & (channel == 1), numbers, green)
+                    blue = tl.where(is_inside & (channel == 2), numbers, blue)
                     place += plane
                     channel += 1
         number += 1

@@ -50,7 +50,7 @@ _VALUES: Final = tl.constexpr(VALUES)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
 
 
-@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can be a user's own memory
+@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can point to a user's memory
 def one_pass(
     source_ptr,
     places_ptr,

@@ -114,19 +114,19 @@ def _mix(
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     side1_ptr = pair_ptr + 2
     side2_ptr = side1_ptr + _SIDE
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    indices = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = CHANNELS * height * width
     if ALIGNED:
         count = tl.multiple_of(count, _LANES)
         # Dense images then also begin at multiples of `LANES`, which allows wide loads.
         image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
-    is_inside = places < count
+    is_inside = indices < count
     if CHANNELS_LAST:
-        channel, x, y = places % CHANNELS, places // CHANNELS % width, places // CHANNELS // width
+        channel, x, y = indices % CHANNELS, indices // CHANNELS % width, indices // CHANNELS // width
     else:
-        x, y, channel = places % width, places // width % height, places // width // height
+        x, y, channel = indices % width, indices // width % height, indices // width // height
     if DENSE:
-        offsets = places
+        offsets = indices
     else:
         offsets = channel.to(tl.int64) * channel_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
     image1_ptrs = images_ptr + tl.load(pair_ptr) * image_stride + offsets

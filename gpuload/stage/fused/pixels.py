@@ -55,22 +55,22 @@ def read(source_ptr, byte_offsets, channel_step, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
-    """Convert levels to float32, and replace levels that are not inside by the job's fill."""
-    red = tl.where(inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
+def filled(red, green, blue, is_inside, floats_ptr, CHANNELS: tl.constexpr):
+    """Convert levels to float32, and replace levels outside the source by the job's fill."""
+    red = tl.where(is_inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
     if CHANNELS == 3:
-        green = tl.where(inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
-        blue = tl.where(inside, blue.to(tl.float32), tl.load(floats_ptr + FILL + 2).to(tl.float32))
+        green = tl.where(is_inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
+        blue = tl.where(is_inside, blue.to(tl.float32), tl.load(floats_ptr + FILL + 2).to(tl.float32))
     else:
         green, blue = red, red
     return red, green, blue
 
 
 @triton.jit
-def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, places):
-    """Return the byte offsets of rows or columns from the first; places outside the source are clamped to it."""
+def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, coordinates):
+    """Return the byte offsets of rows or columns from the first; coordinates outside the source are clamped to it."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
-    return tl.minimum(tl.maximum(places, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
+    return tl.minimum(tl.maximum(coordinates, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
 
 
 @triton.jit

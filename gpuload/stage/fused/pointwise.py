@@ -93,10 +93,10 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
     elif code == _ERASE_BOX:
-        inside = _inside(ys, xs, values_ptr)
-        red = tl.where(inside, tl.load(values_ptr + 4).to(tl.float32), red)
-        green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
-        blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
+        is_inside = _inside(ys, xs, values_ptr)
+        red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
+        green = tl.where(is_inside, tl.load(values_ptr + 5).to(tl.float32), green)
+        blue = tl.where(is_inside, tl.load(values_ptr + 6).to(tl.float32), blue)
     if CHANNELS == 1:  # this makes the code above that computes green and blue dead code
         green, blue = red, red
     return red, green, blue

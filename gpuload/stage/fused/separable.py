@@ -335,8 +335,8 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
     while tap < taps:
         pixels = place + tap + corner
         weights = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
-        before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
-        tl.store(weights_ptr + before * out_width + tap - before, weights, is_inside)
+        group = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
+        tl.store(weights_ptr + group * out_width + tap - group, weights, is_inside)
         tap += 1
 
 
@@ -353,9 +353,9 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
     """
     if CURVE == GAUSSIAN:
         shape, corner = tl.load(ints_ptr + KERNEL_H + AXIS).to(tl.int32), 0
-        before = shape // 2
-        first = tl.where(before < length, tl.maximum(places - before, 0), 0)
-        end = tl.where(before < length, tl.minimum(places + before + 1, length), length)
+        radius = shape // 2
+        first = tl.where(radius < length, tl.maximum(places - radius, 0), 0)
+        end = tl.where(radius < length, tl.minimum(places + radius + 1, length), length)
         scale, norm = _gaussian(shape, tl.load(floats_ptr + SIGMA_Y + AXIS))
     else:
         corner = tl.load(ints_ptr + CORNER_Y + AXIS).to(tl.int32)
@@ -403,8 +403,8 @@ def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.co
     if CURVE == GAUSSIAN:
         result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
-        inside = (pixels >= first) & (pixels < end)
-        weight = tl.where(inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
+        is_inside = (pixels >= first) & (pixels < end)
+        weight = tl.where(is_inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
         half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
         result = (weight + half).to(tl.int32)  # truncated
     return result
@@ -432,15 +432,15 @@ def _bell(distance, scale):
 def _weight_of_blur(pixels, places, kernel, length, scale, norm):
     """Return the weights of source pixels, plus the weights of all their mirror images under the kernel. A kernel can
     reach across both borders, and across a small image more than once."""
-    before, last = kernel // 2, length - 1
+    radius, last = kernel // 2, length - 1
     period = tl.maximum(2 * last, 1)
     has_mirror_image = (pixels > 0) & (pixels < last)  # the first and last pixel are not repeated
     weight = tl.zeros_like((pixels - places).to(tl.float32))
-    repeat = -(before // period + 1)
-    while repeat <= before // period + 1:
+    repeat = -(radius // period + 1)
+    while repeat <= radius // period + 1:
         distance = tl.abs(repeat * period + pixels - places)
-        weight += tl.where(distance <= before, _bell(distance, scale), 0.0)
+        weight += tl.where(distance <= radius, _bell(distance, scale), 0.0)
         distance = tl.abs(repeat * period - pixels - places)
-        weight += tl.where(has_mirror_image & (distance <= before), _bell(distance, scale), 0.0)
+        weight += tl.where(has_mirror_image & (distance <= radius), _bell(distance, scale), 0.0)
         repeat += 1
     return tl.where(pixels <= last, weight * norm, 0.0)

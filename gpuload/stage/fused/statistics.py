@@ -69,7 +69,7 @@ def tables(
     return result
 
 
-@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can be a user's own memory
+@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can point to a user's memory
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
     """Count the levels in one part of an image, and add the counts to the image's counts. Grid: (jobs, parts)."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
@@ -109,12 +109,12 @@ def _counts(
     greens, blues = reds, reds
     start = tl.program_id(1) * BLOCK
     while start < size:
-        places = start + tl.arange(0, BLOCK)
-        is_inside = places < size
+        indices = start + tl.arange(0, BLOCK)
+        is_inside = indices < size
         if DENSE:
-            pixel_ptr = image_ptr + places.to(tl.int64) * column_step
+            pixel_ptr = image_ptr + indices.to(tl.int64) * column_step
         else:
-            pixel_ptr = image_ptr + (places // width).to(tl.int64) * row_step + (places % width) * column_step
+            pixel_ptr = image_ptr + (indices // width).to(tl.int64) * row_step + (indices % width) * column_step
         reds += tl.histogram(tl.load(pixel_ptr, is_inside, 0).to(tl.int32), 256, is_inside)
         if CHANNELS == 3:
             greens += tl.histogram(tl.load(pixel_ptr + channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
@@ -170,8 +170,8 @@ def _equalize(counts, levels):
     last = tl.max(tl.where(counts > 0, levels, 0))
     total = tl.sum(tl.where(levels == last, 0, counts))
     step = total // 255
-    before = tl.cumsum(counts) - counts
-    table = tl.minimum((before + step // 2) // tl.maximum(step, 1), 255)
+    lower_counts = tl.cumsum(counts) - counts
+    table = tl.minimum((lower_counts + step // 2) // tl.maximum(step, 1), 255)
     return tl.where(step > 0, table, levels)
 
 

@@ -148,10 +148,10 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
 
     with ThreadPoolExecutor(min(len(unique), os.cpu_count() or 1), "gpuload-compile") as pool:
         try:
-            for done, _ in enumerate(as_completed([pool.submit(compile_variant, variant) for variant in unique]), 1):
+            for n, _ in enumerate(as_completed([pool.submit(compile_variant, variant) for variant in unique]), 1):
                 if (is_shown or time.monotonic() - start > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
                     is_shown = True
-                    print(f"\rgpuload: compiling kernels, {done} of {len(unique)}", end="", file=sys.stderr, flush=True)
+                    print(f"\rgpuload: compiling kernels, {n} of {len(unique)}", end="", file=sys.stderr, flush=True)
         except BaseException:  # ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -170,7 +170,7 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
     earlier_kinds, has_counts = set[int](), False
     for outlines in steps:
         while True:  # a transform can have any of its effects, in any order, until no new state appears
-            before = len(states) + len(earlier_kinds)
+            old_count = len(states) + len(earlier_kinds)
             for outline in outlines:
                 for kind, begins_pass in _effects(outline):
                     has_counts |= kind is None
@@ -178,7 +178,7 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
                         if kind is None or (begins_pass and not state[1]):
                             earlier_kinds.add(state[0])
                         states.add((R.COPY if kind is None else kind if begins_pass else state[0], False))
-            if len(states) + len(earlier_kinds) == before:
+            if len(states) + len(earlier_kinds) == old_count:
                 break
     return {kind for kind, _ in states}, earlier_kinds, has_counts
 

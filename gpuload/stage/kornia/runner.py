@@ -202,19 +202,19 @@ class KorniaRunner(BatchRunner):
             points = mapped_points(levels, coefficients, size, corners)
             # In float32, points are off by about 3e-5 of a pixel, which moves one value in 100 to the level below.
             dtype, shift = torch.float64, 0.5
-        inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
-        inside = inside[0] & inside[1]
+        is_inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
+        is_inside = is_inside[0] & is_inside[1]
         # Points outside can be infinite or NaN and are replaced. All points are scaled to -1 … 1 here, because Kornia
         # would copy two numbers to the device for that, and wait for it.
         y, x = (
-            torch.where(inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
+            torch.where(is_inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
             for axis, length in zip(points, lengths, strict=True)
         )
         sampled = remap(
             levels.to(dtype), x, y, interpolation, "border", align_corners=True, normalized_coordinates=True
         )
         outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1, 1), levels.device)
-        return torch.where(inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
+        return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
 
 
 def images_at_once(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
