@@ -417,7 +417,8 @@ def check_stage(
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} cannot be combined with {chain.last} at the end of the transforms, which needs "
-            "one tensor per batch" + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') takes each image")
+            "one tensor per batch"
+            + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called per image")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(

@@ -150,7 +150,7 @@ def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.nd
     if transform.per == "batch" and len(groups) > 1:
         shape1, shape2 = list(groups)[:2]
         raise ValueError(
-            f"{transform.called} is called with a batch, whose images must have one size, but there are "
+            f"{transform.called} is called with a batch, whose images must be of one size, but there are "
             f"{shape1[1]}×{shape1[2]} and {shape2[1]}×{shape2[2]} (height × width); put a crop or a "
             "Resize((height, width)) before it, or use T.Lambda(…, per='image')"
         )

@@ -284,6 +284,6 @@ def test_values_of_erasing_fit_the_channels_that_there_are_where_it_stands():
         ValueError, match="has 3 values, but image 0 has 1 channel at that point; give one value, or one for"
     ):
         made(3, T.Grayscale(1), erasing)
-    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there"):
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel at that point"):
         made(1, T.RandomApply([erasing], 1.0), T.Grayscale(3))
     assert made(1, T.Grayscale(3), erasing).amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]

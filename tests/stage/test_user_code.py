@@ -224,7 +224,7 @@ def returning(value):
             [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
             ValueError,
             "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
-            "levels there, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set float_levels =",
+            "levels at that point, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
         ),
         (
             [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
@@ -272,9 +272,7 @@ def test_one_without_apply_is_told_what_it_needs():
 
 
 def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
-    text = (
-        "with Lambda(abs) at the end of the transforms, which needs one tensor for the batch; T.Lambda(…, per='image')"
-    )
+    text = "with Lambda(abs) at the end of the transforms, which needs one tensor per batch; T.Lambda(…, per='image')"
     with pytest.raises(ValueError, match=re.escape(text)):
         stage_of([T.Lambda(abs)], ragged="list")
 

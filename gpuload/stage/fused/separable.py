@@ -328,12 +328,12 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
     first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, xs, width, 1, CURVE)
     # If the source has at least as many pixels as taps, all pixels read are inside it.
-    place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
-    tl.store(weights_ptr + columns, place, is_inside)
+    first_pixel = tl.maximum(tl.minimum(first - corner, width - taps), 0)
+    tl.store(weights_ptr + columns, first_pixel, is_inside)
     weights_ptr += out_width + TAPS_AT_ONCE * columns
     tap = 0
     while tap < taps:
-        pixels = place + tap + corner
+        pixels = first_pixel + tap + corner
         weights = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
         group = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
         tl.store(weights_ptr + group * out_width + tap - group, weights, is_inside)
@@ -341,7 +341,7 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
 
 
 @triton.jit
-def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
+def _reach(ints_ptr, floats_ptr, out_pixels, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
     """Return the filter's extent and parameters for some pixels of a result, along one axis.
 
     Returns:
@@ -354,8 +354,8 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
     if CURVE == GAUSSIAN:
         shape, corner = tl.load(ints_ptr + KERNEL_H + AXIS).to(tl.int32), 0
         radius = shape // 2
-        first = tl.where(radius < length, tl.maximum(places - radius, 0), 0)
-        end = tl.where(radius < length, tl.minimum(places + radius + 1, length), length)
+        first = tl.where(radius < length, tl.maximum(out_pixels - radius, 0), 0)
+        end = tl.where(radius < length, tl.minimum(out_pixels + radius + 1, length), length)
         scale, norm = _gaussian(shape, tl.load(floats_ptr + SIGMA_Y + AXIS))
     else:
         corner = tl.load(ints_ptr + CORNER_Y + AXIS).to(tl.int32)
@@ -364,7 +364,7 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
         stretch = tl.maximum(step, 1.0)
         # Along an axis that is not resized, the filter covers one pixel.
         reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
-        centre = (places.to(tl.float64) + 0.5) * step
+        centre = (out_pixels.to(tl.float64) + 0.5) * step
         first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
         end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
         shape, scale = first.to(tl.float64) - centre + 0.5, 1.0 / stretch
@@ -397,11 +397,11 @@ def _curve(distance, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
-    """Return the weights of source pixels for the result's pixels at `places`: integers in Pillow's units, or the bits
+def _weight(pixels, out_pixels, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
+    """Return the weights of source pixels for the result's pixels `out_pixels`: integers in Pillow's units, or the bits
     of a float32 for a Gaussian."""
     if CURVE == GAUSSIAN:
-        result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
+        result = _weight_of_blur(pixels, out_pixels, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
         is_inside = (pixels >= first) & (pixels < end)
         weight = tl.where(is_inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
@@ -429,18 +429,18 @@ def _bell(distance, scale):
 
 
 @triton.jit
-def _weight_of_blur(pixels, places, kernel, length, scale, norm):
+def _weight_of_blur(pixels, out_pixels, kernel, length, scale, norm):
     """Return the weights of source pixels, plus the weights of all their mirror images under the kernel. A kernel can
     reach across both borders, and across a small image more than once."""
-    radius, last = kernel // 2, length - 1
-    period = tl.maximum(2 * last, 1)
-    has_mirror_image = (pixels > 0) & (pixels < last)  # the first and last pixel are not repeated
-    weight = tl.zeros_like((pixels - places).to(tl.float32))
+    radius, last_pixel = kernel // 2, length - 1
+    period = tl.maximum(2 * last_pixel, 1)
+    has_mirror_image = (pixels > 0) & (pixels < last_pixel)  # the first and last pixel are not repeated
+    weight = tl.zeros_like((pixels - out_pixels).to(tl.float32))
     repeat = -(radius // period + 1)
     while repeat <= radius // period + 1:
-        distance = tl.abs(repeat * period + pixels - places)
+        distance = tl.abs(repeat * period + pixels - out_pixels)
         weight += tl.where(distance <= radius, _bell(distance, scale), 0.0)
-        distance = tl.abs(repeat * period - pixels - places)
+        distance = tl.abs(repeat * period - pixels - out_pixels)
         weight += tl.where(has_mirror_image & (distance <= radius), _bell(distance, scale), 0.0)
         repeat += 1
-    return tl.where(pixels <= last, weight * norm, 0.0)
+    return tl.where(pixels <= last_pixel, weight * norm, 0.0)

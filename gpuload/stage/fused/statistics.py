@@ -167,8 +167,8 @@ def _total(counts, levels):
 @triton.jit
 def _equalize(counts, levels):
     """Compute `points.equalize_table`."""
-    last = tl.max(tl.where(counts > 0, levels, 0))
-    total = tl.sum(tl.where(levels == last, 0, counts))
+    last_level = tl.max(tl.where(counts > 0, levels, 0))
+    total = tl.sum(tl.where(levels == last_level, 0, counts))
     step = total // 255
     lower_counts = tl.cumsum(counts) - counts
     table = tl.minimum((lower_counts + step // 2) // tl.maximum(step, 1), 255)

@@ -17,7 +17,7 @@ from gpuload.stage.fused.backend import FusedBackend
 from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.stage.stage import _chosen
+from gpuload.stage.stage import _select
 from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
@@ -75,7 +75,7 @@ def test_on_a_cpu(monkeypatch):
 def chosen(forced: bool):
     """What is chosen on a GPU, which need not be there for that."""
     device = torch.device("cuda:0")
-    return _chosen("fused", device, TorchBackend(device), forced=forced)
+    return _select("fused", device, TorchBackend(device), forced=forced)
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
