@@ -35,7 +35,7 @@ def test_what_it_lacks():
     assert reasons(T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])) == {
         "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
         "AugMix": "several results of an image are mixed by torch",
-        "TimmRandAugment": "three box blurs along each axis are six passes",
+        "TimmRandAugment": "three box blurs along each axis would need six passes",
         "RandomApply": "AugMix: several results of an image are mixed by torch",
     }
     levels = [T.RandomVerticalFlip(), T.Normalize([0.5], [0.5])]
