@@ -312,7 +312,7 @@ class Session:
         """Return where this process, without workers and before the first batch, begins with an iterable dataset, whose
         ``iter()`` is called for it."""
         with self.lock:
-            request = self.feed.first()
+            request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:

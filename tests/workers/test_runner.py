@@ -58,7 +58,7 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int =
         indices=np.asarray(indices) if isinstance(indices, list) else indices,
         slot_offset=0,
         slot_bytes=room,
-        whole=False,
+        is_complete_batch=False,
         spare_bytes=spare,
     )
     return runner.run(request, slot, noted.append, wanted), slot, noted
