@@ -48,7 +48,7 @@ from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
 from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
@@ -576,7 +576,7 @@ class _Consumer(Consumer):
     def reclaim(self, wait: bool) -> bool:
         return self._transfer.reclaim(wait)
 
-    def decode(self, batch: Batch) -> Failed:
+    def decode(self, batch: Batch) -> FailedParts:
         assert self._decoder is not None, "only with a device's decoder workers leave it images"
         return self._decoder(batch)
 

@@ -251,7 +251,7 @@ class _Search:
         """Find the labels without a getter: next to the boxes, or where torchvision would find them.
 
         Raises:
-            ValueError: the labels are not an array, or several arrays may be the labels.
+            ValueError: the labels are not an array, or it is unclear whether an array holds the labels.
         """
         candidates = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
         candidates = [(key, value) for key, value in candidates if "label" in key]
@@ -275,8 +275,8 @@ class _Search:
         return set()
 
     def check_siblings(self, fields: set[int], name: str) -> None:
-        """Refuse arrays that may or may not have to move to another sample with the boxes. An ``image_id`` or
-        ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
+        """Raise an error for arrays that may or may not belong to the boxes, which move to another sample. An
+        ``image_id`` or ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
         count = self.count
         for key, value in self._entries if count > 2 else []:
             if self._leaf_number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
@@ -302,7 +302,7 @@ def _find_labels(sample: Any) -> Any:
     """Return the labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
 
     Raises:
-        ValueError: there are none.
+        ValueError: the sample has no labels where torchvision looks for them.
     """
     if isinstance(sample, tuple | list):
         if len(sample) < 2:

@@ -213,7 +213,7 @@ def span_of(windows: np.ndarray) -> int:
 
 def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     """Cut regions out of complete images. `regions_tlhw` has one array per column of images, with a region for each of
-    its rows. Masks get the regions of the first images."""
+    its rows. A mask gets the region of the first image in its sample."""
     first_regions = np.zeros((len(columns), 4), np.int64)
     first_regions[columns.images[0].row_numbers] = regions_tlhw[0]
     mask_regions = [(column, first_regions[column.row_numbers]) for column in columns.masks]

@@ -81,7 +81,7 @@ def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> No
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
-    """Process chunks until the parent closes the queue. A forked process already has the job."""
+    """Process chunks until the parent closes the queue. A worker that was forked already has its job, `forked_job`."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])

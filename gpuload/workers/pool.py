@@ -195,8 +195,8 @@ class WorkerPool(RestartingEngine):
         }
         with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
-        if copies := copy_warning(self._job_fds[0], job, workers):
-            self.pending_warnings.append(copies)
+        if warning := copy_warning(self._job_fds[0], job, workers):
+            self.pending_warnings.append(warning)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:
                 undo.callback(os.close, fd)

@@ -454,7 +454,7 @@ def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
 
 
 def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
-    """Return the part of an object that cannot be pickled: its name, such as ``dataset.reader``, the part, its error.
+    """Return the part of an object that cannot be sent: its path, such as ``dataset.reader``, the part, and its error.
 
     The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
     part of a job is pickled by itself, and then each attribute of the first part that fails. References back to the job
@@ -503,7 +503,7 @@ def _remedy_for(error: BaseException) -> str | None:
     if CANNOT_SHARE in str(error):
         return "Give workers a copy of it, made before the Loader is created"
     if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
-        return f"These {CANNOT_SHARE}"
+        return "Workers on other machines cannot share it with this process"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are not '

@@ -33,8 +33,8 @@ def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
     """Defer signals within this context; they are raised at its end or, if contexts are nested, at the outermost end.
 
     Args:
-        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while one is being raised already or
-            the program is ending.
+        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while another `KeyboardInterrupt` is
+            being raised or the program is ending.
     """
     if threading.current_thread() is not threading.main_thread() or _handlers:
         yield
