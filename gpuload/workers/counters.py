@@ -73,7 +73,7 @@ class Counters:
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
         self._offset = offset
-        self._cpu_at = None if memory is None else time.process_time_ns()  # not counted for the main process
+        self._cpu_at = None if memory is None else time.process_time_ns()  # the main process does not count it
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
         self._queue_fd, self._queued_at = -1, 0
         numbers = _ROW.unpack_from(self._memory, offset)

@@ -186,7 +186,7 @@ class ErrorLog(Sequence[ErrorRecord]):
             warnings.warn(
                 f"{first.describe()}; it was {fate}. Further failures are only recorded, in loader.errors",
                 RuntimeWarning,
-                stacklevel=5,  # the loop that iterates
+                stacklevel=5,  # the user's loop over the Loader
             )
 
     def __len__(self) -> int:

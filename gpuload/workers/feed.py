@@ -276,7 +276,7 @@ class Feed:
             except LimitError:
                 if self._is_awaited:
                     raise
-                return  # raised once somebody waits for the batch, if it still fails then
+                return  # raise the error once somebody waits for the batch, if it persists
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)

@@ -103,7 +103,7 @@ class LibrarySettings:
             calls.append(partial(torch.set_default_dtype, dtype))
         if (logging := modules.get("logging")) is not None:
             loggers = {"": logging.root, **logging.root.manager.loggerDict}
-            levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}  # placeholders have none
+            levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}  # placeholders lack one
             levels = {name: level for name, level in levels.items() if level}
             calls.append(partial(_set_log_levels, levels, logging.root.manager.disable))
         if (decimal := modules.get("decimal")) is not None:
@@ -283,7 +283,7 @@ class _Search:
             function = self._waiting.pop()
             namespace, names = function.__globals__, _names(function.__code__)
             self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
-            for name in names - namespace.keys():  # imported within the function
+            for name in names - namespace.keys():  # names of modules that the function itself may import
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
                     if _is_users_module(sys.modules.get(module)):
                         self._search_namespace(module, vars(sys.modules[module]), names, set())

@@ -169,10 +169,10 @@ class WorkerPool(RestartingEngine):
     ) -> None:
         check_platform()
         super().__init__(ring)
-        self._in_flight: dict[int, Request] = {}  # sent, but neither replied to nor lost
+        self._in_flight: dict[int, Request] = {}  # requests that were sent, but neither replied to nor lost
         # Lost chunks, each with the workers that may still have it.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
-        self._to_resend: list[Request] = []  # in flight, but withdrawn from their queue
+        self._to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
         self._to_audit: list[Queue] = []  # queues from which a worker outside the team may have taken a chunk
         self._team: dict[int, WorkerProcess] = {}
         self._template: Template | None = None  # None: workers are separate interpreters
@@ -204,7 +204,7 @@ class WorkerPool(RestartingEngine):
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
-            self._queues: list[Queue] = []  # worker w reads queue w % len
+            self._queues: list[Queue] = []  # worker w reads queue w % len(queues)
             undo.callback(self._close_queues)
             for _ in range(workers if own_queues else 1):
                 self._queues.append(Queue())
@@ -515,7 +515,7 @@ class WorkerPool(RestartingEngine):
         if worker.added and not worker.ready:
             self._stop_adding(worker.number, worker.refusal or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, so a new one would exit again
+        if not worker.ready and ending.status > 0:  # it exited by itself, and a new worker would do the same
             raise WorkerError(
                 f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
                 "num_workers=0 to do the same work in this process, where it can be debugged"

@@ -296,7 +296,7 @@ class Process:
     def _state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return "gone"
+        return "ended"
 
 
 def _await_end(replies: socket.socket) -> None:

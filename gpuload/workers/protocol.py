@@ -102,7 +102,7 @@ _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # in a reply, for the same reason; larger metadata goes into the slot
+MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
 # The number of characters of an error's text that a record keeps, since there may be thousands of records.
 MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000

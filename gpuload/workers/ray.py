@@ -142,7 +142,7 @@ class Report:
     address: str
     versions: dict[str, str]
     ready: bool = False
-    deaths: list[tuple[str, str]] = field(default_factory=list)  # cause with the sample, stack
+    deaths: list[tuple[str, str]] = field(default_factory=list)  # (cause with the sample, stack)
     warnings: list[str] = field(default_factory=list)
     broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error, after which the actor does nothing
 
@@ -203,7 +203,7 @@ class RayPool(RestartingEngine):
         self._own_queues = own_queues
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
-        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # of dead actors; of current actors
+        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # index 0: dead actors; 1: current actors
         self._actors: list[_Actor] = []
         # Pending calls, keyed by the reference to the result; without a request, the call for a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
@@ -490,7 +490,7 @@ class Host:
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
-        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # need a slot, or room in the queue
+        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # they need a slot, or room in the queue
         self._in_flight: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._report = Report("", os.uname().nodename, versions())  # the next report

@@ -192,7 +192,7 @@ class ChunkRunner:
         chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
-            note(len(request.positions))  # no sample is being processed
+            note(len(request.positions))  # past the last row: no sample is being processed
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply

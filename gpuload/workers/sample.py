@@ -433,7 +433,7 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
                 f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) instead "
-                "(gpuload.ImageFiles and gpuload.ImageFolder read whole folders)"
+                "(gpuload.ImageFiles and gpuload.ImageFolder read entire folders)"
             )
         if isinstance(leaf, bytes):
             return f": {place} is bytes of an unknown kind; if they are an image file, return gpuload.Encoded(bytes)"

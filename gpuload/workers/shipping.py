@@ -491,7 +491,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
         _, _, state, *_ = obj.__reduce_ex__(5)
     except Exception:  # it has no such attributes, or cannot be pickled itself
         return {}
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # the class has __slots__
         state = {**(state[0] or {}), **state[1]}
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
     transform_attributes = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}

@@ -46,7 +46,7 @@ UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known only when chunk 
 ANNOUNCED_TOGETHER: Final = 4  # samples in one announcement
 SEEDS_TOGETHER: Final = 64  # seeds computed in one call for an iterable dataset
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
-MAX_STATE_BYTES: Final = 100_000  # pickled; sent with each chunk
+MAX_STATE_BYTES: Final = 100_000  # of the pickled state, which is sent with each chunk
 
 
 class Source:
@@ -157,7 +157,7 @@ class Source:
     def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
         """Return all samples of a chunk, read together."""
         self._announce_next(len(self._to_announce))
-        if seed is not None:  # once for the whole chunk, so draws depend on its other samples
+        if seed is not None:  # once for the entire chunk, so draws depend on its other samples
             seed(0)
         start = perf_counter_ns()
         try:
@@ -368,7 +368,7 @@ class Pass:
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
-        if position not in self._seeds:  # computed for many samples together
+        if position not in self._seeds:  # compute the seeds of many samples together
             positions = position + np.arange(SEEDS_TOGETHER, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
         seed_for((self._seed, self._epoch, position), self._seeds[position])
