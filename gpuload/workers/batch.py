@@ -42,7 +42,7 @@ class Part:
     need_bytes: int = 0
     deaths_alone: int = 0
     crashes_alone: int = 0
-    substitutes: bool = False  # its samples replace failed samples
+    has_substitutes: bool = False  # its samples replace failed samples
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
@@ -84,7 +84,7 @@ class Part:
     def piece(self, rows: slice) -> Part:
         """Return a new part with some of its rows."""
         positions, indices = self.positions[rows], self.indices[rows]
-        return Part(self.batch, positions, indices, substitutes=self.substitutes)
+        return Part(self.batch, positions, indices, has_substitutes=self.has_substitutes)
 
     def count_death_alone(self, *, is_external: bool) -> bool:
         """Count the death of a worker that processed only its sample; return whether the sample now counts as bad."""
@@ -176,7 +176,7 @@ class Batch:
         if not positions:
             return None
         indices = np.array(indices, np.int64) if isinstance(self.spec.indices, np.ndarray) else indices
-        part = Part(self, np.array(positions, np.int64), indices, substitutes=True)
+        part = Part(self, np.array(positions, np.int64), indices, has_substitutes=True)
         self.parts.append(part)
         self.open_parts += 1
         return part

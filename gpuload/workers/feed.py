@@ -474,7 +474,7 @@ class Feed:
         drop the batch if it has no samples left, and request its plan."""
         batch = part.batch
         batch.open_parts -= 1
-        if errors and (self.faults.on_error == "replace" or part.substitutes):
+        if errors and (self.faults.on_error == "replace" or part.has_substitutes):
             self._replace(batch, errors)
         else:
             batch.errors += errors

@@ -207,8 +207,10 @@ class Process:
                     arm_lifeline(child_lifeline, self._process.pid)  # it may be stopped before it does so itself
             except (OSError, TemplateLost) as error:
                 child_end.close()
+                # The worker may have been forked despite the error. Closing the lifeline kills it; wait for that, or it
+                # could still take chunks and write to the board under a number that is about to be reused.
                 lifeline.close()
-                _await_end(self.replies)  # the worker may have been forked despite the error
+                _await_end(self.replies)
                 if isinstance(error, TemplateLost):
                     raise
                 raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error

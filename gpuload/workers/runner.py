@@ -197,7 +197,7 @@ class ChunkRunner:
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
         counters.chunks += 1
-        if self._row_copier is not None and self._reader.has_looked:
+        if self._row_copier is not None and self._reader.is_search_over:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply

@@ -152,7 +152,7 @@ class SampleReader:
         self._targets_refusal = check_transforms(job.chain)
 
     @property
-    def has_looked(self) -> bool:
+    def is_search_over(self) -> bool:
         """Return whether the search of the first samples for unrecognized targets is over, and its remark sent."""
         return not self._searches_left and not self.remark
 
