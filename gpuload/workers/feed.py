@@ -426,7 +426,7 @@ class Feed:
             if not part.count_death_alone(is_external=lost.is_external):
                 self._requeue(part)
             else:
-                deaths = f"workers died {part.deaths_alone} times while processing only this sample"
+                deaths = f"workers that processed only this sample died {part.deaths_alone} times"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
                 if self.faults.on_error == "raise":
                     self._give_up(part.batch)

@@ -391,7 +391,10 @@ class WorkerPool(RestartingEngine):
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
             self._end_template()
-            logger.info("workers are separate interpreters, since they cannot be forked: %s", template.unfit_reason)
+            logger.info(
+                "each worker is a separate interpreter, since none can be forked from the template: %s",
+                template.unfit_reason,
+            )
         self._start_due()
 
     def _replace_template(self, template: Template) -> None:

@@ -503,7 +503,7 @@ def _remedy_for(error: BaseException) -> str | None:
     if CANNOT_SHARE in str(error):
         return "Give workers a copy of it, made before the Loader is created"
     if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
-        return "Workers on other machines cannot share it with this process"
+        return f"It is shared by processes of this machine; {CANNOT_SHARE}"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are not '
