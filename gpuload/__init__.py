@@ -1,9 +1,9 @@
-"""gpuload: the image loader for people who train vision models on GPUs.
+"""gpuload: an image loader for training vision models on GPUs.
 
-Worker processes read files and decode the region that the first crop needs; everything else happens for a whole batch
-on the device. See `Loader`.
+Worker processes read files and decode only the region that the first crop needs; everything else runs on the device,
+for entire batches. See `Loader`.
 
-Names are imported at their first use: worker processes import gpuload too, and must not pay for torch.
+Names are imported on first use: worker processes import gpuload too, and must not spend time importing torch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The errors that users catch: each is a `GpuloadError`, and says what came, what was expected, where, and what to do.
+"""The errors for users to catch. Each is a `GpuloadError` whose message has the actual and the expected value, the
+location, and a remedy.
 
-Text from data (names of files, members, columns and classes, what libraries say of them) reaches a terminal through
-`visible` alone: all text of a `GpuloadError` goes through it, as does what commands print; in other errors it is quoted
-by `repr`, or goes through it where it is put in.
+Text from data (names of files, members, columns and classes, messages of libraries) must be escaped before it reaches a
+terminal. `visible` does this for the text of every `GpuloadError` and for the output of commands. Other errors quote
+such text with `repr` or escape it with `visible`.
 
 The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It names the classes
-of the exception behind it, and the `SampleError` that is raised is of that type too, as are a `CollateError` and a
-`WorkerError`: so what a training loop catches from a DataLoader, it catches here.
+of the original exception, and the raised `SampleError` is also an instance of that class. The same holds for
+`CollateError` and `WorkerError`, so a training loop's `except` clauses work as with a DataLoader.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
     "visible",
 ]
 
-LINES = "\n\t"  # what a text of several lines keeps
+LINES = "\n\t"  # characters that remain in a multi-line text
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -49,46 +50,47 @@ class GpuloadError(Exception):
 
 
 class BackendError(GpuloadError, ImportError):
-    """The chosen backend cannot be used here; the message says what is missing and how to get it."""
+    """The requested backend cannot be used here; the message says what is missing and how to install it."""
 
 
 class CompilerError(BackendError):
-    """Triton cannot compile kernels on this machine. Inside a `Loader` it becomes a warning, and the reference runs."""
+    """Triton cannot compile kernels on this machine. A `Loader` only warns, and runs the reference implementation."""
 
 
 class DecodeError(GpuloadError):
-    """The bytes of an image cannot be decoded; the message says why, in the decoders' own words.
+    """The bytes of an image cannot be decoded; the message contains the decoders' messages.
 
-    Raised by `gpuload.decode`, and for files that are not read at all. Inside a `Loader` it becomes the cause of a
+    Raised by `gpuload.decode`, and for files that gpuload refuses to read. In a `Loader`, it becomes the cause of a
     `SampleError`.
 
     Attributes:
-        filename: the file that was not read; else None.
+        filename: the file that was not read, or None.
     """
 
     filename: str | None = None
 
 
 def kinds_of(error: BaseException) -> tuple[str, ...]:
-    """The names of an exception's classes, its own first, as ``"module:name"``; without those that all have."""
+    """Return the names of an exception's class and its base classes, as ``"module:name"``, without `Exception` and its
+    bases."""
     classes = [kind for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]
     return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in classes)
 
 
 class _Kind(GpuloadError):
-    """An error that is also of the type of the exception behind it, as far as this process knows that type."""
+    """An error that is also an instance of the original exception's class, if this process knows that class."""
 
     def __new__(cls, text: Any = "", kinds: Iterable[str] = ()) -> Any:
         for name in kinds:
             try:
                 mixed = _mixed(cls, name)
                 return super(_Kind, mixed).__new__(mixed, text)  # pyright: ignore[reportCallIssue]
-            except Exception:  # not known here, or such that nothing else can be of that type
+            except Exception:  # the class is unknown in this process, or cannot be combined with others
                 continue
         return super().__new__(cls)
 
     def __init__(self, text: str = "", kinds: Iterable[str] = ()) -> None:
-        Exception.__init__(self, text)  # not that type's own, which may want other arguments
+        Exception.__init__(self, text)  # the original class's __init__ may need other arguments
 
     def __str__(self) -> str:
         return visible(str(self.args[0]), LINES)
@@ -100,7 +102,7 @@ class _Kind(GpuloadError):
 def _mixed(base: type[_Kind], name: str) -> Any:
     module, _, path = name.partition(":")
     kind: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
-    # A StopIteration from `__next__` would be a quiet end of the epoch.
+    # A StopIteration from `__next__` would silently end the epoch.
     if (
         not issubclass(kind, Exception)
         or issubclass(kind, StopIteration | StopAsyncIteration)
@@ -111,17 +113,17 @@ def _mixed(base: type[_Kind], name: str) -> Any:
 
 
 class CollateError(_Kind):
-    """Samples do not fit into one batch; the message names two that differ. Where a `collate_fn` or torch's own
-    collation raised an exception, it is of that type too."""
+    """Samples do not fit into one batch; the message names two samples that differ. If a `collate_fn` or torch's
+    collation raised an exception, this error is also an instance of its class."""
 
 
 class LimitError(GpuloadError):
-    """A limit of the machine (open files, the control group's memory) would be exceeded; raised before it is."""
+    """A limit of the machine (open files, processes, memory) would be exceeded; raised before that happens."""
 
 
 class WorkerError(_Kind, RuntimeError):
-    """A worker process could not be started, or died more often than is allowed. Where the user's code raised an
-    exception at its start (`worker_init_fn`, or while the dataset was unpacked), it is of that type too."""
+    """A worker process could not be started, or workers died too often. If the user's code raised an exception during
+    the start (in `worker_init_fn`, or while the dataset was unpickled), this error is also an instance of its class."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerError, self.args
@@ -133,17 +135,17 @@ class TooManyErrors(GpuloadError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """A failure of one sample, as plain values that travel from a worker to the main process.
+    """The failure of one sample, as plain values that a worker can send to the main process.
 
     Attributes:
         epoch: the epoch's number.
         position: the sample's position in the epoch's global order.
-        index: its index (or key) in the dataset.
-        source: its path or other origin, if known.
+        index: the sample's index (or key) in the dataset.
+        source: the sample's path or other origin, if known.
         cause: one line, such as ``"DecodeError: not an image: …"``.
-        traceback: of the process where it happened, as text.
+        traceback: the traceback in the process where the exception was raised, as text.
         replaced_by: the index of the sample that was tried instead, or None.
-        kinds: the names of the exception's classes, its own first, as ``"module:name"``.
+        kinds: the names of the exception's class and its base classes, as ``"module:name"``.
     """
 
     epoch: int
@@ -156,7 +158,7 @@ class ErrorRecord:
     kinds: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return which sample failed, and why, in one line."""
+        """Describe the failed sample and the cause in one line."""
         origin = f" ({self.source})" if self.source else ""
         return visible(
             f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
@@ -164,18 +166,18 @@ class ErrorRecord:
 
 
 class SampleError(_Kind):
-    """A sample could not be read, decoded or collated. It is of the type of the exception behind it too:
-    ``except FileNotFoundError`` catches that of a file that is missing.
+    """A sample could not be read, decoded or collated. The error is also an instance of the original exception's class:
+    ``except FileNotFoundError`` catches the error for a missing file.
 
     Attributes:
         index: the sample's index (or key) in the dataset.
-        position: its position in the epoch's global order.
-        source: its path or other origin, if known.
-        cause: one line that names the exception and its message.
-        worker_traceback: the traceback of the process where it happened, as text.
+        position: the sample's position in the epoch's global order.
+        source: the sample's path or other origin, if known.
+        cause: one line with the exception's class and message.
+        worker_traceback: the traceback in the process where the exception was raised, as text.
     """
 
-    # Also on the class, so that no property of that type is in the way.
+    # Also set on the class, so that a property of the original class cannot shadow them.
     index: object = None
     position: int = -1
     source: str | None = None
@@ -204,11 +206,11 @@ class SampleError(_Kind):
 
 
 def visible(text: str | bytes, keep: str = "") -> str:
-    r"""A text that a terminal may be given: what it would not print, or take for a command, is written out.
+    r"""Escape all characters that are not printable, including terminal control sequences.
 
     Args:
-        text: from anywhere; bytes are taken as UTF-8, as names of files are.
-        keep: characters that stay, such as line breaks.
+        text: untrusted text; bytes are decoded as UTF-8, like file names.
+        keep: characters that are not escaped, such as line breaks.
 
     Example:
         >>> print(visible("a\nb\udcff\x1b[31m\u202ec"), visible(b"\xff"))
@@ -229,16 +231,16 @@ def visible(text: str | bytes, keep: str = "") -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """A message's lines joined into one of at most `limit` characters, which a terminal may be given."""
+    """Join a message's lines into one escaped line of at most `limit` characters."""
     joined = visible("; ".join(line.strip() for line in text.splitlines() if line.strip()))
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
 def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function], Function]:
-    """Decorate an ``__init__``, so that the error for an argument that it does not have says what to write.
+    """Decorate an ``__init__``, so that the error for an unknown argument names the right one.
 
     Args:
-        instead: gives what takes the place of an argument of another library; None where nothing is known.
+        instead: returns the replacement for another library's argument name, or None if the name is unknown.
     """
 
     def decorate(init: Any) -> Any:
@@ -260,10 +262,10 @@ def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function]
 
 
 def import_optional(module: str, called: str, extra: str) -> Any:
-    """Import a module of an optional library, for what is `called` so.
+    """Import a module of an optional library, for the feature named `called`.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message says what to install.
+        ModuleNotFoundError: the library is not installed; the message says what to install.
     """
     try:
         return importlib.import_module(module)
@@ -277,12 +279,12 @@ def import_optional(module: str, called: str, extra: str) -> Any:
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """The question whether a name that is nearly the same was meant; None if no name is near."""
+    """Suggest a similar name as a question; None if there is none."""
     import difflib
 
-    plain = {known.lower().replace("_", ""): known for known in names}
-    wanted = name.lower().replace("_", "")
-    near = difflib.get_close_matches(wanted, plain, 1, 0.75)
-    if not near and len(wanted) > 3:  # Solarize, for RandomSolarize
-        near = [known for known in plain if known.endswith(wanted)]
-    return f"did you mean {plain[near[0]]}?" if len(near) == 1 else None
+    by_key = {known.lower().replace("_", ""): known for known in names}
+    key = name.lower().replace("_", "")
+    matches = difflib.get_close_matches(key, by_key, 1, 0.75)
+    if not matches and len(key) > 3:  # Solarize matches RandomSolarize
+        matches = [known for known in by_key if known.endswith(key)]
+    return f"did you mean {by_key[matches[0]]}?" if len(matches) == 1 else None

@@ -1,1 +1,1 @@
-"""From the columns of a batch to what the user gets: collation, targets, mixing of labels, padding. Main process."""
+"""From the columns of a batch to the user's batch: collation, targets, mixing of labels, padding. Main process."""

@@ -1,9 +1,9 @@
 """Assembles batches for the user: finishes the columns of a batch's parts, and collates them.
 
-Runs in the main process, within the transfer's stream. The columns of the batch are read, its images go through the
-stage, masks, boxes and keypoints are transformed like the images, and blocks of arrays are joined by one copy. The
-finished columns are collated as by torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row
-by row, unless a worker has already called it.
+Runs in the main process, within the transfer's stream. The batch's columns are read, its images go through the stage,
+masks, boxes and keypoints are transformed like the images, and blocks of arrays are concatenated in one copy. The
+finished columns are collated like torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row by
+row, unless a worker has already called it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_progra
 DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller memory is copied
-NO_TENSORS = (int, float, str, bytes, type, type(None))  # types that contain no tensors
+TENSORLESS = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
 def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
@@ -62,8 +62,8 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
     Args:
         batch: a complete batch.
         starts: the offset of each part's bytes in the batch's memory.
-        spread: turn blocks into values, one array for each sample. Even if False, blocks become values if there are
-            targets, if samples failed, and where the blocks of a leaf differ between chunks.
+        spread: split blocks into values, one array per sample. Even if False, blocks are split if the batch has targets
+            or failed samples, and for leaves whose blocks differ between chunks.
     """
     spec, planned = batch.spec, batch.planned
     if planned is not None and planned.columns is not None:
@@ -85,15 +85,15 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
 
 
 def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return the row of each sample in the batch as requested, int64 (N,). In a batch that wraps around, positions are
-    not ascending."""
+    """Return each sample's row in the requested batch, int64 (N,). In a batch that wraps around, positions are not
+    ascending."""
     order = np.argsort(batch.spec.positions, kind="stable")
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
 
 def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
     """Draw the programs for each column of images, one program per view. With `whole`, the regions in the tables are
-    whole images; otherwise a worker has drawn them.
+    entire images; otherwise a worker has drawn them.
 
     Raises:
         DrawError: the parameters of a transform cannot be drawn for an image.
@@ -101,8 +101,12 @@ def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whol
     key = philox.epoch_key(seed, epoch)
     programs: list[list[Program]] = []
     for images in columns.images:
-        rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
-        if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
+        rows, sizes, first_column = images.row_numbers, images.table["size_hw"], columns.images[0]
+        if (
+            programs
+            and np.array_equal(rows, first_column.row_numbers)
+            and np.array_equal(sizes, first_column.table["size_hw"])
+        ):
             programs.append(programs[0])  # both columns have the same rows and sizes
             continue
         boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
@@ -120,7 +124,8 @@ def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
 
 
 class BatchInfo(NamedTuple):
-    """The samples of a batch, returned next to it for ``info=True``. It is a named tuple, so that trainers can move it.
+    """The samples of a batch, returned next to the batch if ``info=True``. As a named tuple, it can be moved to a
+    device by trainers.
 
     Attributes:
         epoch: the epoch's number.
@@ -142,9 +147,9 @@ class AssembledBatch(NamedTuple):
     """An assembled batch, or one whose last steps are postponed.
 
     Attributes:
-        value: the batch that the user gets; None if steps are `postponed`.
-        tensors: all tensors in the value; if steps are `postponed`, all tensors that they read.
-        postponed: returns the value; to be called on the consumer's stream.
+        value: the finished batch; None if steps are `postponed`.
+        tensors: all tensors in the value, or all tensors that the `postponed` steps read.
+        postponed: runs the last steps and returns the value; must be called on the consumer's stream.
         warning: the warning to issue with the batch; "" for none.
     """
 
@@ -174,8 +179,8 @@ class Assembly:
         self._by_row = options.by_row
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
-        changes = len(chain) or chain.module is not None or chain.views is not None
-        self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
+        has_transforms = len(chain) or chain.module is not None or chain.views is not None
+        self._lends = self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
         self._targets: TargetStage | None = None  # created for the first sample with targets
         self._warned = False  # whether `left_behind` was called
 
@@ -214,7 +219,7 @@ class Assembly:
         else:
             is_postponed = self._transfer.asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
-            finished = self.finish(batch, columns, release, by_row=self._by_row, last=not is_postponed)
+            finished = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
             collect = partial(self._collate, columns, outline, finished)
         warning = batch.spec.warning
         if columns.has_targets and not (self._warned or warning):
@@ -255,24 +260,24 @@ class Assembly:
         return planned, planned.request(chunks)
 
     def _collate(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """Collate the finished columns to the batch that the user gets; if `outline` is None, row by row."""
+        """Collate the finished columns to the user's batch; row by row if `outline` is None."""
         if outline is None:
             return self._on_device(self._collate_rows(columns, finished))
         pairing, options = finished.pairing, self._options
-        # Labels are checked and mixed before they go to the device, to avoid waiting for it.
+        # Labels are checked and mixed before they are copied to the device, to avoid waiting for the device.
         place = self._place if pairing is None else lambda tensor: tensor
         with _on_the_cpu():
             value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=place)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
-        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, last: bool = True
+        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
     ) -> Finished:
         """Finish the columns of a batch, and release its slots. With `by_row`, images become cells, and blocks become
-        values. With `last`, also do the work of `_call_module`."""
+        values. With `calls_module`, also call `_call_module`."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
-        one_by_one = by_row or columns.has_targets  # otherwise all rows share one empty dict
-        cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
+        has_cells = by_row or columns.has_targets  # otherwise all rows share one empty dict
+        cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
         finished = Finished(chain.views, cells, self._numbers(batch, columns))
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
@@ -292,8 +297,8 @@ class Assembly:
             assert pixels is not None
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
-            if self._transfer.asynchronous:  # a view would keep the pixels alive as long as the user keeps the labels
-                finished.placed = {leaf: array.clone() for leaf, array in leaves.items()}
+            if self._transfer.asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
+                finished.planned_columns = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
             finished.programs = draw_programs(chain.at(epoch), self._options.seed, epoch, columns)
@@ -308,14 +313,14 @@ class Assembly:
                     finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
             if lends and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
-        if last:
+        if calls_module:
             self._call_module(epoch, columns, finished, by_row=by_row)
         self.stage_s += perf_counter() - loaded
         if columns.blocks and pool is not None:
-            finished.whole |= _host_blocks(self._transfer, batch, columns, pool)
+            finished.full_columns |= _host_blocks(self._transfer, batch, columns, pool)
         elif columns.blocks:
             assert pixels is not None
-            finished.whole |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
+            finished.full_columns |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
         if not loads:
             release()  # everything in the slots has been copied or lent
         return finished
@@ -331,8 +336,8 @@ class Assembly:
                 ]
         if by_row or columns.has_targets:
             for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
-                for at, (row, leaf) in enumerate(images.places()):
-                    results = [_row_of(view, at, program) for view, program in zip(views, programs, strict=True)]
+                for place, (row, leaf) in enumerate(images.places()):
+                    results = [_row_of(view, place, program) for view, program in zip(views, programs, strict=True)]
                     finished.cells[row][leaf] = finished.of_views(results)
 
     def _images(
@@ -343,8 +348,8 @@ class Assembly:
         programs: Sequence[Program],
         pairing: Pairing | None,
     ) -> list[Any]:
-        """Return the images of a column for each view, before `_call_module`. For images that are mixed, `pairing` has
-        the partners and stores the shares."""
+        """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` has the
+        partners, and stores the shares."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -385,7 +390,7 @@ class Assembly:
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
-        if isinstance(leaf, Mapping):  # of a user-defined class
+        if isinstance(leaf, Mapping):  # of a user-defined class, which pytree does not open
             return made_like(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
         return leaf
 
@@ -409,16 +414,17 @@ class Assembly:
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which new tensors are on the CPU. Creating a tensor is the fastest way to get the default."""
+    """Return a context in which new tensors are on the CPU. Creating a tensor is the fastest way to find the default
+    device."""
     return NO_CONTEXT if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 def _valid(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return False for each row that only pads the batch, otherwise True: bool (N,)."""
+    """Return whether each row is a sample and not padding, bool (N,)."""
     positions = columns.positions
     valid = np.ones(len(positions), np.bool_)
     if batch.spec.valid is not None:
-        # Padding repeats a position; if the original row is in this batch, the padding follows it.
+        # Padding repeats a position. If the original row is in this batch, its padding follows it.
         valid[1:] = positions[1:] != positions[:-1]
         valid &= np.isin(positions, batch.spec.positions[batch.spec.valid])
     return valid
@@ -440,15 +446,15 @@ def _in_own_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
 
 def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence[str]) -> CollateError:
     return CollateError(
-        f"collate_fn raised {cause}, for a batch of {len(columns)} samples, the first of which is {columns.name(0)}"
+        f"collate_fn raised {cause} for a batch of {len(columns)} samples, the first of which is {columns.name(0)}"
         + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else ""),
         kinds,
     )
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). The size of the image is read
-    from the program, on the host; the sizes that the stage returns may be on a device."""
+    """Return one image of a batch in the stage's form: N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes
+    from the program on the host, since the stage's sizes may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]
@@ -459,7 +465,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
     """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, NO_TENSORS):
+    if isinstance(value, TENSORLESS):
         return []
     if not isinstance(value, dict | list | tuple):
         depth -= 1
@@ -491,8 +497,8 @@ class _Names(Sequence[str]):
 
 
 # -- lending slots to the user ---------------------------------------------------------------------------------------
-# On the CPU the user gets tensors that are views of a slot, which is free again when the last view is deleted. If the
-# transfer refuses to lend the slot, and on other devices, the bytes are copied.
+# On the CPU, the user gets tensors that are views of a slot, which is released when the last view is deleted. On other
+# devices, or if the transfer refuses to lend the slot, the bytes are copied.
 
 
 def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
@@ -512,7 +518,7 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
         copy = pool.empty((sum(map(len, pieces)), *block.shape), torch.from_numpy(pieces[0]).dtype)
         if copy.nbytes < LEND_BYTES:
             np.concatenate(pieces, out=copy.numpy())
-        else:  # large enough to wake other threads, which takes milliseconds on busy CPUs
+        else:  # torch uses several threads, and waking threads takes milliseconds on busy CPUs
             torch.cat([*map(torch.from_numpy, pieces)], out=copy)
         copies[leaf] = copy.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else copy
     return copies
@@ -522,7 +528,7 @@ def _device_block(block: Block, pixels: torch.Tensor) -> torch.Tensor:
     """Return a block as one tensor N×…, from the batch's memory on the device."""
     dtype = getattr(torch, block.torch_dtype or block.dtype)
     row_bytes = prod(block.shape) * dtype.itemsize
-    pieces = [pixels[at : at + n * row_bytes].view(dtype).view(n, *block.shape) for at, n in block.pieces]
+    pieces = [pixels[start : start + n * row_bytes].view(dtype).view(n, *block.shape) for start, n in block.pieces]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
@@ -532,7 +538,7 @@ def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
 
 
 def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
-    """Return the decoded images of a batch, C×H×W: views of H×W×C in slots that are lent, otherwise in copies."""
+    """Return the decoded images of a batch, C×H×W: views of H×W×C memory in lent slots, or in copies."""
     starts = np.array(transfer.starts(batch))
     memory: list[torch.Tensor | None] = []
     for part in batch.parts:
@@ -548,7 +554,7 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
 
 
 def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: ImageColumn) -> list[torch.Tensor]:
-    """Return images as views; `starts` has the offset at which the memory of each part begins."""
+    """Return images as views; `starts` has the offset of each part's memory."""
     views, size, offsets = [], 1, images.table["offset"]
     if images.kinds:
         dtype = getattr(torch, images.kinds[0][0])  # pyright: ignore[reportOptionalSubscript]

@@ -1,8 +1,8 @@
 """`Augment`: the transforms of a `Loader` as a module, for batches of any loader.
 
-It runs in the caller's process on the caller's current stream, starts no process, thread or stream, and never waits for
-the device (CopyPaste, which has to see which instances are left, apart): of what is on a device it looks at type and
-shape alone. A compiled stage is kept for each device that batches were on.
+It runs in the caller's process on the caller's current stream, and starts no process, thread or stream. It never waits
+for the device, since it only inspects types and shapes of tensors on a device; the exception is CopyPaste, which has to
+find out which instances remain visible. One compiled stage is kept for each device that batches were on.
 """
 
 from __future__ import annotations
@@ -41,34 +41,33 @@ from gpuload.workers.sample import SampleReader, as_columns
 
 __all__ = ["Augment"]
 
-MOST: Final = 2**63 - 1
+MAX_EPOCH: Final = 2**63 - 1
 
 
 class Augment(torch.nn.Module):
-    """Augment and normalize batches of any loader, with draws of its own for each sample.
+    """A module that augments and normalizes batches of any loader, with separate random draws for each sample.
 
-    Call it with a batch: a tensor N×C×H×W or N×T×C×H×W (clips, with one draw for all frames of each), a list of N
-    tensors C×H×W, or tuples and dicts of these, whose images share a sample's draws. Images are uint8, uint16, or
-    floats of 0 … 1, on the CPU or on a GPU, in any memory format. It is a module without parameters; ``eval()`` changes
-    nothing.
+    Call it with a batch: a tensor N×C×H×W or N×T×C×H×W (clips, whose frames share their draws), a list of N tensors
+    C×H×W, or tuples and dicts of these; the images of a sample share their draws. Images are uint8, uint16, or floats
+    of 0 … 1, on the CPU or on a GPU, in any memory format. The module has no parameters, and ``eval()`` has no effect.
 
-    Masks, boxes and keypoints move with the images if they are declared: as torchvision's TVTensors, as `Mask` N×H×W,
-    or as a list with a `Mask`, `Boxes` or `Keypoints` for each image; also in a list with one dict for each image.
-    Masks may be on the device, boxes and keypoints are given on the CPU; all come back as tensors, where the images
-    are. `MixUp` and `CutMix` make the labels soft. All else passes through as it is.
+    Masks, boxes and keypoints are transformed like the images if they are declared: as torchvision's TVTensors, as a
+    `Mask` N×H×W, or as a list with a `Mask`, `Boxes` or `Keypoints` per image; also in a list with one dict per image.
+    Masks may be on the device; boxes and keypoints must be on the CPU. All of them are returned as tensors on the
+    device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
-    What is drawn is a function of (seed, epoch, position), and equal to what a `Loader` draws. Positions count on from
-    batch to batch, over all ranks of ``torch.distributed``; epoch and position are in ``state_dict()``.
+    Draws depend only on (seed, epoch, position), and equal those of a `Loader`. Positions continue from batch to batch,
+    across all ranks of ``torch.distributed``; ``state_dict()`` contains epoch and position.
 
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
         seed: 0 ≤ seed < 2**64.
-        device: where images are augmented and come back: batches on the CPU are copied there, asynchronously from
-            page-locked memory. Default: where each batch is.
+        device: the device that augments and returns images. Batches on the CPU are copied to it, asynchronously if they
+            are in page-locked memory. Default: the device of each batch.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; or when called, a batch; the message says what was expected.
-        BackendError: the backend that was asked for cannot be used here.
+        TypeError, ValueError: an argument is invalid, or a batch when called; the message says what was expected.
+        BackendError: the requested backend cannot be used here.
 
     Example:
         >>> from gpuload import transforms as T
@@ -103,24 +102,24 @@ class Augment(torch.nn.Module):
         self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
-        self._loaded = False  # whether epoch and position come from a state: the next `set_epoch` keeps them then
-        self._warned = False  # whether the transforms were searched for what does not move targets
+        self._loaded = False  # whether epoch and position come from a state, so that the next `set_epoch` keeps them
+        self._warned = False  # whether the transforms were checked for targets that they do not move
 
     def _set_up(self) -> None:
-        """Make what follows from the arguments, and is neither copied nor pickled with the module."""
+        """Create the attributes that follow from the arguments, which are neither copied nor pickled."""
         transforms, self._seed, device, self._options = self._arguments
         self._chain = chain = Chain(transforms)
         self._device = None if device is None else check_device(device)
         check_stage(chain, self._device, **self._options)
         if chain.frames:
             raise ValueError(
-                "UniformTemporalSubsample chooses frames before they are decoded, in a Loader's workers, and Augment "
-                "gets decoded clips; leave it out, and index the clips before, as in clips[:, ::2]"
+                "UniformTemporalSubsample chooses frames before they are decoded, in a Loader's workers, but Augment "
+                "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         self._needs_boxes = chain.reads_boxes or bool(droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
-        self._lock = threading.RLock()  # stages keep memory from call to call, so that threads take turns
+        self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("_chain", "_reader", "_stages", "_lock")
@@ -135,61 +134,62 @@ class Augment(torch.nn.Module):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that positions are counted in."""
+        """The number of the current epoch, in which positions are counted."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: positions count from 0 again. A place in that epoch that ``load_state_dict()`` went to is
-        kept, so a training loop may call this before each epoch, even the first one after resuming.
+        """Begin an epoch, in which positions start from 0. A position in this epoch that ``load_state_dict()`` has
+        loaded is kept, so a training loop can call this before each epoch, even the first one after resuming.
 
         Raises:
             TypeError, ValueError: `epoch` is not an integer of at least 0.
         """
-        epoch = check_integer("epoch", epoch, 0, MOST)
+        epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
         if not (self._loaded and epoch == self._epoch):
             self._position = 0
         self._epoch, self._loaded = epoch, False
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the epoch and the next position, int64 (2,): what ``state_dict()`` keeps."""
+        """Return the epoch and the next position, int64 (2,), for ``state_dict()``."""
         return torch.tensor([self._epoch, self._position], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Continue from a state."""
+        """Resume from a state."""
         if getattr(state, "shape", None) != (2,):
-            raise ValueError(f"the state of an Augment is its epoch and next position, a tensor (2,), got {state!r}")
+            raise ValueError(f"the state of an Augment must be a tensor (2,) of epoch and next position, got {state!r}")
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
-        """Return which backend runs which transform on the `device`, or else where the last batch was:
+        """Return which backend runs each transform on the `device`, or on the device of the last batch:
         ``print(augment.plan())``.
 
         Raises:
-            BackendError: the backend that was asked for cannot be used here.
+            BackendError: the requested backend cannot be used here.
         """
         device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
         stage, _ = self._stages_on(_indexed(device))
-        how = "read where they are, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
-        return replace(stage.plan, images=how)
+        access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
+        return replace(stage.plan, images=access)
 
-    @torch.compiler.disable  # what is drawn depends on more than the arguments
+    @torch.compiler.disable  # draws depend on state, not only on the arguments
     def forward(self, *batch: Any, positions: Any = None, epoch: int | None = None) -> Any:
         """Augment a batch.
 
         Args:
-            batch: images, alone or in a tree; several arguments are a tuple, and come back as one, such as
+            batch: images, alone or in a tree. Several arguments form a tuple, and a tuple is returned, as in
                 ``images, targets = augment(images, targets)``.
-            positions: int64 (N,), on the CPU: of the samples in their epoch's order. Default: on from the last batch.
-            epoch: of these positions. Default: that of `set_epoch`.
+            positions: int64 (N,) on the CPU, the samples' positions in their epoch's order. Default: positions continue
+                from the last batch.
+            epoch: the epoch of these positions. Default: the epoch of `set_epoch`.
 
         Returns:
-            The batch, with images N×C×H×W, or as `ragged` says; a list of them for a `MultiView`.
+            The batch, with images N×C×H×W, or as defined by `ragged`; a list of these for a `MultiView`.
 
         Raises:
-            TypeError, ValueError: there are no images, or of another type, range, layout or device than expected, or
-                they require gradients; targets do not fit them; positions are not N integers.
-            CollateError: labels are missing, or cannot be mixed; samples cannot be put together.
-            RuntimeError: it is called in a worker of a DataLoader, without `positions`.
+            TypeError, ValueError: the batch has no images, or the images have an unexpected type, range, layout or
+                device, or require gradients; targets do not match the images; positions are not N integers.
+            CollateError: labels are missing, or cannot be mixed; samples cannot be combined.
+            RuntimeError: called in a worker of a DataLoader without `positions`.
         """
         tree = BatchTree(batch[0] if len(batch) == 1 else batch)
         device = self._device_of(tree)
@@ -198,15 +198,15 @@ class Augment(torch.nn.Module):
         name, size = self._chain.group
         if tree.count % size:
             raise ValueError(
-                f"{name} takes images in groups of {size}, but there are {tree.count} in this batch; give a multiple "
-                f"of {size}, as with drop_last=True"
+                f"{name} needs images in groups of {size}, but this batch has {tree.count}; pass a multiple of {size}, "
+                "for example with drop_last=True"
             )
         if positions is None and torch.utils.data.get_worker_info() is not None:
             raise RuntimeError(
-                "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the "
-                "same; call it on the batches in the training loop, or give it positions=…"
+                "Augment counts positions in its own process, so it would draw the same values in each worker of a "
+                "DataLoader; call it on the batches in the training loop, or pass positions=…"
             )
-        epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MOST)
+        epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MAX_EPOCH)
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
@@ -217,17 +217,17 @@ class Augment(torch.nn.Module):
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
-        """Return where a batch is augmented, with its index."""
-        wanted, first = self._device, tree.images[0]
-        device = first.entries[0][1].device if wanted is None else _indexed(wanted)
+        """Return the device, with its index, that augments a batch."""
+        requested, first = self._device, tree.images[0]
+        device = first.entries[0][1].device if requested is None else _indexed(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
-            copied = torch.device("cpu") if wanted is not None or leaf.kind == "mask" else device
+            source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
             for place, pixels in leaf.entries:
-                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, copied):
-                    where = f"{first.place} is" if wanted is None else "Augment works"
+                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, source):
+                    owner = f"{first.place} is" if requested is None else "Augment works"
                     raise ValueError(
-                        f"{place} is on {pixels.device}, but {where} on {device}; bring images and masks to one "
-                        "device, and give Augment(device=…) that one, or none"
+                        f"{place} is on {pixels.device}, but {owner} on {device}; move images and masks to one device, "
+                        "and pass this device to Augment(device=…), or leave it out"
                     )
         return device
 
@@ -236,7 +236,7 @@ class Augment(torch.nn.Module):
         if compiled is None:
             compiled = compile_stage(self._chain, device=device, **self._options), target_stage(self._chain, device)
             compiled[0].prepare()
-        self._stages[device] = compiled  # the last one is that of the latest batch
+        self._stages[device] = compiled  # the last entry belongs to the latest batch
         return compiled
 
     # -- one batch -----------------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ class Augment(torch.nn.Module):
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
     def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns; its leaves have the numbers of those of the tree.
+        """Return the batch as columns, whose leaves have the same numbers as in the tree.
 
         Raises:
-            TypeError, ValueError: the transforms do not go with targets, or targets do not fit their images.
+            TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
         """
         count, reader = tree.count, self._reader
         columns = Columns(range(count), sources=[None] * count)
@@ -300,35 +300,37 @@ class Augment(torch.nn.Module):
     def _moved_targets(
         self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
     ) -> dict[int, Any]:
-        """Return what became of targets, on the device, and of what belongs to boxes, by the number of the leaf."""
+        """Return the transformed targets, on the device, and the values that belong to boxes, keyed by leaf number."""
         moved: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
-        for at, leaf in enumerate(tree.leaves):
-            if leaf.kind == "images" or not (at in finished.whole or any(at in cells for cells in finished.cells)):
+        for number, leaf in enumerate(tree.leaves):
+            if leaf.kind == "images" or not (
+                number in finished.full_columns or any(number in cells for cells in finished.cells)
+            ):
                 continue
-            moved[at] = cells = [
-                results.get(at, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
+            moved[number] = cells = [
+                results.get(number, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
             ]
             if leaf.per_image:
                 continue
             views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
-            of_boxes = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
-            if at in finished.whole and ragged == "error" and not of_boxes:
-                moved[at] = finished.whole[at]
+            is_instances = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
+            if number in finished.full_columns and ragged == "error" and not is_instances:
+                moved[number] = finished.full_columns[number]
                 continue
-            if leaf.kind == "mask" and not of_boxes:
-                names = [partial(columns.name, row, at) for row in range(tree.count)]
+            if leaf.kind == "mask" and not is_instances:
+                names = [partial(columns.name, row, number) for row in range(tree.count)]
                 views = [stacked_masks(view, names, ragged, pad_to) for view in views]
-            elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, of which none were left out
-                views = [torch.stack(view) if len({one.shape for one in view}) == 1 else view for view in views]
-            moved[at] = finished.of_views(views)
-        of_images = {at: target for at, target in moved.items() if tree.leaves[at].kind != "value"}
-        return moved | moved_together(of_images, partial(_tensor, device=device, locks=True))
+            elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
+                views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
+            moved[number] = finished.of_views(views)
+        targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
+        return moved | moved_together(targets, partial(_tensor, device=device, locks=True))
 
 
 class _Images:
-    """A leaf of images on the stage's device: `planes`, and how many `frames` each clip has."""
+    """A leaf of images on the stage's device: `planes`, and the number of `frames` per clip."""
 
     def __init__(self, leaf: Leaf, device: torch.device, *, several: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
@@ -348,8 +350,8 @@ def _view(
     pairing: Pairing | None,
     seed_of: Callable[[int], int] | None,
 ) -> Any:
-    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as `ragged` says. `seed_of`: gives the seed of
-    the module or function that ends the transforms; None means there is none."""
+    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seed_of` returns the
+    seed for the module or function at the end of the transforms; it is None without such a module."""
     frames, partners = images.frames, None if pairing is None else pairing.partners
     if frames > 1:
         program = program.take(np.repeat(np.arange(len(program)), frames))
@@ -363,12 +365,12 @@ def _view(
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, what ends the transforms gets one frame of all clips after the other.
+    # As in a Loader, the module at the end gets frame after frame, each for all clips.
     return clips if last is None else torch.stack([*map(last, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
-    """Refuse images that require gradients, lists of several kinds, and on the CPU floats beyond 0 … 1."""
+    """Reject images that require gradients, lists of mixed kinds, and (on the CPU) floats outside 0 … 1."""
     _, first = leaf.entries[0]
     for place, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -377,20 +379,20 @@ def _check_images(leaf: Leaf) -> None:
                 "it within torch.no_grad()"
             )
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first.dtype, len(first)):
-            this, that = (
+            expected, actual = (
                 f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}" for image in (first, tensor)
             )
             raise ValueError(
-                f"the images of a batch must be of one dtype and have the same number of channels, but {leaf.place}[0] "
-                f"is {this} and {place} {that} (C×H×W); convert them before"
+                f"the images of a batch must have the same dtype and number of channels, but {leaf.place}[0] is "
+                f"{expected} and {place} is {actual} (C×H×W); convert them first"
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
             if not (low >= 0 and high <= 1):
                 raise ValueError(
-                    f"{place} holds floats from {low:g} to {high:g}, but images of floats are 0 … 1; pass levels 0 … "
-                    "255 as uint8, normalize by T.Normalize among the transforms and not before, write .clamp(0, 1) "
-                    "after a filter that overshoots, and leave what is no image out of the batch"
+                    f"{place} contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass levels "
+                    "0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before, clip the output "
+                    "of a filter that overshoots with .clamp(0, 1), and remove tensors that are not images"
                 )
 
 
@@ -402,13 +404,13 @@ def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> Ragged
 
 
 def _checked(positions: Any, count: int, default: range) -> np.ndarray:
-    """Return positions, int64 (N,)."""
+    """Return validated positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
-        raise ValueError(f"positions are on {positions.device}; give them on the CPU, so that nothing waits for it")
+        raise ValueError(f"positions are on {positions.device}; pass them on the CPU, to avoid waiting for the device")
     numbers = np.asarray(default if positions is None else positions)
     if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers.astype(np.int64) < 0).any():
         raise ValueError(
-            f"positions must be {count} integers of at least 0, one for each image, got {numbers.dtype} of shape "
+            f"positions must be {count} integers of at least 0, one per image, got {numbers.dtype} of shape "
             f"{numbers.shape}"
         )
     return numbers.astype(np.int64)
@@ -419,8 +421,8 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
-    """Return a tensor or an array as a plain tensor on the device, copied asynchronously if it is page-locked, as
-    `locks` makes it; anything else as it is."""
+    """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
+    the memory is page-locked; `locks` page-locks it first."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if not isinstance(value, torch.Tensor):

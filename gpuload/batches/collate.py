@@ -1,9 +1,10 @@
-"""The finished columns of a batch put together: image columns as one tensor, the rest as `default_collate` does.
+"""Collation: builds a batch from its finished columns. A column of images becomes one tensor, other columns are
+collated like `default_collate`.
 
-Runs in the main process, after the stage. Nesting is as with torch's `default_collate`: a tuple of a sample becomes a
-list of the batch, named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints
-becomes a list, one for each image, so samples may differ within it; boxes and keypoints elsewhere become a list of
-tensors; masks outside such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
+Runs in the main process, after the stage. Nesting follows torch's `default_collate`: tuples become lists, named tuples
+and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints becomes a list with one dict for each
+image, so its contents may differ between samples; boxes and keypoints elsewhere become a list of tensors; masks outside
+such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
 """
 
 from __future__ import annotations
@@ -48,27 +49,28 @@ __all__ = [
     "stacked_masks", "unwrapped", "with_tensor",
 ]  # fmt: skip
 
-TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
+TOGETHER_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
-# "image" and its number in the sample, or "clip" and that of its first frame; or "mask", "points", "group" and 0
+# The kind of a leaf, and a number: "image" and its number in the sample; "clip" and the number of its first frame; or
+# "mask", "points" or "group" and 0.
 Mark = tuple[str, int]
-GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
+GROUP: Mark = ("group", 0)  # a container that becomes a list with one entry per image
 POINTS: Mark = ("points", 0)
 Ragged = Literal["error", "list", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How samples become batches: a group of a `Loader`'s options, which checks itself.
+    """The options of a `Loader` that define how samples become batches.
 
     Args:
         collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
-        chain, seed, single, planned, repeats: from other groups: the transforms, the seed of their draws, whether
-            samples come one by one, whether gpuload itself decides which sample is at which position, and how many
-            positions in a row have the same one.
+        chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their draws,
+            whether samples come one by one, whether gpuload itself decides which sample is at which position, and how
+            many positions in a row have the same sample.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or two exclude each other.
+        TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
     """
 
     collate_fn: Callable[[Any], Any] | None
@@ -97,7 +99,7 @@ class BatchOptions:
 
     @property
     def by_row(self) -> bool:
-        """Whether each sample is put together by itself, for a collate_fn or batch_size=None."""
+        """Whether samples are rebuilt one by one, for a collate_fn or batch_size=None."""
         return self.collate_fn is not None or self.single
 
 
@@ -106,21 +108,21 @@ class Finished:
     """The finished columns of a batch.
 
     Attributes:
-        views: how many a `MultiView` makes; None without one.
-        cells: of each row the leaves finished one by one, by number.
-        numbers: int64 (N,), which samples are neighbours: those whose numbers differ in the last bit (last two bits).
-        whole: leaves finished for all rows at once: blocks, and masks of equal shapes as one tensor.
-        placed: integers of all rows that a worker has put beside its plan, and that lie where images do.
-        images: for each of `Columns.images`, for each view, the stage's result.
-        programs: for each of `Columns.images`, for each view, what was drawn; none if a worker has planned it.
-        pairing: how they were mixed, if they were.
+        views: the number of views of a `MultiView`; None without a `MultiView`.
+        cells: for each row, the leaves that were finished one by one, keyed by leaf number.
+        numbers: int64 (N,), which define neighbours: samples whose numbers differ only in the last bit (last two bits).
+        full_columns: leaves that were finished for all rows together: blocks, and masks of equal shape as one tensor.
+        planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
+        images: the results of the stage, for each of `Columns.images` and each view.
+        programs: the draws, for each of `Columns.images` and each view; empty if a worker planned the batch.
+        pairing: how the samples were mixed, if they were.
     """
 
     views: int | None
     cells: list[dict[int, Any]]
     numbers: np.ndarray
-    whole: dict[int, Any] = field(default_factory=dict)
-    placed: dict[int, torch.Tensor] = field(default_factory=dict)
+    full_columns: dict[int, Any] = field(default_factory=dict)
+    planned_columns: dict[int, torch.Tensor] = field(default_factory=dict)
     images: list[list[Any]] = field(default_factory=list)
     programs: Sequence[Sequence[Program]] = ()
     pairing: Pairing | None = None
@@ -132,31 +134,36 @@ class Finished:
 
     @property
     def results(self) -> list[Any]:
-        """All that may be on the device."""
-        return [self.images, self.cells, self.whole, self.placed]
+        """Everything that may be on the device."""
+        return [self.images, self.cells, self.full_columns, self.planned_columns]
 
     def of_views(self, results: Sequence[Any]) -> Any:
-        """Return what a batch holds of a result for each view: the result itself if there is no `MultiView`."""
+        """Return the batch's entry for one result per view: a list, or the only result without a `MultiView`."""
         return results[0] if self.views is None else list(results)
 
 
 @dataclass(slots=True)
 class Group:
-    """A container that becomes a list, or a clip: its structure, and its first leaf."""
+    """A container that becomes a list, or a clip: its structure, and the number of its first leaf."""
 
     node: Structure
     leaf: int
 
     @property
     def within(self) -> range:
-        """Its leaves."""
+        """The numbers of its leaves."""
         return range(self.leaf, self.leaf + leaf_count(self.node))
 
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch: its structure, in which a group or clip is one leaf; what each of its leaves is (None means
-    a value); and for each of these the leaf of the sample, or the group or clip, that each row has there."""
+    """The form of a batch.
+
+    Attributes:
+        structure: the batch's structure, in which a group or clip is one leaf.
+        marks: the kind of each leaf of this structure; None means a value.
+        leaves: for each leaf of this structure and each row, the leaf number in the sample, or the group or clip.
+    """
 
     structure: Structure
     marks: list[Mark | None]
@@ -167,15 +174,16 @@ def outline_of(columns: Columns) -> Outline:
     """Return the outline of a batch.
 
     Raises:
-        CollateError: samples differ in structure, or in where their images are; the message names two of them.
+        CollateError: samples differ in their structure, or in the places of their images; the message names two of
+            them.
     """
     marks = _marks(columns)
     structures = columns.structures
     outlines = [_outline(structures[0], marks[0])]
     for row in range(1, max(len(marks), len(structures))):
         row_marks, structure = entry(marks, row), entry(structures, row)
-        known = row_marks == marks[0] and structure == structures[0]
-        outline = outlines[0] if known else _outline(structure, row_marks)
+        is_same = row_marks == marks[0] and structure == structures[0]
+        outline = outlines[0] if is_same else _outline(structure, row_marks)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
@@ -193,8 +201,8 @@ def outline_of(columns: Columns) -> Outline:
 
 
 def _marks(columns: Columns) -> list[dict[int, Mark]]:
-    """Return what the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly
-    always."""
+    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry if all rows are the same, as
+    is usual."""
     images = [("image", number, column) for number, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
@@ -214,31 +222,31 @@ def _marks(columns: Columns) -> list[dict[int, Mark]]:
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
-    outer, _ = _outer(structure, 0, marks, leaves)
+    folded, _ = _fold(structure, 0, marks, leaves)
     kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
-    return Outline(outer, kinds, [[entry] for entry in leaves])
+    return Outline(folded, kinds, [[entry] for entry in leaves])
 
 
 def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
     return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
-def _outer(node: Structure, at: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
-    """Return the structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after
-    the node; `leaves` takes them."""
+def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
+    """Fold each group of a sample's node into one leaf. Return the new structure, and the number of the leaf after the
+    node, whose own leaves begin at `start`; append the new structure's leaves to `leaves`."""
     if node == LEAF:
-        leaves.append(at)
-        return LEAF, at + 1
+        leaves.append(start)
+        return LEAF, start + 1
     kind, cls, keys, children = node
-    starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
+    starts = list(itertools.accumulate(map(leaf_count, children), initial=start))
     inside = zip(children, starts, strict=False)
     if kind == "clip" or (
         kind in ("dict", "dataclass") and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in inside)
     ):
-        leaves.append(Group(node, at))
+        leaves.append(Group(node, start))
         return LEAF, starts[-1]
-    outer = [_outer(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
-    return (kind, cls, keys, tuple(outer)), starts[-1]
+    folded = [_fold(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
+    return (kind, cls, keys, tuple(folded)), starts[-1]
 
 
 def collate(
@@ -258,15 +266,14 @@ def collate(
         to_device: moves a tensor to the device.
 
     Raises:
-        CollateError: masks differ in size, or the values of a leaf cannot be put together; the message names two
-            samples.
+        CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
     ready: dict[int, Any] = {}
     placed: dict[int, torch.Tensor] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
-        if mark is None and leaves[0] in finished.placed:  # then all rows are alike
-            placed[number] = finished.placed[leaves[0]]
+        if mark is None and leaves[0] in finished.planned_columns:  # the leaf has the same number in all rows
+            placed[number] = finished.planned_columns[leaves[0]]
             continue
         if kind == "group":
             ready[number] = [
@@ -277,15 +284,15 @@ def collate(
         if kind == "clip":
             ready[number] = _clips(columns, finished, leaves, image)
             continue
-        whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
+        full_column = finished.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
             ready[number] = finished.of_views(finished.images[image])
-        elif kind == "mask" and (whole is None or ragged != "error"):
+        elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _of_each_view(columns, finished, leaves)
             ready[number] = finished.of_views([stacked_masks(view, names, ragged, pad_to) for view in masks])
-        elif whole is not None:
-            ready[number] = whole
+        elif full_column is not None:
+            ready[number] = full_column
         elif kind == "points":
             ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
     ready = moved_together(ready, to_device) | placed
@@ -299,7 +306,7 @@ def collate(
         number = next(numbers)
         if number in ready:
             return ready[number]
-        # Strings stay as they are: default_collate returns a tuple of them within a tuple or list, else a list.
+        # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         column = _cells(columns, finished, outline.leaves[number])
         entries = tuple(column) if within in ("tuple", "list") else column
         return _column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
@@ -308,13 +315,13 @@ def collate(
 
 
 def unwrapped(value: Any) -> Any:
-    """Return a value as the dataset gave it, metadata as plain objects."""
+    """Return a value as the dataset returned it, with metadata as plain objects."""
     return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
 def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrapped) -> list[Any]:
-    """Put the samples of a batch together again, row by row; `cells` are the finished leaves of each row, `plain` is
-    applied to the values of all others."""
+    """Rebuild the samples of a batch row by row, from `cells`, the finished leaves of each row, and from the values of
+    all other leaves, to which `plain` is applied."""
     rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
     for leaf, column in (*columns.values.items(), *columns.points.items()):
         for row, value in column.items():
@@ -327,7 +334,7 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
 
 
 def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
-    """Return a leaf of all rows: finished, or its values."""
+    """Return the finished cells or the values of a leaf for all rows."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if (
@@ -345,26 +352,26 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Call
 
 
 def with_tensor(value: Any) -> Any:
-    """Return a value as the dataset gave it, metadata as leaves."""
+    """Return a value as the dataset returned it, with metadata as leaves."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
 def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
-    """Return a leaf of all rows, for each view."""
+    """Return a leaf for each view and all rows."""
     cells = _cells(columns, finished, leaves)
     return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
 def _shown(outline: Outline, structure: Structure) -> str:
     places = places_of(structure)
-    at: dict[str, list[str]] = {"image": [], "mask": []}
+    by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
         if mark is not None and mark[0] == "clip":
-            at["image"].append(places[leaf.leaf])
-        elif mark is not None and mark[0] in at:
-            at[mark[0]].append(places[leaf])
-    images = f"with its images at {', '.join(at['image'])}" if at["image"] else "without images"
-    masks = f" and masks at {', '.join(at['mask'])}" if at["mask"] else ""
+            by_kind["image"].append(places[leaf.leaf])
+        elif mark is not None and mark[0] in by_kind:
+            by_kind[mark[0]].append(places[leaf])
+    images = f"with its images at {', '.join(by_kind['image'])}" if by_kind["image"] else "without images"
+    masks = f" and masks at {', '.join(by_kind['mask'])}" if by_kind["mask"] else ""
     return f"{describe(outline.structure)} {images}{masks}"
 
 
@@ -372,22 +379,22 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     kinds = set(map(type, column))
     if not kinds.isdisjoint(META):
         return list(map(plain_meta, column))
-    if kinds == {int}:  # labels; default_collate takes longer
+    if kinds == {int}:  # labels; default_collate would be slower
         with contextlib.suppress(OverflowError):
             return to_device(torch.from_numpy(np.array(column, np.int64)))
     try:
         result = default_collate(column)  # pyright: ignore[reportArgumentType]  tuples work too
     except (TypeError, RuntimeError, ValueError) as error:
         shapes = [None if getattr(value, "is_nested", False) else getattr(value, "shape", None) for value in column]
-        other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
-        where = (
-            f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(other)} has {tuple(shapes[other] or ())}"
-            if other is not None
+        mismatch = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
+        reason = (
+            f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(mismatch)} has {tuple(shapes[mismatch] or ())}"
+            if mismatch is not None
             else f"{names(0)} has a {_kind(column[0])}"
         )
-        what = f"leaf {name()!r} of the samples" if name() else "the samples"
+        subject = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
-            f"{what} cannot be put together into a batch: {where} ({error}); {_remedy(column, name(), shapes)}",
+            f"{subject} cannot be collated into a batch: {reason} ({error}); {_remedy(column, name(), shapes)}",
             kinds_of(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
@@ -396,18 +403,19 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
 def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
     """Return the clips of a batch, whose frames are finished image columns from number `first` on."""
     lengths = [len(clip.node[3]) for clip in clips]
-    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
-    if other is not None:
+    mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    if mismatch is not None:
         raise CollateError(
-            f"the clips of a batch differ in length: that of {columns.name(0)} has {lengths[0]} frames, that of "
-            f"{columns.name(other)} {lengths[other]}; cut them to one length in the dataset, or pass a collate_fn"
+            f"the clips of a batch differ in length: {columns.name(0)} has {lengths[0]} frames, and "
+            f"{columns.name(mismatch)} has {lengths[mismatch]}; cut clips to one length in the dataset, or pass a "
+            "collate_fn"
         )
     frames = finished.images[first : first + lengths[0]]
     return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
 
 
 def _clip(frames: Sequence[Any]) -> Any:
-    """Frames as the stage gave them, N×C×H×W, a list, or (N×C×H×W, sizes), in the same form with T after N."""
+    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N, keeping their form."""
     if isinstance(frames[0], tuple):
         return torch.stack([images for images, _ in frames], 1), frames[0][1]
     if isinstance(frames[0], list):
@@ -417,17 +425,17 @@ def _clip(frames: Sequence[Any]) -> Any:
 
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if name and any(value is None for value in column):
-        return f"collate_fn=gpuload.keep({name!r}) keeps values as they are, in a list, None among them"
+        return f"collate_fn=gpuload.keep({name!r}) keeps the values, including None, in a list"
     if isinstance(column[0], os.PathLike):
-        return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
-    if other := next(filter(None, map(remedy_for, column)), None):
-        return other
+        return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads entire folders"
+    if dtype_remedy := next(filter(None, map(remedy_for, column)), None):
+        return dtype_remedy
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
         how = f"pad({name!r})" if name else "pad_collate"
         remedy = f"collate_fn=gpuload.{how} pads them"
         if is_image_array(column[0]):
-            return remedy + "; images are gpuload.Image(array), and come as ragged='list' or 'pad' says"
-        boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
+            return remedy + "; return images as gpuload.Image(array), which ragged='list' or 'pad' collates"
+        boxes = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
         return remedy + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
     return "return values of one shape, of types that torch's default_collate knows"
 
@@ -437,34 +445,34 @@ def _kind(value: Any) -> str:
 
 
 def converted(value: Any, name: Callable[[], str]) -> Any:
-    """Return a sample, or a part of one, with its arrays as tensors, as `default_convert` does.
+    """Convert the arrays in a sample, or in a part of it, to tensors, like `default_convert`.
 
     Raises:
-        CollateError: no tensor holds one of its arrays; the message has the sample's `name`.
+        CollateError: torch does not support the dtype of an array; the message has the sample's `name`.
     """
     try:
         return default_convert(value)
     except (TypeError, RuntimeError, ValueError) as error:
         leaf = next(filter(remedy_for, tree_leaves(value)), None)
-        what = "" if leaf is None else f": it has a {_kind(leaf)}"
+        reason = "" if leaf is None else f": it has a {_kind(leaf)}"
         remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
-            f"{name()} cannot be turned into tensors{what} ({error}); {remedy}", kinds_of(error)
+            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", kinds_of(error)
         ) from error
 
 
 def stacked_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
-    """Return the masks of a batch, in the form of its images; `names` are for errors."""
+    """Collate the masks of a batch in the same form as its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
-    other = next((row for row, mask in enumerate(masks) if mask.dtype != masks[0].dtype), None)
-    if other is not None:
+    mismatch = next((row for row, mask in enumerate(masks) if mask.dtype != masks[0].dtype), None)
+    if mismatch is not None:
         raise CollateError(
-            f"the masks of a batch differ in dtype: {names[0]()} has {masks[0].dtype}, {names[other]()} "
-            f"{masks[other].dtype}; return masks of one dtype"
+            f"the masks of a batch differ in dtype: {names[0]()} has {masks[0].dtype}, {names[mismatch]()} has "
+            f"{masks[mismatch].dtype}; return masks of one dtype"
         )
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
         sizes = np.array([shape[-2:] for shape in shapes])
@@ -472,39 +480,39 @@ def stacked_masks(
         for row, mask in zip(batch, masks, strict=True):
             row[..., : mask.shape[-2], : mask.shape[-1]] = mask
         return batch, upload(sizes, batch.device)
-    other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
-    if other is not None:
+    mismatch = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if mismatch is not None:
         raise CollateError(
-            f"the masks of a batch have different shapes: {names[0]()} has {shapes[0]}, {names[other]()} "
-            f"{shapes[other]}; end the transforms with a crop or a Resize((height, width)), use "
-            "ragged='list', or, for masks of instances, put them into the dict that holds the boxes"
+            f"the masks of a batch have different shapes: {names[0]()} has {shapes[0]}, {names[mismatch]()} has "
+            f"{shapes[mismatch]}; end the transforms with a crop or a Resize((height, width)), use ragged='list', or "
+            "put masks of instances into the dict that holds the boxes"
         )
     return torch.stack(list(masks))
 
 
 def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    plain = set(map(type, ready.values())) <= {torch.Tensor}  # as nearly always: torch's trees take 40 µs
-    leaves = ready.values() if plain else tree_leaves(ready)
-    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
-    if not here:
+    """Move all tensors to the device; small tensors of one dtype share a copy, since a batch can have hundreds."""
+    is_flat = set(map(type, ready.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
+    leaves = ready.values() if is_flat else tree_leaves(ready)
+    cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    if not cpu_tensors:
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in here:
+    for tensor in cpu_tensors:
         if tensor.nbytes <= TOGETHER_BYTES:
             small.setdefault(tensor.dtype, []).append(tensor)
     probe = next((tensors[0] for tensors in small.values()), None)
-    if probe is not None and to_device(probe) is probe:  # they are there already
+    if probe is not None and to_device(probe) is probe:  # the device is the CPU
         return ready
-    there: dict[int, torch.Tensor] = {}
+    moved: dict[int, torch.Tensor] = {}
     for tensors in small.values():
         flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            there[id(tensor)] = part.view(tensor.shape)
+            moved[id(tensor)] = part.view(tensor.shape)
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            return there[id(value)] if id(value) in there else to_device(value)
+            return moved[id(value)] if id(value) in moved else to_device(value)
         return value
 
-    return {number: move(value) for number, value in ready.items()} if plain else tree_map(move, ready)
+    return {number: move(value) for number, value in ready.items()} if is_flat else tree_map(move, ready)

@@ -1,9 +1,10 @@
-"""Masks, boxes and keypoints of a batch whose transforms put several samples together: Mosaic and CopyPaste.
+"""The targets of a batch whose transforms combine several samples: Mosaic and CopyPaste.
 
-Runs in the main process, within the transfer's stream, before the images: what is pasted where depends on masks. All
-samples of the batch are taken from one such transform to the next, each with the geometry between them; there each gets
-parts of the others. Boxes and keypoints are moved by numpy, masks on the device; CopyPaste waits once for the device,
-to learn which instances are left.
+Runs in the main process, within the transfer's stream, before the images are transformed, because masks decide what is
+pasted where. All samples of the batch advance together from one such transform to the next, with the geometric
+transforms in between; at each such transform, samples receive parts of other samples. Boxes and keypoints are
+transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances remain
+visible.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ __all__ = ["target_stage"]
 
 @dataclass(slots=True)
 class Scene:
-    """The targets of one sample on their way: boxes and points, and by leaf masks and what else belongs to boxes."""
+    """The targets of one sample in progress: its boxes and points, and by leaf its masks and other values that belong
+    to boxes."""
 
     trail: Trail
     masks: dict[int, torch.Tensor]
@@ -44,40 +46,40 @@ class Scene:
 
 
 def target_stage(chain: Chain, device: torch.device) -> TargetStage:
-    """Return what moves the targets of a chain's batches."""
+    """Return the target stage for a chain."""
     return GatheredTargets(chain, device) if chain.gathers else TargetStage(chain, device)
 
 
 class GatheredTargets(TargetStage):
-    """Moves the targets of batches, and puts them together."""
+    """The transformation of the targets of batches that combine samples."""
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
         super().__init__(chain, device)
         self._name, _ = chain.group
 
     def __call__(self, columns: Columns, finished: Finished, pixels_of: Callable[[ImageColumn], RaggedImages]) -> None:
-        """Move the targets of a batch, into the cells of `finished`, and set in the records that put images together
-        what the stage needs for the images.
+        """Transform the targets of a batch into the cells of `finished`, and complete the records of transforms that
+        combine images for the stage.
 
         Raises:
-            CollateError: samples that are put together do not have the same targets.
+            CollateError: samples that are combined do not have the same targets.
         """
-        for row, what in self._unlike(columns):
-            first = 0 if row else min(1, len(columns) - 1)
+        for row, difference in self._differences(columns):
+            first_row = 0 if row else min(1, len(columns) - 1)
             raise CollateError(
-                f"{self._name} puts the samples of a batch together, but {columns.name(first)} and {columns.name(row)} "
-                f"{what}; let the dataset return one form, with empty arrays where there is nothing"
+                f"{self._name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
+                f"{difference}; let the dataset return one form, with empty arrays for missing targets"
             )
         fields = set(columns.fields[0]) if columns.fields else set()
         points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
-        # Which keypoints belong to boxes.
+        # Whether keypoints belong to boxes, for each leaf of keypoints.
         owned = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         scenes = []
         for row in range(len(columns)):
             values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
-        gathers = [[one for one in each.records if isinstance(one, Gather)] for each, *_ in finished.programs]
+        gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
         program, first = finished.drawn[0], 0
         for record in [*gathers[0], None]:
             number = len(program.records) if record is None else program.records.index(record)
@@ -89,90 +91,90 @@ class GatheredTargets(TargetStage):
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             follow(part.records, [scene.trail for scene in scenes])
-            _settle(scenes, fields, owned)
+            _drop_entries(scenes, fields, owned)
             first = number + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
                 scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
         for record, *others in zip(*gathers, strict=True):
-            for other in others:  # of the second, … images of each sample
+            for other in others:  # the records of further images of the samples
                 other.groups, other.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
             finished.cells[row] |= moved_results(row_points, scene.trail) | scene.masks | scene.values
         for leaf in fields:
-            finished.whole.pop(leaf, None)
+            finished.full_columns.pop(leaf, None)
 
-    def _unlike(self, columns: Columns) -> Iterator[tuple[int, str]]:
-        """Give rows that cannot be put together with others, and why."""
+    def _differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
+        """Yield rows that cannot be combined with other rows, and the reasons."""
         rows = range(len(columns))
         for row in rows:
             if columns.structure(row) != columns.structure(0):
                 yield row, "have different structures"
-        unlike: list[tuple[Any, bool, str]]
-        unlike = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
-        unlike += [(masks, masks.leaf is None, "have their masks at different leaves") for masks in columns.masks]
+        checks: list[tuple[Any, bool, str]]
+        checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
+        checks += [(masks, masks.leaf is None, "have their masks at different leaves") for masks in columns.masks]
         for points in columns.points.values():
             kinds = set(map(type, points.values))
-            unlike.append((points, points.rows is not None or len(kinds) > 1, "have other targets"))
-        for column, _, what in filter(itemgetter(1), unlike):  # the first row without an entry; 1 if all have one
-            yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), what
+            checks.append((points, points.rows is not None or len(kinds) > 1, "have different targets"))
+        for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
+            yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
-                one, two = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], row_fields))
-                what = f"(numbers {one} and {two}); give {self._name} a labels_getter= that names them"
-                yield row, f"have other leaves that belong to their boxes {what}"
+                old, new = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], row_fields))
+                leaves = f"(numbers {old} and {new}); pass {self._name} a labels_getter= that names them"
+                yield row, f"have different leaves that belong to their boxes {leaves}"
 
 
-def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
-    """Leave out what belongs to boxes that were left out."""
+def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
+    """Remove entries that belong to dropped boxes."""
     places: list[tuple[dict[int, Any], int, np.ndarray]] = []
     for scene in scenes:
-        left, scene.trail.left = scene.trail.left, None
-        if left is not None:
+        remaining, scene.trail.left = scene.trail.left, None
+        if remaining is not None:
             for leaves in (scene.masks, scene.values):
-                places += [(leaves, leaf, left) for leaf in leaves.keys() & fields]
+                places += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
             pairs = zip(scene.trail.points, owned, strict=True)
-            scene.trail.points = [points[left] if goes else points for points, goes in pairs]
-    values = selected((leaves[leaf], left) for leaves, leaf, left in places)
+            scene.trail.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
+    values = selected((leaves[leaf], remaining) for leaves, leaf, remaining in places)
     for (leaves, leaf, _), value in zip(places, values, strict=True):
         leaves[leaf] = value
 
 
-def _of_parts(
+def _combined(
     sample: Scene,
     parts: Sequence[tuple[Scene, np.ndarray]],
     boxes: Iterable[Sequence[np.ndarray]],
     points: Iterable[Sequence[np.ndarray]],
 ) -> Scene:
-    """Return a sample's scene, but for its masks: some entries of what belongs to the boxes of each of its parts, and
-    these boxes and points, moved, by leaf."""
+    """Return a sample's new scene without its masks: from each part, the given rows of the values that belong to boxes;
+    and the transformed boxes and points of all parts, by leaf."""
     values = {leaf: _joined([*selected((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values}
     return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], sample.trail.format), {}, values)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Join rows one after the other. An array without rows says nothing of their dtype and shape."""
-    full = [part for part in parts if len(part)] or list(parts[:1])
-    return torch.cat(full) if isinstance(full[0], torch.Tensor) else np.concatenate(full)
+    """Concatenate rows. Empty arrays are skipped, since their dtype and shape are meaningless."""
+    non_empty = [part for part in parts if len(part)] or list(parts[:1])
+    return torch.cat(non_empty) if isinstance(non_empty[0], torch.Tensor) else np.concatenate(non_empty)
 
 
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
 def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
-    """Return the scenes, each with those of its group."""
+    """Combine each scene with the scenes of its group to a mosaic."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
-    results, left_of = list(scenes), {}
+    results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
-        four = [scenes[other] for other in rows[row].tolist()]
-        parts = [_quadrant(*part, owned) for part in zip(four, corners[row], shown[row].tolist(), strict=True)]
-        left_of[row], boxes, points = zip(*parts, strict=True)
-        pairs = list(zip(four, left_of[row], strict=True))
-        results[row] = _of_parts(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
+        sources = [scenes[source] for source in rows[row].tolist()]
+        parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown[row].tolist(), strict=True)]
+        remaining_of[row], boxes, points = zip(*parts, strict=True)
+        pairs = list(zip(sources, remaining_of[row], strict=True))
+        results[row] = _combined(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
-        moved = _instances(record, masks, left_of) if leaf in fields else _semantic(record, masks)
+        moved = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
         for row, mask in moved.items():
             results[row].masks[leaf] = mask
     return results
@@ -181,45 +183,49 @@ def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Seq
 def _quadrant(
     scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Return which boxes of a scene are left in the part that is shown of it, these boxes, and the points."""
+    """Return the indices of the boxes that remain in the shown part of a scene, these boxes, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
     moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
     moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
-    seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
-    remaining = seen[0] if seen else np.arange(0)
-    points = [(dots[remaining] if goes else dots) + shift for dots, goes in zip(scene.trail.points, owned, strict=True)]
-    return remaining, [boxes[rows] for boxes, rows in zip(moved, seen, strict=True)], points
+    visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
+    remaining = visible[0] if visible else np.arange(0)
+    points = [
+        (dots[remaining] if is_owned else dots) + shift
+        for dots, is_owned in zip(scene.trail.points, owned, strict=True)
+    ]
+    return remaining, [boxes[rows] for boxes, rows in zip(moved, visible, strict=True)], points
 
 
 def _instances(
-    record: Gather, masks: Sequence[torch.Tensor], left_of: dict[int, Sequence[np.ndarray]]
+    record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
-    """Return masks of instances, each on a plane of its own, 0 outside its image, for the rows that become a mosaic;
-    `left_of` says which ones of each quadrant's image are left."""
+    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside its image.
+    `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
-    sources = {row: [masks[other] for other in rows[row].tolist()] for row in left_of}
-    planes = selected(pair for row, left in left_of.items() for pair in zip(sources[row], left, strict=True))
+    sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
+    planes = selected(pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True))
     results = {}
-    for row, left in left_of.items():
-        counts = list(map(len, left))
+    for row, indices in remaining_of.items():
+        counts = list(map(len, indices))
         dtype = next((mask.dtype for mask, n in zip(sources[row], counts, strict=True) if n), masks[row].dtype)
         results[row] = masks[row].new_zeros((sum(counts), *record.after_hw[row].tolist()), dtype=dtype)
         parts = zip(results[row].split(counts), corners[row].tolist(), shown[row].tolist(), strict=True)
-        for part, (y, x), (down, across, h, w) in parts:
-            seen = next(planes)[:, down - y : down - y + h, across - x : across - x + w]
-            part[:, down : down + h, across : across + w] = seen
+        for part, (y, x), (top, left, h, w) in parts:
+            visible = next(planes)[:, top - y : top - y + h, left - x : left - x + w]
+            part[:, top : top + h, left : left + w] = visible
     return results
 
 
 def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return masks of whole images, put together as these are."""
+    """Return masks of entire images, tiled like the images."""
     for row, group in enumerate(record.groups.tolist()):
         for mask, other in ((masks[row], other) for other in group):
             if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
                 raise CollateError(
-                    f"{record.name} puts masks together that differ: row {row} of the batch has {mask.dtype} of shape "
-                    f"{tuple(mask.shape)}, row {other} has {masks[other].dtype} of shape {tuple(masks[other].shape)}; "
-                    "give masks of whole images one dtype and number, and those of instances beside their boxes"
+                    f"{record.name} combines masks, but row {row} of the batch has {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}, and row {other} has {masks[other].dtype} of shape "
+                    f"{tuple(masks[other].shape)}; return masks of entire images with one dtype and number, and put "
+                    "masks of instances next to their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
     sizes = zip(masks, record.after_hw.tolist(), strict=True)
@@ -232,36 +238,36 @@ def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.
 
 
 def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
-    """Return the scenes, each with instances of its partner; sets where these are in the record."""
+    """Paste instances of its partner into each scene, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     chosen = _chosen(record, partners, scenes)
     masks = selected((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
-    coming = {row: _nearest(next(masks), sizes[row]) for row in chosen}  # the masks that are pasted
-    covered = {row: mask.ne(0).any(dim=0) for row, mask in coming.items()}
-    remains = _remains([(scenes[row].masks[leaf], under) for row, under in covered.items()]) if chosen else []
-    staying = selected((scenes[row].masks[leaf], left) for row, (left, _, _) in zip(chosen, remains, strict=True))
+    pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in chosen}
+    covered = {row: mask.ne(0).any(dim=0) for row, mask in pasted_masks.items()}
+    visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if chosen else []
+    selections = selected((scenes[row].masks[leaf], kept) for row, (kept, _, _) in zip(chosen, visible, strict=True))
     results = list(scenes)
-    for (row, entries), (left, cut, around), remaining in zip(chosen.items(), remains, staying, strict=True):
-        scene, partner, under = scenes[row], scenes[partners[row]], covered[row]
+    for (row, entries), (kept, is_cut, around), kept_masks in zip(chosen.items(), visible, selections, strict=True):
+        scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
-        boxes = np.where(cut[:, None], around, scene.trail.boxes[0])[left]
+        boxes = np.where(is_cut[:, None], around, scene.trail.boxes[0])[kept]
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
         dots = zip(scene.trail.points, partner.trail.points, owned, strict=True)
-        points = [[mine[left], theirs[entries] * ratio] if goes else [mine] for mine, theirs, goes in dots]
-        results[row] = _of_parts(scene, [(scene, left), (partner, entries)], [[boxes, pasted]], points)
-        for other, mask in scene.masks.items():
-            if other == leaf:
-                seen = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining)
-                results[row].masks[leaf] = _joined([seen, coming[row].to(mask.dtype)])
+        points = [[own[kept], new[entries] * ratio] if is_owned else [own] for own, new, is_owned in dots]
+        results[row] = _combined(scene, [(scene, kept), (partner, entries)], [[boxes, pasted]], points)
+        for mask_leaf, mask in scene.masks.items():
+            if mask_leaf == leaf:
+                uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), kept_masks)
+                results[row].masks[leaf] = _joined([uncovered, pasted_masks[row].to(mask.dtype)])
             else:
-                results[row].masks[other] = torch.where(under, _nearest(partner.masks[other], sizes[row]), mask)
+                results[row].masks[mask_leaf] = torch.where(cover, _nearest(partner.masks[mask_leaf], sizes[row]), mask)
     record.covered = [covered.get(row) for row in range(len(scenes))]
     return results
 
 
 def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
-    """Choose, for each image that something is pasted onto, instances of its partner that have an area."""
+    """Choose instances of non-zero area from the partner of each image that receives pasted instances."""
     assert record.keys is not None
     chosen = {}
     for row in np.flatnonzero(record.gathered).tolist():
@@ -274,25 +280,26 @@ def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) ->
     return {row: entries for row, entries in chosen.items() if len(entries)}
 
 
-def _remains(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return, for masks and where they are covered, which instances have pixels left, int64 (m,); of all of them which
-    lose some, bool (n,); and the smallest boxes around those left, int64 (n, 4). One copy from the device."""
+def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return for each pair of masks and covered pixels: the instances with visible pixels, int64 (m,); whether each
+    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Takes one
+    copy from the device."""
     numbers: list[torch.Tensor] = []
-    for instances, under in masks:
-        there = instances.ne(0)
-        seen = there & ~under
-        down, across = seen.any(dim=2).to(torch.uint8), seen.any(dim=1).to(torch.uint8)
+    for instances, cover in masks:
+        pixels = instances.ne(0)
+        visible = pixels & ~cover
+        has_row, has_column = visible.any(dim=2).to(torch.uint8), visible.any(dim=1).to(torch.uint8)
         height, width = instances.shape[1:]
-        ends = width - across.flip(1).argmax(dim=1), height - down.flip(1).argmax(dim=1)
-        marks = down.any(dim=1).long(), (there & under).flatten(1).any(dim=1).long()
-        numbers.append(torch.stack([*marks, across.argmax(dim=1), down.argmax(dim=1), *ends], dim=1))
+        ends = width - has_column.flip(1).argmax(dim=1), height - has_row.flip(1).argmax(dim=1)
+        flags = has_row.any(dim=1).long(), (pixels & cover).flatten(1).any(dim=1).long()
+        numbers.append(torch.stack([*flags, has_column.argmax(dim=1), has_row.argmax(dim=1), *ends], dim=1))
     table = torch.cat(numbers).cpu().numpy()
     parts = np.split(table, np.cumsum([*map(len, numbers)])[:-1])
     return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 
 def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
-    """Return masks …×H×W in a size, by Pillow's nearest pixel."""
+    """Resize masks …×H×W with Pillow's nearest-neighbour rule."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks
     sizes = zip(masks.shape[-2:], size_hw.tolist(), strict=True)

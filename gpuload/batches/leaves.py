@@ -1,9 +1,9 @@
 """The leaves of a batch from any loader: which are images, which are targets, and which pass through.
 
 A batch is a tree of tuples, lists, dicts and dataclasses. Its images are tensors N×C×H×W, clips N×T×C×H×W, or lists of
-N tensors C×H×W. Its targets are declared by type, `gpuload.Mask` or torchvision's `Mask` say: for the whole batch, as
-N×… or a list of N, or in a list with one dict for each image. Leaves are told apart by types and shapes; values are not
-looked at, for they may be on a device. Runs in the caller's process; keeps nothing.
+N tensors C×H×W. Its targets are declared by type, such as `gpuload.Mask` or torchvision's `Mask`: for the entire batch,
+as N×… or a list of N, or in a list with one dict per image. Leaves are classified by type and shape, never by value,
+since values may be on a device. Runs in the caller's process, and keeps no state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count
 __all__ = ["BatchTree", "Leaf"]
 
 TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
-PER_IMAGE: Final = "per image"  # the kind of a list of dicts, and of a tuple of values, in a structure
+PER_IMAGE: Final = "per image"  # the structure kind for a list of dicts, and for a tuple of values
 IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
 
@@ -33,9 +33,9 @@ class Leaf:
 
     Attributes:
         kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
-        value: as it came; a list that holds no whole batches is one leaf.
-        place: where it is, for errors.
-        per_image: whether it is a list of what the dict of each image has there, or of the entries of a tuple.
+        value: the unchanged value; a list is one leaf unless it contains batched tensors.
+        place: the path to the leaf, for errors.
+        per_image: whether the value is a list of the entries of one field in a list of dicts, or of a tuple.
     """
 
     kind: str
@@ -45,14 +45,15 @@ class Leaf:
 
     @property
     def entries(self) -> list[tuple[str, Any]]:
-        """Its parts, each with its place: the entries of a list, the array of a `Mask`."""
+        """The leaf's parts, each with its path: the entries of a list, or the array of a `Mask`."""
         if not isinstance(self.value, list):
             return [(self.place, getattr(self.value, "array", self.value))]
-        return [(f"{self.place}[{n}]", getattr(one, "array", one)) for n, one in enumerate(self.value)]
+        return [(f"{self.place}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
 
     def of(self, row: int, count: int) -> Any:
-        """Return what belongs to one of `count` images: of a value without an entry for each, all of it. Such a list is
-        None instead: as several leaves of a sample it would shift the numbers of the leaves after it."""
+        """Return the entry of one of `count` images; if the value does not have one entry per image, the entire value.
+        But such a list becomes None: as several leaves of a sample, it would shift the numbers of the leaves after
+        it."""
         entries = getattr(self.value, "array", self.value)
         is_list = isinstance(entries, list)
         if (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count:
@@ -60,7 +61,8 @@ class Leaf:
         return None if is_list else self.value
 
     def declared(self, row: int, count: int) -> Any:
-        """Return the same as a sample of a dataset has it: of pixels, which may be on a device, the shape alone."""
+        """Return the entry of one image in the form of a dataset's sample. Pixels, which may be on a device, become
+        placeholders of the same height and width."""
         value = self.of(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
@@ -68,31 +70,31 @@ class Leaf:
             mask = getattr(value, "array", value)
             if isinstance(mask, Encoded):
                 raise TypeError(
-                    f"{self.place} holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+                    f"{self.place} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
                 )
             zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
             return Mask(np.broadcast_to(zero, tuple(mask.shape)))
         if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 raise ValueError(
-                    f"{self.place} is on {value.device}, but boxes and keypoints are moved on the CPU, so that nothing "
-                    "waits for the device; pass them as they come from the loader, and they come back where the images "
-                    "are"
+                    f"{self.place} is on {value.device}, but boxes and keypoints are transformed on the CPU, to avoid "
+                    "waiting for the device; pass them as the loader returned them, and the results will be on the "
+                    "device of the images"
                 )
-            return value if type(value).__name__ in TARGETS else Keypoints(value)  # one of many is no TVTensor
+            return value if type(value).__name__ in TARGETS else Keypoints(value)  # an entry of a TVTensor is a tensor
         return value
 
 
 class BatchTree:
-    """A batch, taken apart.
+    """A batch, split into leaves.
 
     Attributes:
-        leaves: its leaves, depth first; images: those of them that are images.
-        count: the number of images, or clips, N.
+        leaves: all leaves, depth first; images: the leaves that are images.
+        count: the number N of images or clips.
 
     Raises:
-        TypeError, ValueError: it holds no images, or images that are laid out otherwise, or images or targets that are
-            not N.
+        TypeError, ValueError: the batch has no images, or images in an unsupported layout, or the numbers of images and
+            targets differ.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -118,11 +120,11 @@ class BatchTree:
         return any(leaf.kind in ("mask", "points") for leaf in self.leaves)
 
     def sample(self, row: int) -> Any:
-        """Return one image's part of the batch as a sample of a dataset has it, with as many leaves."""
+        """Return one image's part of the batch in the form of a dataset's sample, with the same number of leaves."""
         return unflatten(self._of_sample, [leaf.declared(row, self.count) for leaf in self.leaves])
 
     def rebuilt(self, values: Sequence[Any]) -> Any:
-        """Return a tree like the batch with other leaves."""
+        """Return a tree with the batch's structure and new leaves."""
         return _rebuilt(self._structure, iter(values))
 
     def _check_count(self, leaf: Leaf) -> None:
@@ -131,22 +133,21 @@ class BatchTree:
         kind, first = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
             raise TypeError(
-                f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image, empty where "
-                "there are none"
+                f"{leaf.place} is the {kind} of a single image; pass a list with one {kind} per image, empty for "
+                "images without boxes"
             )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
-            what = "images" if leaf.kind == "images" else "entries"
+            noun = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
-                f"{leaf.place} has {len(entries)} {what}, but {first.place} has {self.count} images; give one entry "
-                "for each image, along the first axis or in a list"
+                f"{leaf.place} has {len(entries)} {noun}, but {first.place} has {self.count} images; pass one entry "
+                "per image, along the first axis or in a list"
             )
 
 
 def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
-    """Return a structure in which lists of images, of targets and of other values are leaves, unless a value is a whole
-    batch, and a list of dicts is one dict; `folded` takes the leaves, and whether they are lists of what the dicts
-    have."""
+    """Fold lists of images, targets or other values into single leaves, unless a value is itself batched, and lists of
+    dicts into one dict. Return the new structure; append each leaf to `folded`, with whether it is per image."""
     if node == LEAF:
         folded.append((next(values), False))
         return LEAF
@@ -173,7 +174,7 @@ def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool
 
 
 def _of_sample(node: Structure) -> Structure:
-    """Return the structure of a sample of a batch."""
+    """Return the structure of one sample of a batch."""
     if node == LEAF:
         return LEAF
     kind, cls, keys, children = node
@@ -192,10 +193,10 @@ def _rebuilt(node: Structure, values: Iterator[Any]) -> Any:
 
 
 def _kind_of(value: Any, place: str) -> str:
-    """Return what a leaf is.
+    """Return the kind of a leaf.
 
     Raises:
-        TypeError, ValueError: it looks like images of another dtype or layout.
+        TypeError, ValueError: the value looks like images of an unsupported dtype or layout.
     """
     entries: list[Any] = value if isinstance(value, list) else [value]
     if _is_target(entries[0]):
@@ -207,7 +208,7 @@ def _kind_of(value: Any, place: str) -> str:
         return "value"
     elif value.dtype not in IMAGE_DTYPES:
         raise TypeError(
-            f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images are "
+            f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images must be "
             f"{DTYPES}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
         )
     for images in entries:
@@ -215,16 +216,16 @@ def _kind_of(value: Any, place: str) -> str:
         if channels > 4 >= width:
             layout, axes = {3: ("", "2, 0, 1"), 4: ("N×", "0, 3, 1, 2"), 5: ("N×T×", "0, 1, 4, 2, 3")}[images.dim()]
             raise ValueError(
-                f"{place} has shape {tuple(images.shape)}, which by its looks has its channels last, but images are "
-                f"{layout}C×H×W; write images.permute({axes}), which copies nothing"
+                f"{place} has shape {tuple(images.shape)}, which looks like channels last, but images must be "
+                f"{layout}C×H×W; use images.permute({axes}), which does not copy"
             )
         if 0 in images.shape:
-            what = "images" if images.dim() > 3 and not len(images) else "pixels"
-            raise ValueError(f"{place} has no {what}: its shape is {tuple(images.shape)}")
+            noun = "images" if images.dim() > 3 and not len(images) else "pixels"
+            raise ValueError(f"{place} has no {noun}: its shape is {tuple(images.shape)}")
     if MASK_NAME.search(place.rpartition("[")[2]):
         raise ValueError(
-            f"{place} has a mask's name, but would be resampled and normalized like images; declare it as "
-            "gpuload.Mask(tensor), N×H×W, or give images another name"
+            f"{place} is named like a mask, but would be resampled and normalized like an image; declare it as "
+            "gpuload.Mask(tensor), N×H×W, or rename it if it contains images"
         )
     return "images"
 
@@ -241,8 +242,8 @@ def _is_image(value: Any) -> bool:
 
 def _no_images(structure: Structure, values: Sequence[Any]) -> str:
     if len(values) == 1 and _is_image(values[0]):
-        return f"Augment takes batches, got one image of shape {tuple(values[0].shape)}; write augment(image[None])[0]"
+        return f"Augment needs a batch, got one image of shape {tuple(values[0].shape)}; use augment(image[None])[0]"
     return (
-        f"there are no images in {describe(structure, values)}: Augment takes tensors N×C×H×W, clips N×T×C×H×W, or "
-        f"lists of N tensors C×H×W, of {DTYPES}; arrays become tensors by torch.from_numpy"
+        f"there are no images in {describe(structure, values)}: Augment needs tensors N×C×H×W, clips N×T×C×H×W, or "
+        f"lists of N tensors C×H×W, of dtype {DTYPES}; convert arrays with torch.from_numpy"
     )

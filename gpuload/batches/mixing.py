@@ -1,9 +1,9 @@
-"""MixUp and CutMix beyond the images: the partners in a batch, and the labels, found and made soft.
+"""MixUp and CutMix beyond the images: choosing partners in a batch, and finding and mixing labels.
 
-A sample's partner is the one at its position XOR 1, if both are in the batch; with a sampler or an iterable dataset it
-is the neighbour in the batch as it was asked for: rows 2k and 2k + 1. With repeated samples, of which neighbours may be
-the same, it is half a batch away. Runs in the main process, on whole batches, after they are collated and before they
-go to the device.
+A sample's partner is the sample at its position XOR 1, if both are in the batch. With a sampler or an iterable dataset,
+rows 2k and 2k + 1 of the requested batch are partners. With repeated samples, where neighbours can be the same sample,
+the partner is half a batch away. Runs in the main process on complete batches, after collation and before the copy to
+the device.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Pairing", "find_labels", "half_apart", "partners_of", "soften"]
 
 @dataclass(slots=True, eq=False)
 class Pairing:
-    """How the samples of one batch are mixed.
+    """The mixing of one batch's samples.
 
     Attributes:
-        mixing: the transform, which says where the labels are.
-        partners: int64 (N,), the row of each sample's partner; its own if it has none.
-        share: float64 (N,), of each sample in its own label; None until images were mixed.
+        mixing: the transform, which knows where the labels are.
+        partners: int64 (N,), the row of each sample's partner, or the sample's own row if it has none.
+        share: float64 (N,), each sample's share in its own mixed label; None until the images have been mixed.
     """
 
     mixing: MixUp | CutMix
@@ -39,37 +39,37 @@ class Pairing:
     share: np.ndarray | None = None
 
     def take(self, program: Program, columns: Columns, images: ImageColumn) -> None:
-        """Take the shares drawn for an image of each sample.
+        """Store the shares drawn for one image of each sample.
 
         Raises:
             CollateError: a sample lacks this image, or the images of a sample have different shares.
         """
         if images.rows is not None:
-            missing = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
+            row_without = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
             raise CollateError(
                 f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(missing)} has fewer images than {columns.name(int(images.rows[0]))}; let all samples "
-                "have the same number"
+                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; let all "
+                "samples have the same number"
             )
         mix = program.mix
         assert mix is not None
-        alone = self.partners == np.arange(len(self.partners))
-        share = np.where(alone, 1.0, mix.share)
+        is_alone = self.partners == np.arange(len(self.partners))
+        share = np.where(is_alone, 1.0, mix.share)
         if self.share is not None and not np.array_equal(share, self.share):
             row = int((share != self.share).argmax())
             raise CollateError(
                 f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} mixes them "
-                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a "
-                "crop or Resize of one size"
+                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is only one label; crop or resize "
+                "both images to one size"
             )
         self.share = share
 
 
 def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Return the row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none,
-    or if its partner would be a repeat of the sample itself: the same number in `samples`.
+    """Return the row of each sample's partner, int64 (N,). The partner has the sample's number XOR 1. A sample without
+    such a partner, or whose partner would be a repeat of itself (the same number in `samples`), gets its own row.
 
-    If a number appears twice, in a batch that is filled up, only the first has a partner.
+    If a number appears twice, in a padded batch, only its first row has a partner.
 
     Example:
         >>> partners_of(np.array([6, 7, 8, 0, 1, 1]), np.array([6, 7, 8, 0, 1, 1])).tolist()
@@ -78,21 +78,21 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
     partners = np.arange(len(numbers), dtype=np.int64)
     waiting: dict[int, int] = {}
     for row, number in enumerate(numbers.tolist()):
-        other = waiting.pop(number ^ 1, None)
-        if other is None:
+        partner = waiting.pop(number ^ 1, None)
+        if partner is None:
             waiting.setdefault(number, row)
-        elif samples[row] != samples[other]:
-            partners[row], partners[other] = other, row
+        elif samples[row] != samples[partner]:
+            partners[row], partners[partner] = partner, row
     return partners
 
 
 def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return numbers by which the partner of row k in a batch of `count` is row k + count/2.
+    """Return numbers that make row k + count/2 the partner of row k in a batch of `count`.
 
-    With repeated samples a rank has every `world_size`-th position of a global batch, so partners are half a global
-    batch apart: that is always the same rank, and the same partner on any number of ranks, as long as each rank has an
-    even number of rows; in a shorter last batch it depends on the number of ranks. Repeats of a sample are next to each
-    other, so they are no partners unless `repeats` is more than half of the global batch.
+    With repeated samples, a rank has every `world_size`-th position of a global batch, so partners are half a global
+    batch apart. They are always on the same rank, and do not depend on the number of ranks as long as each rank has an
+    even number of rows; in a shorter last batch they do. Repeats of a sample are adjacent, so they do not become
+    partners unless `repeats` is more than half of the global batch.
 
     Example:
         >>> half_apart(np.arange(5), 5).tolist()
@@ -103,13 +103,13 @@ def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
-    """Return the labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
+    """Return the labels in a batch, found by a function or in the default places of torchvision's `labels_getter`.
 
-    That is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second entry) it is
-    the key "labels", else the first key with "label" in it, in upper or lower case.
+    The default is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second
+    entry), it is the key "labels", or else the first key that contains "label" in upper or lower case.
 
     Raises:
-        CollateError: there are none.
+        CollateError: no labels were found.
     """
     if callable(getter):
         return getter(batch)
@@ -122,9 +122,9 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     elif isinstance(holder, torch.Tensor) and holder is not batch:
         return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, a tensor, or in "
-        "a dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
-        "labels_getter=None if there are none"
+        f"no labels were found in the batch, {_shown(batch)}: labels are expected as its second entry, a tensor, or in "
+        "a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, or "
+        "labels_getter=None if there are no labels"
     )
 
 
@@ -132,12 +132,12 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     """Return the batch with its labels mixed: float, (N, num_classes).
 
     Args:
-        batch: collated; its labels are integers (N,), or numbers (N, classes).
+        batch: the collated batch; its labels are integers (N,), or numbers (N, classes).
         pairing: how its images were mixed.
-        names: the name of a row's sample, for errors.
+        names: returns the name of a row's sample, for errors.
 
     Raises:
-        CollateError: there are no labels, or they have the wrong type or shape.
+        CollateError: the labels are missing, or have the wrong type or shape.
     """
     mixing = pairing.mixing
     if mixing.labels_getter is None or pairing.share is None:
@@ -146,22 +146,23 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
-            "labels_getter=… a function that returns the tensor in a batch"
+            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or pass a "
+            "function that returns the tensor in a batch as labels_getter=…"
         )
     mixed = mixed_labels(labels, pairing, names)
     leaves: list[Any] = []
     structure = flatten(batch, leaves)
     if not any(leaf is labels for leaf in leaves):
         raise CollateError(
-            f"{name}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
-            "must return one of the batch's tensors itself, so that it can be replaced"
+            f"{name}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; "
+            "return one of the batch's tensors itself, so that it can be replaced"
         )
     return unflatten(structure, [mixed if leaf is labels else leaf for leaf in leaves])
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Return soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
+    """Return soft labels (N, classes): the label of each sample and the label of its partner, weighted by their
+    shares."""
     assert pairing.share is not None
     rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
@@ -171,15 +172,15 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
         )
     if len(labels) != rows:
         raise CollateError(
-            f"{name} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
-            "out, or added some; labels must stay in the order of their images"
+            f"{name} mixed {rows} images, but the batch has {len(labels)} labels; let the collate_fn keep one label "
+            "per image, in the same order"
         )
     if labels.dim() == 1:
         labels = _one_hot(labels, classes, name, names)
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
-            f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
-            "leave num_classes out, or give this number"
+            f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, which have {labels.shape[1]} "
+            "classes; leave num_classes out, or pass this number"
         )
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
     if smoothing := pairing.mixing.label_smoothing:
@@ -195,21 +196,21 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
     """Return labels (N,) as float32 (N, classes)."""
     if classes is None:
         raise CollateError(
-            f"{name} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
+            f"{name} got integer labels of shape {tuple(labels.shape)}; pass num_classes=… to make them soft labels"
         )
-    wrong = (labels < 0) | (labels >= classes)
-    if labels.is_cpu and wrong.any():  # those on a device are not looked at: that would wait for it
-        row = int(wrong.int().argmax())
+    is_invalid = (labels < 0) | (labels >= classes)
+    if labels.is_cpu and is_invalid.any():  # checking labels on a device would wait for the device
+        row = int(is_invalid.int().argmax())
         raise CollateError(
             f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
-            f"0 … {classes - 1}; give the number of classes, or correct the labels"
+            f"0 … {classes - 1}; increase num_classes, or correct the labels"
         )
     soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
 def _shown(value: Any) -> str:
-    """Return a short description, for errors."""
+    """Describe a value in an error."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

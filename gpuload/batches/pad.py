@@ -1,5 +1,5 @@
-"""Collation by padding: arrays of different sizes become one tensor, with their sizes and the share of padding; and by
-keeping: metadata of any form become a list.
+"""Collate functions: `pad` and `pad_collate` turn arrays of different sizes into one padded tensor, and `keep` collects
+values of any form in a list.
 
 Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
 this module, so it imports torch only when there is something to collate. It holds no state.
@@ -40,12 +40,12 @@ Shape = tuple[int | None, ...]
 
 
 class Padded(NamedTuple):
-    """Arrays of a batch as one tensor, as `pad_collate` makes it.
+    """Padded arrays of a batch, made by `pad_collate`.
 
     Attributes:
-        data: N×…, each array at the start of every axis of its row, the fill value after it.
+        data: N×…, with one array per row; each array starts at index 0 of every axis, and the fill value follows.
         sizes: int64 (N, rank), the shape of each array.
-        padding: the share of `data` that is padding, 0 … 1.
+        padding: the fraction of `data` that is padding, 0 … 1.
     """
 
     data: torch.Tensor
@@ -56,17 +56,18 @@ class Padded(NamedTuple):
 def pad(
     *names: str | int, to: Shape | Mapping[str, Shape] | None = None, value: float | Mapping[str, float] = 0
 ) -> Callable[[Sequence[Any]], Any]:
-    """Make a `collate_fn` that pads the leaves of these names alone, and puts all others together as `default_collate`.
+    """Make a `collate_fn` that pads only the named leaves, and collates all other leaves like `default_collate`.
 
-    As in ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))``: images come as one tensor, captions as `Padded`. A
-    leaf that is named may also be a list of numbers, as tokenizers give it.
+    For example, ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))`` yields images as one tensor, and captions as
+    `Padded`. A named leaf may also be a list of numbers, such as a tokenizer returns.
 
     Args:
-        names: as in `pad_collate`: ``"caption"``, ``"target.tokens"``; ``1`` for what stands second in a tuple.
+        names: leaf names as in `pad_collate`: ``"caption"``, ``"target.tokens"``, or ``1`` for the second entry of a
+            tuple.
         to, value: as for `pad_collate`.
 
     Raises:
-        TypeError, ValueError: no name is given, or an argument is invalid.
+        TypeError, ValueError: names are missing, or an argument is invalid.
 
     Example:
         >>> samples = [(np.zeros((3, 8, 8)), [5, 6]), (np.zeros((3, 8, 8)), [7, 8, 9])]
@@ -80,18 +81,18 @@ def pad(
 
 
 def keep(*names: str | int, collate_fn: Callable[[Sequence[Any]], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
-    """Make a `collate_fn` that keeps the fields of these names as they are: a batch has a list of the samples' objects.
+    """Make a `collate_fn` that does not collate the named fields: the batch has a list of the samples' objects instead.
 
-    As in ``gl.Loader(dataset, 32, collate_fn=gl.keep("meta"))``, for dicts and lists that differ from sample to sample,
-    or are None. Metadata of `TarShards`, `Parquet` and `Coco` come so by themselves.
+    For example, ``gl.Loader(dataset, 32, collate_fn=gl.keep("meta"))`` keeps dicts and lists that differ from sample to
+    sample, or are None. Metadata of `TarShards`, `Parquet` and `Coco` are always kept in this way.
 
     Args:
-        names: as for `pad`: ``"meta"``, ``"target.meta"``; ``1`` for what stands second in a tuple.
-        collate_fn: what puts all other fields together: ``gl.pad("caption")``, say. Default: as `default_collate` does.
+        names: field names as for `pad`: ``"meta"``, ``"target.meta"``, or ``1`` for the second entry of a tuple.
+        collate_fn: collates all other fields, such as ``gl.pad("caption")``. Default: like `default_collate`.
 
     Raises:
-        TypeError: no name is given, or `collate_fn` cannot be called.
-        ValueError: from what it makes, a sample has no field of that name.
+        TypeError: names are missing, or `collate_fn` is not callable.
+        ValueError: when called, if a sample lacks a named field.
 
     Example:
         >>> samples = [{"x": 1, "meta": {"who": "Ann"}}, {"x": 2, "meta": None}]
@@ -109,10 +110,10 @@ def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callabl
     for row, sample in enumerate(samples):
         unfolded: list[Any] = []
         structure, leaves = _fold(flatten(sample, unfolded), unfolded, names, MetaValue)
-        there = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
-        if missing := [name for name in names if name not in there]:
+        kept = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
+        if missing := [name for name in names if name not in kept]:
             raise ValueError(
-                f"keep() names the field {missing[0]!r}, but sample {row} of the batch has none; its fields are "
+                f"keep() names the field {missing[0]!r}, which sample {row} of the batch lacks; its fields are "
                 f"{', '.join(map(repr, names_of(structure)))}"
             )
         folded.append(unflatten(structure, leaves))
@@ -128,26 +129,25 @@ def pad_collate(
 ) -> Any:
     """Collate samples into a batch, padding arrays of any rank to the batch's largest size or to a fixed one.
 
-    Use it as ``collate_fn=gl.pad_collate`` of `Loader` or of torch's DataLoader, with options as
+    Pass it as ``collate_fn=gl.pad_collate`` to `Loader` or to torch's DataLoader; for options, write
     ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor of rank 1 or more becomes a
-    `Padded`, even if all sizes are equal; all other leaves, and the nesting, are as in torch's ``default_collate``.
-    `pad` pads some leaves alone.
+    `Padded`, even if all sizes are equal. All other leaves and the nesting follow torch's ``default_collate``. To pad
+    only some leaves, use `pad`.
 
     Args:
-        samples: nested tuples, lists, dicts and dataclasses, all of one structure. The arrays of a leaf have one rank
-            and one dtype; their sizes may differ on every axis, and may be 0.
-        only: the names of the leaves that are padded, which may be lists of numbers too; None means all arrays.
-        to: the size that arrays are padded to, a number for each axis, None for the batch's largest on that axis. A
-            dict gives the sizes of single leaves, by name: ``{"boxes": (100, 4)}``; others are padded to the batch's
-            largest. A leaf's name is the path to it, keys, fields and indices joined by dots: ``"target.boxes"``,
-            ``"1"``.
-        value: the fill value; or a dict by leaf name, with 0 for other leaves.
+        samples: nested tuples, lists, dicts and dataclasses, all with the same structure. The arrays of a leaf must
+            have the same rank and dtype; their sizes may differ on every axis, and may be 0.
+        only: the names of the leaves to pad, which may also be lists of numbers; None means all arrays.
+        to: the size to pad to, with one number per axis, or None for the batch's largest size on that axis. A dict sets
+            the sizes of leaves by name, such as ``{"boxes": (100, 4)}``; other leaves are padded to the batch's largest
+            size. A leaf's name is its path, with keys, fields and indices joined by dots: ``"target.boxes"``, ``"1"``.
+        value: the fill value, or a dict of fill values by leaf name (0 for other leaves).
 
     Raises:
-        CollateError: samples differ in structure; the arrays of a leaf differ in rank or dtype, or one is larger than
-            `to`; the message names the leaf, the samples (by their row in the batch) and the shapes.
-        TypeError, ValueError: `to` or `value` is invalid, or does not suit a leaf's rank or dtype; a leaf that is named
-            is missing; there are no samples.
+        CollateError: samples differ in structure; the arrays of a leaf differ in rank or dtype; or an array is larger
+            than `to`. The message names the leaf, the samples (by their row in the batch) and the shapes.
+        TypeError, ValueError: `to` or `value` is invalid, or does not match a leaf's rank or dtype; a named leaf is
+            missing; or there are no samples.
 
     Example:
         >>> samples = [{"boxes": np.ones((2, 4)), "label": 7}, {"boxes": np.ones((3, 4)), "label": 8}]
@@ -167,13 +167,13 @@ def pad_collate(
     ]
     if unknown := [name for name in only or () if name not in padded]:
         raise ValueError(
-            f"pad() names the leaf {unknown[0]!r}, but these samples have no array there; their leaves are "
+            f"pad() names the leaf {unknown[0]!r}, but the samples have no array of that name; their leaves are "
             f"{', '.join(map(repr, names))}"
         )
     for option, by_name in (("to", to), ("value", value)):
         if unknown := [name for name in by_name if name not in padded] if isinstance(by_name, Mapping) else []:
             raise ValueError(
-                f"{option}= names the leaf {unknown[0]!r}, but the leaves of these samples that are padded are "
+                f"{option}= names the leaf {unknown[0]!r}, which is not padded; padded leaves are "
                 f"{', '.join(map(repr, padded)) or 'none'}"
             )
     leaves = iter(zip(names, columns, strict=True))
@@ -183,7 +183,7 @@ def pad_collate(
         if name in padded:
             sizes = to.get(name) if isinstance(to, Mapping) else to
             return _pad(column, name, sizes, value.get(name, 0) if isinstance(value, Mapping) else value)
-        # default_collate returns strings as they come: in a tuple where it transposes a tuple or list.
+        # default_collate returns strings as a tuple where it transposes a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
     return assembled(structure, leaf, keep_tuples=False)
@@ -192,24 +192,24 @@ def pad_collate(
 _keep.takes_meta = pad_collate.takes_meta = True  # pyright: ignore[reportFunctionMemberAccess]  see `takes_meta`
 
 
-def _check_names(function: str, what: str, example: str, names: Sequence[Any]) -> None:
+def _check_names(function: str, target: str, example: str, names: Sequence[Any]) -> None:
     if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
-        raise TypeError(f"{function}() takes the names of the {what}, as in {example}, got {names}")
+        raise TypeError(f"{function}() needs the names of the {target}, as in {example}, got {names}")
 
 
 def _check(to: Any, value: Any) -> None:
-    for what, sizes in _by_name("to", to):
+    for label, sizes in _by_name("to", to):
         if sizes is not None and not (isinstance(sizes, tuple | list) and all(map(_is_size, sizes))):
-            raise TypeError(f"{what} must be a tuple of sizes, one for each axis, or None for any, got {sizes!r}")
-    for what, fill in _by_name("value", value):
+            raise TypeError(f"{label} must be a tuple with one size (or None) per axis, got {sizes!r}")
+    for label, fill in _by_name("value", value):
         if not isinstance(fill, Real):
-            raise TypeError(f"{what} must be a number, got {fill!r}")
+            raise TypeError(f"{label} must be a number, got {fill!r}")
 
 
-def _by_name(option: str, entries_of_option: Any) -> list[tuple[str, Any]]:
-    if isinstance(entries_of_option, Mapping):
-        return [(f"{option}[{name!r}]", entry) for name, entry in entries_of_option.items()]
-    return [(option, entries_of_option)]
+def _by_name(option: str, argument: Any) -> list[tuple[str, Any]]:
+    if isinstance(argument, Mapping):
+        return [(f"{option}[{name!r}]", entry) for name, entry in argument.items()]
+    return [(option, argument)]
 
 
 def _is_size(size: Any) -> bool:
@@ -221,9 +221,10 @@ class _Numbers(list[Any]):
 
 
 def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """Return the structure of all samples, and the values of each leaf; the lists of these names are one leaf each."""
+    """Return the common structure of the samples, and the values of each leaf. Each list with one of the names `lists`
+    is one leaf."""
     if not len(samples):
-        raise ValueError("pad_collate() got no samples; a batch has at least one")
+        raise ValueError("pad_collate() got no samples; a batch must have at least one")
     rows: list[list[Any]] = []
     first: Structure = None
     for row, sample in enumerate(samples):
@@ -249,8 +250,8 @@ def _fold(
     leaf_of: Callable[[Any], Any],
     kinds: Collection[str] | None = None,
 ) -> tuple[Structure, list[Any]]:
-    """Return a structure, and its leaves, in which what has one of these names is one leaf, made by `leaf_of`: if it is
-    a container of these kinds; None means anything, a container or a leaf."""
+    """Fold each node that has one of these names into one leaf, made by `leaf_of`, if the node is a container of these
+    kinds (None means any container or leaf). Return the new structure and its leaves."""
     remaining, leaves = iter(unfolded), []
 
     def fold(node: Structure, path: tuple[str, ...]) -> Structure:
@@ -283,14 +284,14 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
         for row, shape in enumerate(shapes):
             if limit is not None and shape[axis] > limit:
                 raise CollateError(
-                    f"{_leaf(name)} of sample {row} of the batch has shape {shape}, more than to={to} has on axis "
-                    f"{axis}; let to= be as large as the largest, or cut arrays in the dataset"
+                    f"{_leaf(name)} of sample {row} of the batch has shape {shape}, which exceeds to={to} on axis "
+                    f"{axis}; increase to=, or truncate arrays in the dataset"
                 )
     if not _holds(first.dtype, value):
         raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first)}")
     largest = map(max, zip(*shapes, strict=True))
-    size = tuple(most if limit is None else limit for limit, most in zip(to, largest, strict=True))
-    if all(shape == size for shape in shapes):  # images after a crop, say: one copy on the device, not N
+    size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest, strict=True))
+    if all(shape == size for shape in shapes):  # for images after a crop, one copy on the device instead of N
         data = torch.stack(tensors)
     else:
         data = torch.full((len(tensors), *size), value, dtype=first.dtype, device=first.device)
@@ -298,26 +299,26 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
             data[(row, *map(slice, tensor.shape))] = tensor
     padding = (data.numel() - sum(map(math.prod, shapes))) / data.numel() if data.numel() else 0.0
     sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
-    if first.device.type != "cpu":  # without waiting for the device
+    if first.device.type != "cpu":  # avoid waiting for the device
         sizes = sizes.pin_memory().to(first.device, non_blocking=True)
     return Padded(data, sizes, padding)
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
-    """Return the arrays and lists of a leaf as tensors of one rank and one dtype."""
+    """Convert the arrays and lists of a leaf to tensors of one rank and one dtype."""
     tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
     filled = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
         if isinstance(leaf, _Numbers) and not leaf and filled is not None:
-            tensors[row] = filled[:0]  # an empty list has the dtype and the rank of the others
-    first = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
+            tensors[row] = filled[:0]  # give an empty list the dtype and rank of the other rows
+    first_row = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
     for row, tensor in enumerate(tensors):
-        if _rank(tensor) != tensors[first].ndim:
-            what = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
+        if _rank(tensor) != tensors[first_row].ndim:
+            kind = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
-                f"{_leaf(name)} is of shape {tuple(tensors[first].shape)} in sample {first} of the batch, but {what} "
-                f"in sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
-                "axis of size 0)"
+                f"{_leaf(name)} is of shape {tuple(tensors[first_row].shape)} in sample {first_row} of the batch, but "
+                f"{kind} in sample {row}; padding does not change the number of axes, so return arrays of one rank "
+                "(for an empty array, use an axis of size 0)"
             )
     for row, tensor in enumerate(tensors):
         if tensor.dtype != tensors[0].dtype:
@@ -329,7 +330,7 @@ def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
 
 
 def _tensor(leaf: Any, name: str, row: int) -> Any:
-    """Return an array or a list of numbers as a tensor; anything else as it is."""
+    """Convert an array or a list of numbers to a tensor; return anything else unchanged."""
     import torch
 
     try:
@@ -337,18 +338,18 @@ def _tensor(leaf: Any, name: str, row: int) -> Any:
             return torch.tensor(leaf)
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
             return leaf
-        # Else torch warns of the first, and refuses the second.
+        # torch warns about read-only arrays, and rejects negative strides.
         return torch.from_numpy(leaf if leaf.flags.writeable and min(leaf.strides) >= 0 else leaf.copy())
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(leaf, _Numbers):
             raise CollateError(
-                f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
-                "return numbers, in lists of one length where lists hold lists"
+                f"{_leaf(name)} of sample {row} of the batch is a list that is not an array of numbers ({error}); "
+                "return numbers, and give nested lists the same length"
             ) from error
         remedy = remedy_for(leaf) or "return numbers"
         raise CollateError(
-            f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
-            f"{remedy}"
+            f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which torch does not support "
+            f"({error}); {remedy}"
         ) from error
 
 
@@ -358,12 +359,12 @@ def _rank(leaf: Any) -> int:
 
 
 def remedy_for(value: Any) -> str | None:
-    """Return what to write for an array whose dtype no tensor has; None for anything else."""
+    """Return a remedy for an array whose dtype torch does not support; None for anything else."""
     if not isinstance(value, np.ndarray):
         return None
     dtype = value.dtype
     if dtype.kind in "USO":
-        return "return x.tolist(), whose texts and objects stay in a list, or numbers"
+        return "return x.tolist(), which keeps strings and objects in a list, or numbers"
     if dtype.kind in "mM":
         return "write x.astype('int64')"
     if dtype.fields is not None:
@@ -384,7 +385,7 @@ def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
         kinds = sorted({type(value).__name__ for value in column})
         hint = "" if only is None else f"; to pad it too, name it: gpuload.pad({', '.join(map(repr, (*only, name)))})"
         raise CollateError(
-            f"{_leaf(name)} ({', '.join(kinds)}) cannot be put together into a batch: {error}{hint}"
+            f"{_leaf(name)} ({', '.join(kinds)}) cannot be collated into a batch: {error}{hint}"
         ) from error
 
 

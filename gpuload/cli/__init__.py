@@ -1,4 +1,4 @@
-"""The command line: ``gpuload demo`` and others. It needs the extra `cli`, which only `gpuload.cli.app` imports."""
+"""The command line: ``gpuload demo`` and others. It needs the packages of the extra `cli`."""
 
 from __future__ import annotations
 

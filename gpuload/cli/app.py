@@ -1,4 +1,4 @@
-"""The commands and their options. Each is done by its own module, imported when it is run: --help needs no torch."""
+"""The commands and their options. Each command's module is imported when the command runs, so --help needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["app"]
 
 app = typer.Typer(name="gpuload", no_args_is_help=True, help="The image data loader for GPU training.")
 
-# Arguments that several commands have.
+# Arguments that several commands share.
 KINDS = (
     "A folder of class folders or of images, a packed set, or a store: 'shards-*.tar', '*.parquet', an LMDB, .h5, "
     ".npy, a .csv of paths."
@@ -22,27 +22,31 @@ KINDS = (
 Data = Annotated[str, typer.Argument(metavar="DATA", help=KINDS)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
-Rounds = Annotated[int, typer.Option(min=1, help="How often gpuload and the DataLoader take turns.")]
+Rounds = Annotated[int, typer.Option(min=1, help="The number of turns of gpuload and of the DataLoader.")]
 Json = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write all figures there. '-' is stdout; the rest goes to stderr."),
+    typer.Option(
+        "--json", metavar="FILE", help="Write all figures to a file. '-' is stdout; other output then goes to stderr."
+    ),
 ]
-Fields = Annotated[str | None, typer.Option(help="Of tar shards: 'jpg,cls'. Default: all.")]
-Image = Annotated[str | None, typer.Option(help="Of a store: the column, or the pattern of keys, of images.")]
-Target = Annotated[str | None, typer.Option(help="Of a store: that of labels; '' for none.")]
+Fields = Annotated[str | None, typer.Option(help="For tar shards: the fields to read, as 'jpg,cls'. Default: all.")]
+Image = Annotated[str | None, typer.Option(help="For a store: the column, or the pattern of keys, with the images.")]
+Target = Annotated[
+    str | None, typer.Option(help="For a store: the column or key pattern with the labels; '' for none.")
+]
 Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py:NAME",
-        help="Your transforms: a list of them, or a Chain, in a Python file. Default: a random crop to 224×224, a "
-        "flip, ImageNet's mean.",
+        help="Your transforms, a list or a Chain in a Python file. Default: a random crop to 224×224, a flip, and "
+        "normalization with ImageNet's mean.",
     ),
 ]
 
 
 def command(done_by: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function that declares its options and whose docstring is its help. It is done by a function,
-    ``module.function`` of `gpuload.cli`, that takes these options and returns the exit status."""
+    """Register a command. The decorated function declares the options and its docstring is the help text; `done_by`
+    names the ``module.function`` of `gpuload.cli` that takes these options and returns the exit status."""
     module, _, function = done_by.partition(".")
 
     def register(declaration: Callable[..., None]) -> Callable[..., None]:
@@ -55,8 +59,8 @@ def command(done_by: str, *examples: str) -> Callable[[Callable[..., None]], Cal
     return register
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         from gpuload import __version__
 
         typer.echo(f"gpuload {__version__}")
@@ -89,13 +93,13 @@ def _root(
 
 @command("doctor.run", "gpuload doctor", "gpuload doctor --json doctor.json")
 def doctor(as_json: Json = None) -> None:
-    """Say what works on this machine, what does not, and how to fix it.
+    """Report what works on this machine, what does not, and how to fix it.
 
-    It looks at processors, memory, limits, the driver, torch and the GPUs.
+    Checks processors, memory, limits, the driver, torch and the GPUs.
 
-    It really tries each decoder, a worker, and what else is installed, in processes of their own.
+    Also runs each decoder, a worker and optional packages, in separate processes.
 
-    Exit status: 0 if all that is needed works; 1 if something is broken.
+    Exit status: 0 if everything that is needed works; 1 if something is broken.
     """
 
 
@@ -103,20 +107,24 @@ def doctor(as_json: Json = None) -> None:
 def demo(
     data: Annotated[
         str | None,
-        typer.Option(help="Your own images, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
+        typer.Option(
+            help="Your own images, as root/class/*.jpg or flat. Default: variations of scikit-image's photos."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the photographs and the page about them go.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="The folder for the photographs and the page about them.")] = Path(
+        "demo-out"
+    ),
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Worker processes of each. Default: the CPUs of this process, up to 8."),
+        typer.Option(min=0, help="Worker processes of each loader. Default: the CPUs of this process, up to 8."),
     ] = None,
     batch_size: BatchSize = 32,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of a turn.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each turn.")] = 3.0,
     rounds: Rounds = 2,
     device: Device = None,
-    images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
+    images: Annotated[int, typer.Option(min=8, help="The number of photographs to create, without --data.")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and with torch's DataLoader, by turns, and write a page about them.
+    """Load real photographs with gpuload and torch's DataLoader in turn, and write a page about them.
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """
@@ -132,10 +140,10 @@ def bench(
     data: Data,
     recipe: Recipe = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Measure with this many workers alone. Default: with several numbers.")
+        int | None, typer.Option(min=0, help="Measure with this number of workers only. Default: with several numbers.")
     ] = None,
     batch_size: BatchSize = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each measurement.")] = 3.0,
     rounds: Rounds = 3,
     device: Device = None,
     fields: Fields = None,
@@ -143,15 +151,15 @@ def bench(
     target: Target = None,
     as_json: Json = None,
 ) -> None:
-    """Measure how fast your data load, next to torch's DataLoader; name the bottleneck, recommend a setting.
+    """Measure how fast your data load, compared with torch's DataLoader; name the bottleneck, recommend a setting.
 
-    Both are measured with several numbers of workers, then the best of both take turns.
+    Both loaders are measured with several numbers of workers, then the best settings of both take turns.
 
-    They do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+    They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean.
 
-    Files come from the disk or from the kernel's cache, as in an epoch that begins now.
+    Files are read from the disk or the kernel's cache, as in an epoch that begins now.
 
-    Images that cannot be loaded are left out on both sides.
+    Images that cannot be loaded are skipped on both sides.
 
     Exit status: 0; 1 if the data or an option cannot be used.
     """
@@ -159,7 +167,7 @@ def bench(
 
 app.command(
     "compare",
-    help="The same as bench, by its former name.\n\nExit status: 0; 1 if the data or an option cannot be used.",
+    help="The former name of bench.\n\nExit status: 0; 1 if the data or an option cannot be used.",
     epilog="Examples:\n\ngpuload compare images",
 )(bench)
 
@@ -173,38 +181,38 @@ app.command(
 def inspect(
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA", help=f"{KINDS} Of several, images that are in more than one are found."),
+        typer.Argument(metavar="DATA", help=f"{KINDS} With several, images that are in more than one are reported."),
     ],
     recipe: Recipe = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that is written; '' for none.")] = "inspect.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="The page to write; '' for none.")] = "inspect.html",
     as_json: Json = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Look at this many files of each DATA, drawn at random. Default: all.")
+        int | None, typer.Option(min=1, help="Check this many files of each DATA, drawn at random. Default: all.")
     ] = None,
     pixels: Annotated[
         str,
         typer.Option(
-            metavar="N", callback=_check_pixels, help="How many images are decoded, drawn at random; or 'all'."
+            metavar="N", callback=_check_pixels, help="The number of images to decode, drawn at random; or 'all'."
         ),
     ] = "4000",
     images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
-    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each image on the sheet.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of all random draws.")] = 0,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes. Default: one for each CPU of this process.")
     ] = None,
     extensions: Annotated[
-        str | None, typer.Option(help="Of a folder: the endings of images, as in '.jpg,.avif'.")
+        str | None, typer.Option(help="For a folder: the endings of images, as in '.jpg,.avif'.")
     ] = None,
     fields: Fields = None,
     image: Image = None,
     target: Target = None,
 ) -> None:
-    """Look at data sets, and write one HTML page about them.
+    """Inspect data sets, and write one HTML page about them.
 
-    It has sizes, formats, classes, damaged files, duplicates, mean and std, and images before and after augmentation.
+    It shows sizes, formats, classes, damaged files, duplicates, mean and std, and images before and after augmentation.
 
-    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
+    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if the inspection failed.
     """
 
 
@@ -216,16 +224,18 @@ def inspect(
 )
 def pack(
     data: Data,
-    folder: Annotated[str, typer.Argument(help="Where the set goes: a new folder, or one where this was begun.")],
-    to: Annotated[str, typer.Option(help="tar, lmdb, parquet or array.")],
+    folder: Annotated[str, typer.Argument(help="The packed set: a new folder, or the folder of an unfinished run.")],
+    to: Annotated[str, typer.Option(help="The format: tar, lmdb, parquet or array.")],
     short_side: Annotated[
-        int | None, typer.Option(min=1, help="Resize larger images so that their shorter side has as many pixels.")
+        int | None, typer.Option(min=1, help="Resize larger images so that the shorter side has this many pixels.")
     ] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEGs that are resized.")] = 90,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="The quality of resized JPEGs.")] = 90,
     cuttable: Annotated[
-        bool, typer.Option("--cuttable", help="JPEGs with an index: crops are cut before they are decoded.")
+        bool, typer.Option("--cuttable", help="Write JPEGs with an index, so crops are cut before decoding.")
     ] = False,
-    shard_bytes: Annotated[str, typer.Option(callback=_check_bytes, help="How large a shard may be, about.")] = "256MB",
+    shard_bytes: Annotated[
+        str, typer.Option(callback=_check_bytes, help="The approximate maximum size of a shard.")
+    ] = "256MB",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -234,13 +244,13 @@ def pack(
     ] = None,
     on_error: Annotated[
         Literal["raise", "skip"],
-        typer.Option(help="What to do with damaged images: name them and stop, or leave them out."),
+        typer.Option(help="What to do with damaged images: name them and stop, or skip them."),
     ] = "raise",
     check: Annotated[bool, typer.Option("--check", help="Decode every image, to find all damage.")] = False,
     exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the one that this machine belongs to."),
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the cluster of this machine."),
     ] = None,
     fields: Fields = None,
     image: Image = None,
@@ -249,22 +259,22 @@ def pack(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="Of class folders or a .csv: another data set, as the train split or its packed set, whose classes "
-            "number the labels.",
+            help="For class folders or a .csv: another data set whose classes define the labels, such as the train "
+            "split or its packed set.",
         ),
     ] = None,
 ) -> None:
-    """Write a data set to few large files, for fast training. Killed, it goes on when it is run again.
+    """Write a data set to a few large files, for fast training. Run it again to continue after an interruption.
 
-    Exit status: 0; 1 if samples are damaged, or it cannot be done; 130 if it was stopped with ctrl-C.
+    Exit status: 0; 1 if samples are damaged, or packing failed; 130 if it was stopped with ctrl-C.
     """
 
 
 @command("pack.run_verify", "gpuload verify packed")
 def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None:
-    """Say what is damaged, missing or too much in a packed set, by the hashes in its manifest.
+    """Report damaged, missing and additional files in a packed set, by the hashes in its manifest.
 
-    Exit status: 0 if all is as it was packed; 1 if not.
+    Exit status: 0 if the set is intact; 1 if not.
     """
 
 
@@ -272,7 +282,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None
 def index(
     shards: Annotated[
         list[str],
-        typer.Argument(help="Folders of tar archives, or archives; 'train-{000..099}.tar' stands for several."),
+        typer.Argument(help="Folders of tar archives, or archives; 'train-{000..099}.tar' names 100 archives."),
     ],
     workers: Annotated[
         int | None,
@@ -280,9 +290,9 @@ def index(
             min=1, help="Processes. Default: one for each CPU of this process, up to 16; none for a single shard."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also rebuild indexes that are up to date.")] = False,
 ) -> None:
-    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them.
+    """Build the indexes that gpuload.TarShards reads, so that training does not have to wait for them.
 
     Exit status: 0; 1 if a shard is missing or damaged.
     """

@@ -1,11 +1,11 @@
-"""``gpuload bench``: how fast the user's data load here, with which setting, what the bottleneck is, and how that
-compares to torch's DataLoader with the same work.
+"""``gpuload bench``: measures how fast the user's data load on this machine, recommends a setting, names the
+bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
-workers; then the best of both take turns. What each part of loading could do follows from the statistics of the best
-setting. Runs in the main process.
+workers; then the best settings of both take turns. The throughput of each part of loading is computed from the
+statistics of the best setting. Runs in the main process.
 
-A sample that cannot be loaded is left out on both sides, and counted once, however often it comes.
+A sample that cannot be loaded is skipped on both sides, and counted once, however often it is drawn.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ __all__ = [
     "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
 ]  # fmt: skip
 
-PREFETCH: Final = 2  # batches ahead, gpuload's in total, DataLoader's for each worker: the defaults of both
-MOST_MORE: Final = 2  # settings that are tried since ``loader.stats()`` names them
-NEAR: Final = 0.97  # of the best rate: as good, with fewer processes
-# What `loader.stats()` calls the parts of the work for an image.
+PREFETCH: Final = 2  # batches prefetched, in gpuload in total, in the DataLoader per worker: the defaults of both
+MAX_SUGGESTED: Final = 2  # settings suggested by ``loader.stats()`` that are tried
+GOOD_ENOUGH: Final = 0.97  # a setting with this fraction of the best rate is preferred if it has fewer workers
+# The parts of the work for an image, with their names in `loader.stats()`.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A rate, and of what.
+    """A measured or computed rate.
 
     Attributes:
         name: ``"read"``, ``"decode"``, ``"augment"``, ``"Loader"`` or ``"DataLoader"``.
-        where: who did it.
-        images_per_s: the rate; of a part of the work, what it could do if it were all there is to do.
-        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None means not known.
-        image_bytes: bytes of an image that were read or decoded, on average; None means not known.
-        num_workers, prefetch_factor: of a Loader or DataLoader.
-        stats: of a Loader.
-        better: the ``num_workers`` and ``prefetch_factor`` that these statistics name, if they do.
+        where: the workers or the device that did the work.
+        images_per_s: the rate; for a part of the work, the rate without the other parts.
+        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None if unknown.
+        image_bytes: the average number of bytes read or decoded per image; None if unknown.
+        num_workers, prefetch_factor: the setting of a Loader or DataLoader.
+        stats: the statistics of a Loader.
+        better: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
     """
 
     name: str = ""
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def mb_per_s(self) -> float | None:
-        """Megabytes (10⁶) a second."""
+        """Megabytes (10⁶ bytes) per second."""
         return None if self.image_bytes is None else self.images_per_s * self.image_bytes / 1e6
 
     @property
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be made ahead."""
+        """The maximum number of prefetched batches."""
         return self.prefetch_factor * (max(1, self.num_workers) if self.name == "DataLoader" else 1)
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,25 +94,25 @@ class Row:
         return {name: value for name, value in values.items() if value is not None and name not in left_out}
 
 
-Report = Callable[[Row], Row]  # tells how far it is, and returns the row
-Pairs = list[tuple[Row, Row]]  # rounds: gpuload's row, then the DataLoader's
+Report = Callable[[Row], Row]  # reports the progress, and returns the row
+Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
 def images_of(batch: Any) -> torch.Tensor:
-    """Return the images of a batch: its first tensor of images, or else its first tensor.
+    """Return the images of a batch: its first tensor with at least 4 axes, or else its first tensor.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the batch has no tensors.
     """
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     images = next((tensor for tensor in tensors if tensor.ndim >= 4), next(iter(tensors), None))
     if images is None:
-        raise ValueError(f"a batch has no tensors, but is a {type(batch).__name__}")
+        raise ValueError(f"a batch has no tensors; it is a {type(batch).__name__}")
     return images
 
 
 def forever(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of one epoch after the other. ValueError if an epoch has no image."""
+    """Yield the batches of one epoch after another. Raise ValueError if an epoch has no image."""
     while True:
         images = 0
         for batch in loader:
@@ -127,8 +127,8 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A measurement, with options as for `Loader`, and for how many seconds: each measurement takes at least one
-    batch. `failed`: the indices of the samples that could not be loaded, by either side."""
+    """A benchmark of one dataset, with options as for `Loader`. Each measurement takes `seconds`, but at least one
+    batch. `failed` has the indices of the samples that either side could not load."""
 
     dataset: Any
     transforms: Sequence[Any]
@@ -142,17 +142,17 @@ class Bench:
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
-            self._take(batches, 1 + row.ahead)  # workers start
-            before = None if loader is None else loader.stats()
+            self._take(batches, 1 + row.ahead)  # wait until the workers have started
+            stats_before = None if loader is None else loader.stats()
             row = self.measured(row, batches)
-            stats = None if loader is None else loader.stats(since=before)
+            stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, better=better_setting(stats) if stats else None)
 
     def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
-        """Measure two by turns. Each turn begins with batches that do not count: what was made ahead during the other
-        one's turn."""
-        with self.batches(mine) as (first, _), self.batches(peer) as (second, _):
-            sides = ((mine, first), (peer, second))
+        """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
+        other loader's turn."""
+        with self.batches(mine) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
+            sides = ((mine, gpuload_batches), (peer, peer_batches))
             measured = [
                 report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
             ]
@@ -160,32 +160,33 @@ class Bench:
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
-        """Yield the batches of a Loader or DataLoader, of one epoch after the other, and the Loader. Samples that fail
-        are left out and noted. A Loader's workers end with it."""
+        """Yield the endless batches of a Loader or DataLoader, and the Loader. Samples that fail are skipped and
+        recorded. Leaving the context stops a Loader's workers."""
         size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
         if row.name == "DataLoader":
             yield (
-                self._noted(data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)),
+                self._recorded(data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)),
                 None,
             )
             return
         options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": row.prefetch_factor}
         faults = gl.Faults(on_error="skip", max_error_rate=1.0, max_restarts=100)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # that a sample is left out: they are counted
+            warnings.simplefilter("ignore", RuntimeWarning)  # about skipped samples, which are counted
             with gl.Loader(
                 self.dataset, size, transforms=self.transforms, device=self.device, faults=faults, **options
             ) as loader:
                 yield forever(loader), loader
                 self.failed.update(record.index for record in loader.errors)
 
-    def _noted(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+    def _recorded(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
         for images, failed in forever(loader):
             self.failed.update(failed)
             yield images
 
     def measured(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
-        """Take batches to the device, and return the row with its rate and its cost. The first ones do not count."""
+        """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
+        count."""
         self._take(batches, skip)
         self._wait()
         images, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
@@ -204,23 +205,24 @@ class Bench:
 
 
 def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remark: Callable[[str], None]) -> list[Row]:
-    """Measure the Loader with these numbers of workers, with those that ``loader.stats()`` of the best one names (if
-    there are several), and the best of all with twice the batches ahead. `remark` is told why one is left out.
+    """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
+    setting's ``loader.stats()`` suggests; then the best setting again with twice the prefetched batches. `remark` is
+    called with the reason if a setting is skipped.
 
     Raises:
-        LimitError: not even one of them can be started.
+        LimitError: the first setting cannot be started.
     """
     rows: list[Row] = []
     to_try = [(workers, PREFETCH) for workers in numbers]
     while to_try:
         try:
             rows.append(report(bench.alone("Loader", *to_try.pop(0))))
-        except LimitError as error:  # too few files or too little memory for so many
+        except LimitError as error:  # too few open files or too little memory for this many workers
             if not rows:
                 raise
             remark(str(error))
             continue
-        if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MOST_MORE:
+        if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
             better = recommended(rows).better
             if better is not None and better[0] > max(row.num_workers for row in rows):
                 to_try.append(better)
@@ -230,8 +232,8 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
 
 
 def medians(pairs: Pairs) -> dict[str, float]:
-    """Return the medians of rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is faster,
-    or takes less."""
+    """Return the medians over all rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is
+    faster, or uses less CPU time."""
     costs = [(mine.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for mine, peer in pairs]
     values = {
         "images_per_s": [mine.images_per_s for mine, _ in pairs],
@@ -241,72 +243,74 @@ def medians(pairs: Pairs) -> dict[str, float]:
         "peer_cpu_s_per_1000": [cost for _, cost in costs],
         "cpu_ratio": [peer / (mine or peer or 1) for mine, peer in costs],
     }
-    return {name: statistics.median(each) for name, each in values.items()}
+    return {name: statistics.median(samples) for name, samples in values.items()}
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
 def candidates(cpus: int, usual: int) -> list[int]:
-    """Return the numbers of workers that are tried: one, half the CPUs, the default, all CPUs, and half as many again,
-    which help where workers wait for a disk."""
+    """Return the numbers of workers to try: one, half the CPUs, the default, all CPUs, and one and a half times the
+    CPUs, which helps if workers wait for a disk."""
     return sorted({1, max(1, cpus // 2), usual, cpus, cpus + max(1, cpus // 2)})
 
 
 def recommended(rows: Sequence[Row]) -> Row:
-    """Return, of those that are nearly as fast as the fastest, the one with the fewest workers, then batches ahead."""
+    """Return the row with the fewest workers, then the fewest prefetched batches, among all nearly as fast as the
+    fastest row."""
     best = max(row.images_per_s for row in rows)
-    good = [row for row in rows if row.images_per_s >= NEAR * best]
+    good = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
     return min(good, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Explain a recommended row whose ``loader.stats()`` names more workers, since these reckon what was measured here;
-    "" if they do not."""
+    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; "" if it does not. The
+    statistics only estimate the rates that were measured here."""
     workers = best.num_workers
     if best.better is None or best.better[0] <= workers:
         return ""
-    wanted = best.better[0]
-    names = f"Of the Loader with {best.workers}, loader.stats() may say that {wanted} would be faster"
-    more = [row for row in rows if row.num_workers > workers]
-    if not more or wanted > max(row.num_workers for row in more):
-        return f"{names}. So many were not measured: try --workers {wanted}"
-    row = min(more, key=lambda row: abs(row.num_workers - wanted))
-    return f"{names}, as it cannot try them: measured, {row.workers} load {row.images_per_s:,.0f} images/s"
+    suggested = best.better[0]
+    suggestion = f"With {best.workers}, loader.stats() may suggest {suggested} workers"
+    rows_with_more = [row for row in rows if row.num_workers > workers]
+    if not rows_with_more or suggested > max(row.num_workers for row in rows_with_more):
+        return f"{suggestion}. That number was not measured: try --workers {suggested}"
+    row = min(rows_with_more, key=lambda row: abs(row.num_workers - suggested))
+    return f"{suggestion}, but that is an estimate: measured, {row.workers} load {row.images_per_s:,.0f} images/s"
 
 
 def parts_of(row: Row, device: torch.device) -> list[Row]:
-    """Return what reading, decoding and augmenting could do, each alone, by the statistics of a Loader: its workers if
-    they did nothing else; the device, or this process on the CPU. Parts that took no time are left out."""
+    """Compute the rates of reading, decoding and augmenting, each without the other parts, from the statistics of a
+    Loader. Workers read and decode; the device, or this process on the CPU, augments. Parts that took no time are
+    omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
     by_workers = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
     by_device = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
     for name, names in PARTS.items():
-        where, who, count = by_device if name == "augment" else by_workers
-        seconds = sum(stats.part(one, where).seconds for one in names)
+        process, label, count = by_device if name == "augment" else by_workers
+        seconds = sum(stats.part(part, process).seconds for part in names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
             rate = count * stats.images / seconds
-            rows.append(Row(name=name, where=who, images_per_s=rate, image_bytes=nbytes or None))
+            rows.append(Row(name=name, where=label, images_per_s=rate, image_bytes=nbytes or None))
     return rows
 
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
-    """Return which of the parts of a Loader is the bottleneck, and a sentence with the figures. Workers read and decode
-    one after the other, so the slower of both is it if they are slower together than what augments. Empty texts if
-    there are no parts."""
+    """Return the name of the bottleneck, and a sentence with the figures; empty texts if there are no parts. Workers
+    read and then decode, so the slower of these two is the bottleneck if their combined rate is below that of
+    augmenting."""
     rates = {part.name: part.images_per_s for part in parts}
     if not rates:
         return "", ""
     work = {name: rate for name, rate in rates.items() if name != "augment"}
-    together = 1 / sum(1 / rate for rate in work.values()) if work else math.inf
-    slowest = min(work, key=lambda name: work[name]) if together < rates.get("augment", math.inf) else "augment"
+    combined_rate = 1 / sum(1 / rate for rate in work.values()) if work else math.inf
+    slowest = min(work, key=lambda name: work[name]) if combined_rate < rates.get("augment", math.inf) else "augment"
     name = {"read": "reading", "decode": "decoding", "augment": "augmenting"}[slowest]
-    figures = [f"reading and decoding would do {together:,.0f} images/s"] if work else []
+    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if work else []
     figures += [f"augmenting {rates['augment']:,.0f}"] if "augment" in rates else []
     workers = f"with {row.workers}, " if row.num_workers else ""
-    return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each alone' * (len(figures) > 1)}"
+    return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each on its own' * (len(figures) > 1)}"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -324,7 +328,7 @@ def run(
     as_json: str | None,
     **store: str | None,
 ) -> int:
-    """Measure and tell. Return the exit status. `store`: the options of `source_of`."""
+    """Run the benchmark and print the results. Return the exit status. `store` has the options of `source_of`."""
     console = make_console(stderr=as_json == "-")
     try:
         dataset, place = source_of(data, store), device_of(device)
@@ -374,40 +378,43 @@ def _context(bench: Bench) -> dict[str, Any]:
 
 
 def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
-    cpus, usual = count_of(usable_cpus(), "CPU"), recipe or "the usual recipe"
+    cpus, recipe_name = count_of(usable_cpus(), "CPU"), recipe or "the default recipe"
     say(console, repr(bench.dataset))
-    say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {usual}, torch {torch.__version__}")
+    say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
     if recipe is None:
         say(console, f"The DataLoader does the same with {DECODER} and torch's own resize")
     else:
-        say(console, "torch's DataLoader is measured with the usual recipe only, so not now")
+        say(console, "torch's DataLoader is not measured: it can only be compared on the default recipe")
     warn_if_busy(console)
 
 
 def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -> tuple[list[Row], list[Row], Pairs]:
-    """Return the Loader's settings, the DataLoader's, and the rounds of the best of both. No rounds: no DataLoader."""
+    """Return the Loader's settings, the DataLoader's settings, and the rounds of the best two. Without rounds, the
+    DataLoader is not measured."""
     cpus = usable_cpus()
     numbers = candidates(cpus, default_workers(cpus, 1)) if workers is None else [workers]
-    of_peer = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
-    with reporting(console, "measurements", len(numbers) + 1 + (len(of_peer) + 2 * rounds if rounds else 0)) as report:
+    peer_numbers = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
+    with reporting(
+        console, "measurements", len(numbers) + 1 + (len(peer_numbers) + 2 * rounds if rounds else 0)
+    ) as report:
         settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
         if not rounds:
             return settings, [], []
-        peers = [report(bench.alone("DataLoader", number, PREFETCH)) for number in of_peer]
+        peers = [report(bench.alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
         return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
 
 
 @contextmanager
-def reporting(console: Console, what: str, total: int) -> Iterator[Report]:
-    """Show the progress of measurements, each with its rate."""
-    done = 0
-    with progress(console, what) as tell:
+def reporting(console: Console, description: str, total: int) -> Iterator[Report]:
+    """Show the progress of measurements, with the rate of each."""
+    completed = 0
+    with progress(console, description) as tell:
 
         def report(row: Row) -> Row:
-            nonlocal done
-            done += 1
+            nonlocal completed
+            completed += 1
             where = f", {row.where}" if row.where else ""
-            tell(done, max(total, done), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
+            tell(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
             return row
 
         yield report
@@ -431,14 +438,14 @@ def _failures(bench: Bench, data: str) -> str:
     if not (failed := len(bench.failed)):
         return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} left out: gpuload inspect {data} names {them}"
+    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
 
 
 def comparison(mine: Row, peer: Row, pairs: Pairs) -> Table:
-    """Return the table of rounds in which these two took turns."""
+    """Return the table of the rounds in which two loaders took turns."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("by turns")
+    table.add_column("in turn")
     for name in (f"gpuload,\n{mine.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
         table.add_column(name, justify="right", vertical="bottom")
     rates, costs = (("images_per_s", "peer_images_per_s"), ("cpu_s_per_1000", "peer_cpu_s_per_1000"))

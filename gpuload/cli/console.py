@@ -1,8 +1,8 @@
-"""What all commands say, and how: the console, progress, errors, JSON. Results go to stdout, errors to stderr.
+"""The output of all commands: the console, progress, errors, JSON. Results go to stdout, errors to stderr.
 
-In a terminal, sentences break between words, but a long path stays whole, so that it can be copied; progress is bars.
-Elsewhere a line is never broken, and progress is a line for each tenth of the work, so that a log stays short. Colours
-follow rich's rules: none without a terminal, and none with ``NO_COLOR``.
+In a terminal, sentences wrap between words, but a long path is never broken, so that it can be copied, and progress is
+shown as bars. Elsewhere, lines are never wrapped, and progress is one line for each tenth of the work, which keeps logs
+short. Colours follow rich's rules: none without a terminal, and none with ``NO_COLOR``.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ __all__ = [
     "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
-FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
-STOPPED: Final = 130  # by ctrl-C, as shells have it
-WIDE: Final = 100  # columns of a terminal that has room for all there is to say of progress
-STEPS: Final = 10  # lines for one task where there is no terminal
+FAILED: Final = 1  # exit status of a command that failed; an invalid command line exits with 2
+STOPPED: Final = 130  # exit status after ctrl-C, as in shells
+WIDE: Final = 100  # columns of a terminal with room for all progress columns
+STEPS: Final = 10  # progress lines of a task without a terminal
 
 
 Tell = Callable[..., None]
-"""Called with how much of a task is done, the total where it is known by now, and a note of a few words, as a rate:
+"""A progress callback: takes the completed amount, the total if it is known by now, and a short note, such as a rate:
 ``tell(3, 10, note="1,000 images/s")``."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Make a console that colours only what it is told to colour."""
+    """Create a console that colours only text with an explicit style."""
     return Console(highlight=False, emoji=False, stderr=stderr)
 
 
 def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
-    """Print text as it is: no markup, no emoji for ``:x:``. What a terminal would take for a command is written out,
-    since names in data are anybody's. `to_copy`: a command or code, whose lines stay whole."""
+    """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
+    names in data are untrusted. `to_copy` marks a command or code, whose lines are not wrapped."""
     shown = visible(text, LINES)
     if console.is_terminal and not to_copy:
         shown = "\n".join(_wrapped(line, console.width) for line in shown.split("\n"))
@@ -60,16 +60,16 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def fail(console: Console, error: object) -> int:
-    """Say what went wrong, on stderr if the console is that of stdout. Return the exit status."""
+    """Print an error, to stderr if the console writes to stdout. Return the exit status."""
     say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
     return FAILED
 
 
 @contextmanager
-def progress(console: Console, what: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
-    """Show the progress of a task; `transient`: its bar goes away at the end."""
+def progress(console: Console, description: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+    """Show the progress of a task. A `transient` bar is removed at the end."""
     if not console.is_terminal:
-        yield _lines(console, what, total)
+        yield _lines(console, description, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -79,44 +79,44 @@ def progress(console: Console, what: str, total: int | None = None, *, transient
         *((TimeElapsedColumn(),) if console.width >= WIDE else ()),
         TimeRemainingColumn(),
     )
-    # Few refreshes: they take processor time from what is measured.
+    # Refresh rarely: it takes processor time from the measurements.
     with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
-        task = bars.add_task(what, total=total, note="")
-        # A total of None leaves it as it is.
+        task = bars.add_task(description, total=total, note="")
+        # `total=None` leaves the total unchanged.
         yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
-def _lines(console: Console, what: str, known: int | None) -> Tell:
+def _lines(console: Console, description: str, known_total: int | None) -> Tell:
     printed = 0
 
-    def tell(done: int, total: int | None = None, note: str = "") -> None:
-        nonlocal printed, known
-        known = known if total is None else total
-        if known and (step := min(done, known) * STEPS // known) > printed:
+    def tell(completed: int, total: int | None = None, note: str = "") -> None:
+        nonlocal printed, known_total
+        known_total = known_total if total is None else total
+        if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed:
             printed = step
-            say(console, f"{done:,} of {known:,} {what}" + (f", {note}" if note else ""))
+            say(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
 
     return tell
 
 
-def count_of(number: int, one: str, many: str = "") -> str:
-    """Return ``1 image``, ``2 images``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def count_of(number: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun: ``1 image``, ``2 images``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def warn_if_busy(console: Console) -> None:
-    """Say so before anything is measured if the machine is busy."""
+    """Print a warning if the machine is busy, before anything is measured."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus / 2:
-        text = f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+        text = f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the figures"
         say(console, text, "yellow")
 
 
 def device_of(name: str | None) -> Any:
-    """Return the torch device of ``--device``, by default a GPU if there is one.
+    """Return the torch device for ``--device``, by default a GPU if there is one.
 
     Raises:
-        ValueError: it is not a device, or there is no such device.
+        ValueError: the name is not a device, or there is no such device.
     """
     from gpuload.stage import device as devices
     from gpuload.stage.plan import check_device
@@ -124,7 +124,7 @@ def device_of(name: str | None) -> Any:
     device = check_device(name or devices.usual_type())
     if device.type not in ("cpu", devices.usual_type()):
         kind = device.type.upper()
-        raise ValueError(f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU")
+        raise ValueError(f"--device {device}, but torch finds no {kind} device; omit --device to run on the CPU")
     return device
 
 
@@ -138,5 +138,5 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file; one that was there is replaced when the new one is complete."""
+    """Write a file; an existing file is replaced once the new file is complete."""
     write_file(path, text.encode(), os.path.dirname(path) or ".", lasting=False)

@@ -1,7 +1,7 @@
-"""``gpuload doctor``: what of this machine and this installation works, what does not, and how to fix it.
+"""``gpuload doctor``: reports which parts of this machine and installation work, which do not, and how to fix them.
 
-Each check is a function from facts to a `Finding`. The facts are gathered in this process, which imports no torch; what
-can crash, hang or take seconds is tried in processes of its own (`gpuload.cli.trial`).
+Each check is a function from facts to a `Finding`. The facts are gathered in this process, which imports no torch;
+checks that can crash, hang or take seconds run in separate processes (`gpuload.cli.trial`).
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ State = Literal["works", "improve", "broken", "not needed"]
 Trial = Mapping[str, Any]
 COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
 
-LITTLE_BYTES: Final = 1_000_000_000  # in addition to the workers: decoded pixels on their way, and batches
+SPARE_BYTES: Final = 1_000_000_000  # needed in addition to the workers, for decoded images in flight and for batches
 THREADS: Final = 32  # of a worker and this process together, while their libraries start
-OLDEST_TORCH: Final = (2, 8)
+MIN_TORCH: Final = (2, 8)
 
-# NVIDIA's packages come for one version of CUDA: the distribution of each extra.
+# NVIDIA has a separate package for each version of CUDA: the distribution for each extra.
 NVIDIA: Final = {
     "nvImageCodec": {"cu12": "nvidia-nvimgcodec-cu12", "cu13": "nvidia-nvimgcodec-cu13"},
     "DALI": {"cu12": "nvidia-dali-cuda120", "cu13": "nvidia-dali-cuda130"},
 }
-OPTIONAL: Final = {  # steps that are tried only if one of these distributions is installed
+OPTIONAL: Final = {  # steps that run only if one of these distributions is installed
     "Triton": ("triton",),
     "DALI": tuple(NVIDIA["DALI"].values()),
     "nvImageCodec": tuple(NVIDIA["nvImageCodec"].values()),
     "regions": tuple(NVIDIA["nvImageCodec"].values()),
 }
-EXTRAS: Final = {  # the modules that come with an extra
+EXTRAS: Final = {  # the modules that an extra installs
     "demo": ("skimage",), "hdf5": ("h5py",), "lmdb": ("lmdb",), "metrics": ("prometheus_client",),
     "parquet": ("pyarrow",), "ray": ("ray",), "remote": ("fsspec", "aiohttp"), "s3": ("s3fs",), "gs": ("gcsfs",),
     "hf": ("huggingface_hub",), "kornia": ("kornia",),
@@ -63,11 +63,11 @@ class Finding(NamedTuple):
     """A line of the report.
 
     Attributes:
-        name: what was looked at.
-        state: ``"works"``; ``"improve"``: it works, but holds training back; ``"broken"``: it is needed, or was
-            installed, and does not work; ``"not needed"``.
-        details: what was found, with figures.
-        fix: what to do about it: a command where there is one; "" where there is nothing to do.
+        name: the subject of the check.
+        state: ``"works"``; ``"improve"``: it works, but limits throughput; ``"broken"``: it is needed or installed, and
+            does not work; ``"not needed"``.
+        details: the result, with figures.
+        fix: the remedy, if possible a command; "" if there is nothing to do.
     """
 
     name: str
@@ -88,14 +88,16 @@ def run(as_json: str | None = None, console: Console | None = None) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Name the worst finding in one sentence. Findings come in the order of their weight."""
-    broken, improve = ([one for one in findings if one.state == state] for state in ("broken", "improve"))
+    """Return a sentence about the worst finding. Findings are in order of importance."""
+    broken, improve = ([finding for finding in findings if finding.state == state] for state in ("broken", "improve"))
     if broken:
-        things = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
-        return f"{things} broken, which will hurt; first of all {broken[0].name}: {broken[0].details}"
+        things = "1 part is" if len(broken) == 1 else f"{len(broken)} parts are"
+        return f"{things} broken; start with {broken[0].name}: {broken[0].details}"
     if improve:
-        return f"All that is needed works. What holds it back most is {improve[0].name}: {improve[0].details}"
-    return "All that is needed works, and nothing holds it back."
+        return (
+            f"Everything that is needed works. For more throughput, start with {improve[0].name}: {improve[0].details}"
+        )
+    return "Everything that is needed works, and nothing limits throughput."
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -104,13 +106,13 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the report for JSON."""
+    """Return the report as a dict for JSON."""
     status = exit_status(findings)
-    return {"summary": summary(findings), "exit_status": status, "findings": [one._asdict() for one in findings]}
+    return {"summary": summary(findings), "exit_status": status, "findings": [row._asdict() for row in findings]}
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print the findings as a table, then what to do about them, and the summary."""
+    """Print the findings as a table, then the remedies and the summary."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -128,18 +130,18 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
 
 
-def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list[Finding]:
-    """Look at everything, in some seconds. `tell` is called with how many steps are done, of how many."""
+def examine(tell: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
+    """Run all checks, which takes a few seconds. `tell` is called with the number of completed steps and the total."""
     try:
         jpeg = sample_jpeg()
-    except Exception:  # Pillow is broken: its own trial says how
+    except Exception:  # Pillow is broken: its own trial reports the error
         jpeg = b""
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
-    together = [step for step in steps if step not in ISOLATED]
+    shared_steps = [step for step in steps if step not in ISOLATED]
     results: dict[str, Trial] = {}
     tell(0, len(steps))
     with ThreadPoolExecutor() as threads:
-        groups = [*([step] for step in steps if step in ISOLATED), together]
+        groups = [*([step] for step in steps if step in ISOLATED), shared_steps]
         for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
             results |= trial.result()
             tell(len(results), len(steps))
@@ -147,7 +149,7 @@ def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list
 
 
 def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
-    """Return all findings, in the order of their weight within each group: the machine, GPUs, packages."""
+    """Return all findings, in order of importance within each group: the machine, GPUs, packages."""
     usable = limits.usable_cpus()
     workers, left = limits.default_workers(usable, 1), limits.processes_left()
     soft, hard = (
@@ -162,8 +164,8 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         for name, packages in NVIDIA.items()
     }
     crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
-    jpegs = "decodes whole images, and what nvImageCodec refuses" if crops else "decodes all JPEGs here"
-    others = "decodes PNG, WebP and others, and damaged JPEGs"
+    jpegs = "decodes entire JPEGs, and those that nvImageCodec refuses" if crops else "decodes all JPEGs here"
+    other_formats = "decodes PNG, WebP and other formats, and damaged JPEGs"
     extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
     return [
         check_cpus(usable=usable, affinity=len(os.sched_getaffinity(0)), online=os.cpu_count() or 1),
@@ -178,10 +180,10 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
         *([check_regions(results["regions"])] if "regions" in results else []),
         check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
-        check_decoder("Pillow", _version("pillow"), results["Pillow"], others),
+        check_decoder("Pillow", _version("pillow"), results["Pillow"], other_formats),
         check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
         check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
-        check_system(platform.release(), resource.getpagesize(), platform.python_version(), _why_no_processes()),
+        check_system(platform.release(), resource.getpagesize(), platform.python_version(), _platform_problem()),
     ]
 
 
@@ -189,63 +191,64 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
 
 
 def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
-    """Check the processors: `usable` by affinity mask and CPU quota, of those `affinity` allows, of those `online`."""
+    """Check the processors: how many are `online`, how many of these the `affinity` mask allows, and how many are
+    `usable` within the CPU quota."""
     bounds = [f"the affinity mask allows {affinity} of {online}"] if affinity < online else []
     bounds += [f"the CPU quota of the control group allows {usable}"] if usable < affinity else []
     details = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
     if usable > 1:
         return Finding("CPUs", "works", details)
-    details += ". Workers read and decode on the CPU, and have to share it with the training loop"
-    fix = "more CPUs for the process: taskset -c, docker run --cpus, Kubernetes limits.cpu, Slurm --cpus-per-task"
+    details += ". Workers read and decode on the CPU, and must share it with the training loop"
+    fix = "give the process more CPUs: taskset -c, docker run --cpus, Kubernetes limits.cpu, Slurm --cpus-per-task"
     return Finding("CPUs", "improve", details, fix)
 
 
 def check_memory(workers: int, *, root: str = "/") -> Finding:
-    """Check the memory that the control group leaves, or the machine has free. `root` is the folder used as ``/``."""
+    """Check the free memory within the control group's limit, or on the machine. `root` is the folder used as ``/``."""
     free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
     if free is None:
-        return Finding("memory", "works", "no limit is known")
-    details = f"{size_of(free)} free {'before the limit of the control group' if free == left else 'on the machine'}"
-    needed = workers * limits.WORKER_BYTES
-    if free >= needed + LITTLE_BYTES:
+        return Finding("memory", "works", "no known limit")
+    details = f"{size_of(free)} free {'within the limit of the control group' if free == left else 'on the machine'}"
+    worker_bytes = workers * limits.WORKER_BYTES
+    if free >= worker_bytes + SPARE_BYTES:
         return Finding("memory", "works", details)
-    details += ", but" if free < needed else ", little for batches and decoded images;"
-    details += f" {count_of(workers, 'worker')} (the default here) take about {size_of(needed)}"
-    fix = "a higher memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or fewer workers"
-    return Finding("memory", "broken" if free < needed else "improve", details, fix)
+    details += ", but" if free < worker_bytes else ", which leaves little for batches and decoded images;"
+    details += f" the default of {count_of(workers, 'worker')} uses about {size_of(worker_bytes)}"
+    fix = "raise the memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or use fewer workers"
+    return Finding("memory", "broken" if free < worker_bytes else "improve", details, fix)
 
 
 def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
-    """Check how many descriptors this process may still open; `soft` and `hard` limits, None for none."""
+    """Check how many descriptors this process can still open; `soft` and `hard` are the limits, None for no limit."""
     left = limits.descriptors_left()
     if left is None or soft is None:
         return Finding("open files", "works", "no limit")
-    details = f"{left:,} more may be opened, of {soft:,} (ulimit -n)"
+    details = f"{left:,} more can be opened, of {soft:,} (ulimit -n)"
     try:
         limits.check_descriptors(workers)
     except LimitError:
         raisable = hard is None or hard > soft
-        fix = f"ulimit -n {hard or 'unlimited'}" if raisable else "a higher hard limit, by the administrator"
+        fix = f"ulimit -n {hard or 'unlimited'}" if raisable else "ask the administrator to raise the hard limit"
         return Finding("open files", "broken", f"{details}: too few for {count_of(workers, 'worker')}", fix)
     return Finding("open files", "works", details)
 
 
 def check_processes(workers: int, left: int | None) -> Finding:
-    """Check how many more processes and threads may be started; None for no limit."""
+    """Check how many more processes and threads can be started; `left` is None for no limit."""
     if left is None:
         return Finding("processes", "works", "no limit")
-    details = f"{left:,} more processes and threads may be started"
+    details = f"{left:,} more processes and threads can be started"
     if left < workers + THREADS:
         details += f": too few for {count_of(workers, 'worker')} and their libraries"
-        return Finding("processes", "broken", details, "a higher limit: ulimit -u, docker run --pids-limit")
+        return Finding("processes", "broken", details, "raise the limit: ulimit -u, docker run --pids-limit")
     return Finding("processes", "works", details)
 
 
 def check_workers(workers: int, trial: Trial) -> Finding:
-    """Check that a worker process starts; `workers`: how many are the default here."""
+    """Check that a worker process starts; `workers` is the default number on this machine."""
     if trial["ok"]:
-        return Finding("workers", "works", f"one started and gave its batch in {trial['seconds']:.1f} s")
-    fix = f"until this is fixed: num_workers=0. The default here is {workers}"
+        return Finding("workers", "works", f"a worker started and delivered a batch in {trial['seconds']:.1f} s")
+    fix = f"until this is fixed, use num_workers=0; the default here is {workers}"
     return Finding("workers", "broken", trial["why"], fix)
 
 
@@ -253,7 +256,7 @@ def check_workers(workers: int, trial: Trial) -> Finding:
 
 
 def _driver() -> tuple[str | None, str | None]:
-    """Return the version of NVIDIA's driver, and the newest CUDA that it runs; None for what is not there."""
+    """Return the version of NVIDIA's driver, and the newest CUDA that it supports; None for each that is missing."""
     path = Path("/proc/driver/nvidia/version")
     match = re.search(r"Kernel Module\D*([\d.]+)", path.read_text() if path.is_file() else "")
     try:
@@ -266,37 +269,38 @@ def _driver() -> tuple[str | None, str | None]:
 
 
 def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
-    """Check torch's version and the CUDA that it was built for; `driver_cuda` is what the driver runs, None without."""
+    """Check torch's version and CUDA version; `driver_cuda` is the newest CUDA that the driver supports, or None."""
     if not trial["ok"]:
         return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
-    version, cuda, other = trial["version"], trial["cuda"], trial["other"]
-    details = f"{version}, built for {f'CUDA {cuda}' if cuda else other or 'the CPU'}"
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+    version, cuda, other_backend = trial["version"], trial["cuda"], trial["other"]
+    details = f"{version}, built for {f'CUDA {cuda}' if cuda else other_backend or 'the CPU'}"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < MIN_TORCH:
         return Finding("torch", "broken", f"{details}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
-    if driver_cuda is None or other:
+    if driver_cuda is None or other_backend:
         return Finding("torch", "works", details)
     major = int(driver_cuda.partition(".")[0])
     fix = "pip install --force-reinstall torch"
     fix += "" if major >= 13 else " --index-url https://download.pytorch.org/whl/cu126"
     if cuda is None:
-        return Finding("torch", "broken", f"{details}, but there is an NVIDIA driver: the GPU lies idle", fix)
+        return Finding("torch", "broken", f"{details}, although there is an NVIDIA driver: the GPU is unused", fix)
     if int(cuda.partition(".")[0]) > major:
-        details += f", but the driver runs CUDA up to {driver_cuda}"
-        return Finding("torch", "broken", details, f"a newer driver, or {fix}")
+        details += f", but the driver supports CUDA up to {driver_cuda}"
+        return Finding("torch", "broken", details, f"install a newer driver, or {fix}")
     return Finding("torch", "works", details)
 
 
 def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
-    """Check the devices that torch finds; `driver`: the version of NVIDIA's; `cuda`: the newest CUDA that it runs."""
+    """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, `cuda` the newest CUDA that it
+    supports."""
     if devices := trial.get("devices", []):
         names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
-        same = len(set(names)) == 1 and len(names) > 1
-        details = f"{len(names)} × {names[0]}" if same else "; ".join(names)
+        are_equal = len(set(names)) == 1 and len(names) > 1
+        details = f"{len(names)} × {names[0]}" if are_equal else "; ".join(names)
         return Finding("GPUs", "works", details + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
     if (driver is None and cuda is None) or not trial["ok"]:
         return Finding("GPUs", "not needed", "none, and no NVIDIA driver: everything runs on the CPU")
     if cuda is None:
-        details = f"NVIDIA's driver {driver} is there, its library libcuda.so.1 is not"
+        details = f"NVIDIA's driver {driver} is installed, but its library libcuda.so.1 is missing"
         fix = "install the driver's libraries; in a container, docker run --gpus all with the NVIDIA container toolkit"
         return Finding("GPUs", "broken", details, fix)
     details = f"torch finds none, although there is a driver{': ' + trial['why'] if trial.get('why') else ''}"
@@ -305,31 +309,34 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
 
 
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
-    """Check page-locked memory, from which copies to a GPU run on their own; `limit_bytes`: None for none; `code`: of
-    locking `locked_bytes` on trial, 0 or the runtime's error, None without a GPU."""
+    """Check page-locked memory, which allows asynchronous copies to a GPU.
+
+    `limit_bytes` is None for no limit. `code` is the result of locking `locked_bytes`: 0 or the runtime's error code;
+    None without a GPU.
+    """
     name = "page-locked memory"
-    limit = "the limit (ulimit -l) is " + ("no limit" if limit_bytes is None else size_of(limit_bytes))
+    limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else size_of(limit_bytes))
     if code is None:
-        return Finding(name, "not needed", f"{limit}; without a GPU nothing is locked")
+        return Finding(name, "not needed", f"{limit}; not used without a GPU")
     if code == 0:
-        return Finding(name, "works", f"{size_of(locked_bytes)} were locked on trial; {limit}")
+        return Finding(name, "works", f"{size_of(locked_bytes)} were locked as a test; {limit}")
     details = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
     fix = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
     return Finding(name, "broken", f"{details}the training loop waits for them", fix)
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
-    """Check Triton, which the backend ``"fused"`` is made with, and its C compiler; `trial`: of a kernel on the GPU."""
+    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of a GPU kernel."""
     if not devices:
         return Finding("Triton", "not needed", "runs on GPUs only" + (f"; {version} is installed" if version else ""))
     slow = "transforms run in torch, several times slower than fused"
     if version is None:
         return Finding("Triton", "improve", f"not installed: {slow}", "pip install 'gpuload[fused]'")
     if compiler is None:
-        fix = "apt-get install gcc, or set CC to the path of one"
+        fix = "apt-get install gcc, or set CC to the path of a C compiler"
         return Finding("Triton", "broken", f"{version}, but the C compiler that it needs is missing: {slow}", fix)
     if trial is not None and not trial["ok"]:
-        fix = f"check that {compiler} works (CC names another one); pip install --force-reinstall triton"
+        fix = f"check that {compiler} works (CC selects another compiler); pip install --force-reinstall triton"
         return Finding("Triton", "broken", f"{version}, cannot be used: {trial['why']}", fix)
     return Finding("Triton", "works", f"{version} with {compiler}: the backend 'fused' can be used")
 
@@ -338,8 +345,8 @@ def check_triton(version: str | None, trial: Trial | None, *, compiler: str | No
 
 
 def cuda_extra(torch_cuda: str | None, others: Sequence[str] = ()) -> str:
-    """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. Without CUDA either works: it
-    is that of `others` of NVIDIA's packages, which must be for the same one, else the newest."""
+    """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. If torch has no CUDA, either
+    works: use the same extra as `others`, the installed packages of NVIDIA, or the newest if there are none."""
     if torch_cuda is not None:
         return "cu13" if torch_cuda.startswith("13") else "cu12"
     return others[0] if others else "cu13"
@@ -351,9 +358,9 @@ def check_nvidia(
     """Check nvImageCodec or DALI.
 
     Args:
-        versions: what is installed of both, by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
-        trial: of decoding a region, or of making the backend; None means not tried.
-        torch_cuda: the CUDA that torch was built for; None means the CPU.
+        versions: the installed versions of both, keyed by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
+        trial: the result of decoding a region, or of creating the backend; None if it did not run.
+        torch_cuda: the CUDA that torch was built for; None for the CPU.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
     others = [extra for other, details in versions.items() if other != name for extra in details]
@@ -361,47 +368,47 @@ def check_nvidia(
     install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
     use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
     if not installed and is_codec:
-        details = f"not installed. It {use}; without it whole images are decoded, at about half the rate"
+        details = f"not installed. It {use}; without it, entire images are decoded, at about half the rate"
         return Finding(name, "improve", details, install)
     if not installed:
         return Finding(name, "not needed", f"not installed; the backend 'dali' is optional: {install}")
-    details = " and ".join(f"{version} for CUDA {one[2:]}" for one, version in installed.items())
-    again = f"pip uninstall -y {' '.join(NVIDIA[name][one] for one in installed)} && {install}"
+    details = " and ".join(f"{version} for CUDA {key[2:]}" for key, version in installed.items())
+    reinstall = f"pip uninstall -y {' '.join(NVIDIA[name][key] for key in installed)} && {install}"
     if len(installed) > 1:
-        return Finding(name, "broken", f"{details} are both installed, and overwrite each other's files", again)
+        return Finding(name, "broken", f"{details} are both installed, and overwrite each other's files", reinstall)
     if trial is not None and not trial["ok"]:
-        instead = ". Whole images are decoded in its place" if is_codec else ""
-        return Finding(name, "broken", f"{details}: {trial['why']}{instead}", again)
+        instead = ". Entire images are decoded instead" if is_codec else ""
+        return Finding(name, "broken", f"{details}: {trial['why']}{instead}", reinstall)
     if torch_cuda is not None and extra not in installed:
         details += f", but torch is built for CUDA {torch_cuda}"
-        details += f". It {use} on the CPU; on the GPU it needs the same CUDA" if is_codec else ""
-        return Finding(name, "improve", details, again)
+        details += f". It {use} on the CPU; on the GPU, it needs the same CUDA" if is_codec else ""
+        return Finding(name, "improve", details, reinstall)
     if not is_codec and others and not installed.keys() & set(others):
-        details += f", but nvImageCodec is for {' and '.join(f'CUDA {one[2:]}' for one in others)}"
-        return Finding(name, "improve", f"{details}; both need the same CUDA", again)
+        details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in others)}"
+        return Finding(name, "improve", f"{details}; both need the same CUDA", reinstall)
     return Finding(name, "works", f"{details}: {use}")
 
 
 def check_regions(trial: Trial) -> Finding:
-    """Check whether nvImageCodec decodes regions rightly on the device, for ``Decode(where="device")``; `trial` is what
-    `gpuload.cli.trial.try_regions` returned, or how its process ended."""
-    whole = "Decode(where='device') decodes whole images"
+    """Check whether nvImageCodec decodes regions correctly on the device, for ``Decode(where="device")``; `trial` is
+    the result of `gpuload.cli.trial.try_regions`, or says how its process ended."""
+    fallback = "Decode(where='device') decodes entire images"
     if not trial["ok"]:
-        return Finding("regions", "not needed", f"{trial['why']}. On a GPU {whole}")
+        return Finding("regions", "not needed", f"{trial['why']}. On a GPU, {fallback}")
     faults, used = trial["faults"], trial["used"]
     details = f"{trial['version']} on {trial['device']}: " + "; ".join(
-        f"{name}: {fault or 'its bits are those of whole images'}" for name, fault in faults.items()
+        f"{name}: {fault or 'bit-identical to entire images'}" for name, fault in faults.items()
     )
     if any(faults[name] for name in used):
-        fix = "Decode(where='cpu'), and an issue at gpuload's with this version and GPU"
+        fix = "use Decode(where='cpu'), and report this version and GPU in an issue of gpuload"
         return Finding("regions", "broken", details, fix)
     if len(used) < len(faults):
-        details += f". {whole}, since this version is not among those that are known to be right"
+        details += f". {fallback}, since this version has not been verified"
     return Finding("regions", "works", details)
 
 
 def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Finding:
-    """Check simplejpeg or Pillow, on which gpuload depends."""
+    """Check simplejpeg or Pillow, which gpuload requires."""
     if version is not None and trial["ok"]:
         return Finding(name, "works", f"{version}: {role}")
     details = "not installed, although gpuload depends on it" if version is None else f"{version}: {trial['why']}"
@@ -409,25 +416,25 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
 
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
-    """List the extras, by whether all of their packages are there, and the program jpegtran."""
-    there, absent = ([name for name, ok in installed.items() if ok is wanted] for wanted in (True, False))
-    details = f"installed: {', '.join(there) or 'none'}"
+    """List the extras whose packages are all installed, the other extras, and the program jpegtran."""
+    present, absent = ([name for name, ok in installed.items() if ok is expected] for expected in (True, False))
+    details = f"installed: {', '.join(present) or 'none'}"
     if absent:
-        details += f"; not installed: {', '.join(absent)}, each by pip install 'gpuload[NAME]'"
+        details += f"; not installed: {', '.join(absent)}; install one with pip install 'gpuload[NAME]'"
     if not jpegtran:
         details += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
-    return Finding("extras", "works" if there else "not needed", details)
+    return Finding("extras", "works" if present else "not needed", details)
 
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
-    """Check kernel, page size and interpreter; `problem`: why workers cannot be processes here."""
+    """Check kernel, page size and interpreter; `problem` says why workers cannot be processes here, "" if they can."""
     details = f"gpuload {__version__}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
     if problem:
         return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", details)
 
 
-def _why_no_processes() -> str:
+def _platform_problem() -> str:
     try:
         check_platform()
     except RuntimeError as error:
@@ -443,7 +450,8 @@ def _version(distribution: str) -> str | None:
 
 
 def size_of(nbytes: float) -> str:
-    """Return ``64 KB``, ``1.5 GB``: thousands, as disks and docker count; powers of two where they are exact."""
+    """Format a number of bytes: ``64 KB``, ``1.5 GB``. Units are powers of 1000, as for disks and in docker, or powers
+    of 1024 if the number is an exact multiple."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if nbytes >= factor:
             exact = nbytes / (1 << factor.bit_length() // 10 * 10)

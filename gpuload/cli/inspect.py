@@ -1,4 +1,4 @@
-"""``gpuload inspect``: looks at data sets, writes the page, says the most important things."""
+"""``gpuload inspect``: inspects data sets, writes the page, and prints the most important findings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, pictures, render
+from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
 __all__ = ["BAD", "run"]
 
-BAD: Final = 3  # exit status: it was done, and there are damaged images, or the same in several data sets
-LISTED: Final = 10  # damaged images in the terminal, and groups of duplicates
+BAD: Final = 3  # exit status if there are damaged images, or the same image in several data sets
+LISTED: Final = 10  # damaged images, and groups of duplicates, that the terminal shows
 STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
-WORDS: Final = {"bad": "fix", "odd": "check", "note": "to know"}
-SMALL_SIDE: Final = 112  # of pictures of duplicates
+WORDS: Final = {"bad": "fix", "odd": "check", "note": "info"}
+SMALL_SIDE: Final = 112  # longer side of a duplicate's picture, in pixels
 
 
 def run(
@@ -48,31 +48,33 @@ def run(
     console: Console | None = None,
     **store: str | None,
 ) -> int:
-    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done. `store`: more options of `source_of`."""
+    """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has options of `source_of`."""
     workers = usable_cpus() if workers is None else workers
     store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
-        # The pictures on the page are levels, as before a Normalize.
+        # The page shows images before Normalize.
         transforms = usual_recipe()[:-1] if recipe is None else load_recipe(recipe)
-        datasets = [_dataset(one, store) for one in data]
+        datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
         with progress(console, "files") as tell:
             gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
         if pixels != "0":
-            most = None if pixels == "all" else int(pixels)
+            max_images = None if pixels == "all" else int(pixels)
             with progress(console, "pixels") as tell:
-                gather_pixels(gathered, most=most, seed=seed, workers=workers, tell=tell)
+                gather_pixels(gathered, most=max_images, seed=seed, workers=workers, tell=tell)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
-            few, rows = min(workers, 2), chosen(gathered, images)
-            sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
-            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=few)
-            whole, shown = pictures(gathered, sides, workers=few), "\n".join(map(repr, transforms))
-            write_text(html, render(summary, advice, sheet, whole, recipe=shown, seed=seed, version=__version__))
+            page_workers, rows = min(workers, 2), choose_rows(gathered, images)
+            sides = dict.fromkeys(duplicate_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
+            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
+            originals, recipe_text = pictures(gathered, sides, workers=page_workers), "\n".join(map(repr, transforms))
+            write_text(
+                html, render(summary, advice, sheet, originals, recipe=recipe_text, seed=seed, version=__version__)
+            )
         if as_json is not None:
-            write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
+            write_json(as_json, {**summary, "advice": [item._asdict() for item in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
         return fail(console, error)
     except KeyboardInterrupt:
@@ -81,23 +83,23 @@ def run(
     _show(console, summary, advice)
     if html:
         size = bytes_text(os.path.getsize(html))
-        say(console, f"{visible(html)}: {size}; it opens in any browser, and needs no network")
+        say(console, f"{visible(html)}: {size}; opens offline in any browser")
     return BAD if is_bad(summary) else 0
 
 
 def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
-    """Return what `gpuload pack` takes as a source; or a single image."""
+    """Return a dataset from any source that `gpuload pack` takes, or from a single image."""
     if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
         return [read(data)]
     return source_of(data, store)
 
 
 def _names(data: Sequence[str]) -> list[str]:
-    """Name data sets by the last parts of their paths, as many as tell them apart."""
-    paths = [one if is_url(one) else os.path.abspath(one) for one in data]
+    """Name data sets by the last parts of their paths, using as few parts as make the names unique."""
+    paths = [source if is_url(source) else os.path.abspath(source) for source in data]
     parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
-        names = [os.sep.join(one[-count:]) for one in parts]
+        names = [os.sep.join(path_parts[-count:]) for path_parts in parts]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({number})" for number, name in enumerate(data, 1)]
@@ -127,57 +129,57 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
     for kind in summary["pixels"]["kinds"][:1]:
         if kind["normalize"]:
             say(console, kind["normalize"], to_copy=True)
-    for words, style in _listed(summary):
-        say(console, words, style)
+    for line, style in _listed(summary):
+        say(console, line, style)
     if console.is_terminal:
         console.print()
-    for one in advice:
-        say(console, f"{WORDS[one.level]}: {visible(one.title)}", STYLES[one.level])
-        for line in one.code.splitlines():
-            say(console, f"    {line}", to_copy=True)
+    for item in advice:
+        say(console, f"{WORDS[item.level]}: {visible(item.title)}", STYLES[item.level])
+        for code_line in item.code.splitlines():
+            say(console, f"    {code_line}", to_copy=True)
 
 
 def _listed(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines that name damaged files and duplicates, with their styles."""
     damaged = summary["damaged"]
-    for one in damaged["listed"][:LISTED]:
-        yield f"damaged: {visible(one['path'])}: {visible(one['cause'])}", "red"
+    for image in damaged["listed"][:LISTED]:
+        yield f"damaged: {visible(image['path'])}: {visible(image['cause'])}", "red"
     if (more := damaged["count"] - LISTED) > 0:
         yield f"damaged: {more:,} more", "red"
-    for kind, what in (("files", "same file"), ("pixels", "same pixels")):
+    for kind, label in (("files", "same file"), ("pixels", "same pixels")):
         duplicates = summary["duplicates"][kind]
-        several = len(summary["data"]) > 1
+        is_joint = len(summary["data"]) > 1
         for group in duplicates["listed"][:LISTED]:
-            names = [f"{one['data'] + ': ' if several else ''}{one['name']}" for one in group["images"][:LISTED]]
+            names = [f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:LISTED]]
             more = f", and {group['count'] - LISTED:,} more" if group["count"] > LISTED else ""
-            yield f"{what}: {', '.join(map(visible, names))}{more}", "yellow"
+            yield f"{label}: {', '.join(map(visible, names))}{more}", "yellow"
         if (more := duplicates["groups"] - LISTED) > 0:
-            yield f"{what}: {more:,} more", "yellow"
+            yield f"{label}: {more:,} more", "yellow"
 
 
 def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
-    for one in summary["data"]:
-        yield "data", one["kind"] or one["name"]
+    for dataset in summary["data"]:
+        yield "data", dataset["kind"] or dataset["name"]
     part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
     yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
         median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
-        smallest, most = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
-        yield "sizes", f"median {median}, smallest {smallest}, largest {most}; {count_of(sizes['distinct'], 'size')}"
-        median, smallest, most = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
-        yield "files", f"median {median}, {smallest} to {most}"
+        smallest, largest = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
+        yield "sizes", f"median {median}, smallest {smallest}, largest {largest}; {count_of(sizes['distinct'], 'size')}"
+        median, smallest, largest = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        yield "files", f"median {median}, {smallest} to {largest}"
         for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:
-                yield kind, ", ".join(f"{what} {number:,}" for what, number in counts.items())
+                yield kind, ", ".join(f"{name} {number:,}" for name, number in counts.items())
     if classes:
-        most, smallest = (
-            f"{one['name']} with {one['count']:,}" for one in (classes["listed"][0], classes["listed"][-1])
+        largest, smallest = (
+            f"{row['name']} with {row['count']:,}" for row in (classes["listed"][0], classes["listed"][-1])
         )
-        yield "classes", f"{classes['count']:,}; the largest is {most}, the smallest {smallest}"
+        yield "classes", f"{classes['count']:,}; the largest is {largest}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
-    yield "duplicates", f"{count_of(files, 'file')}; among {images['decoded']:,} decoded images {pixels:,} by pixels"
-    yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit {summary['refused']['count']:,}"
+    yield "duplicates", f"{count_of(files, 'file')}; {pixels:,} by pixels among {images['decoded']:,} decoded images"
+    yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit: {summary['refused']['count']:,}"
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):
             yield name, ", ".join(f"{value:.4f}" for value in kind[name])

@@ -1,4 +1,4 @@
-"""``gpuload pack``, ``verify`` and ``index``: what is packed or read, how far the job is, what came of it."""
+"""``gpuload pack``, ``verify`` and ``index``: print the source, the progress and the result of each job."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set. Return the exit status: 1 if samples are damaged, or it cannot be done. `options`: those of
-    `source_of`, all others of `pack`."""
+    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are those of
+    `source_of` and `pack`."""
     console = make_console()
     store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
@@ -49,14 +49,14 @@ def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **optio
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
         return fail(console, error)
     except KeyboardInterrupt:
-        say(console, "stopped; what is done is kept: run the same again to go on", "yellow")
+        say(console, "stopped; run the same command again to continue", "yellow")
         return STOPPED
-    _tell(console, packed)
+    _show(console, packed)
     return 0
 
 
 def run_verify(folder: str) -> int:
-    """Verify a packed set. Return the exit status: 1 if it is not what was packed."""
+    """Verify a packed set. Return the exit status: 1 if the set differs from what was packed."""
     console = make_console()
     try:
         with progress(console, "parts") as tell:
@@ -68,13 +68,13 @@ def run_verify(folder: str) -> int:
     if problems:
         say(console, f"{count_of(len(problems), 'problem')} in {folder}: copy these files again, or pack the set again")
         return 1
-    say(console, f"{folder}: all is as it was packed")
+    say(console, f"{folder}: intact")
     return 0
 
 
 def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int:
-    """Make the indexes of these shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing
-    or damaged."""
+    """Build the indexes of shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing or
+    damaged."""
     console = make_console()
     created = done = 0
     try:
@@ -95,17 +95,17 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     nbytes = sum(shard.table.nbytes for shard in opened)
     size = sum(os.stat(path).st_size for path in paths)
     files, fresh = count_of(members, "file"), len(opened) - created
-    each = f", {nbytes / samples:.0f} for a sample" if samples else ""
-    say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
-    say(console, f"{count_of(created, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
+    per_sample = f", {nbytes / samples:.0f} per sample" if samples else ""
+    say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} in {files}")
+    say(console, f"{count_of(created, 'index', 'indexes')} built, {fresh:,} up to date; {nbytes:,} bytes{per_sample}")
     return 0
 
 
 def bytes_of(text: str) -> int:
-    """Read a number of bytes: ``256MB``, ``1GiB``, ``1000``.
+    """Parse a number of bytes: ``256MB``, ``1GiB``, ``1000``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a number of bytes.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
     if match is None or match[2] not in UNITS:
@@ -113,24 +113,24 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _tell(console: Console, packed: Packed) -> None:
-    there = f" ({packed.taken_up:,} of them were there already)" if packed.taken_up else ""
+def _show(console: Console, packed: Packed) -> None:
+    reused = f" ({packed.taken_up:,} from an earlier run)" if packed.taken_up else ""
     samples, files = count_of(packed.samples, "sample"), count_of(packed.files, "file")
-    say(console, f"{samples}{there}, {packed.nbytes:,} bytes in {files} in {packed.folder}")
+    say(console, f"{samples}{reused}, {packed.nbytes:,} bytes in {files} in {packed.folder}")
     for why, count in packed.kept.items():
-        say(console, f"{count_of(count, 'image')} kept as {'it is' if count == 1 else 'they are'}, {why}")
-    for one in packed.left_out[:SHOWN]:
-        say(console, f"left out: {one['source'] or 'sample ' + str(one['index'])}: {one['cause']}", "yellow")
+        say(console, f"{count_of(count, 'image')} kept unchanged, {why}")
+    for item in packed.left_out[:SHOWN]:
+        say(console, f"skipped: {item['source'] or 'sample ' + str(item['index'])}: {item['cause']}", "yellow")
     if len(packed.left_out) > SHOWN:
-        say(console, f"left out: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
+        say(console, f"skipped: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
     say(console, f"Read it with {packed.read}", to_copy=True)
 
 
 def _shards_in(pattern: str) -> list[str]:
-    """Return the shards of a folder, such as one that `gpuload pack` wrote; or the pattern itself.
+    """Return the shards in a folder, such as a folder that `gpuload pack` wrote; or the pattern itself.
 
     Raises:
-        FileNotFoundError: the folder has none.
+        FileNotFoundError: the folder has no shards.
     """
     if not os.path.isdir(pattern):
         return [pattern]

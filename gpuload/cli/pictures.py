@@ -1,7 +1,7 @@
-"""A folder of JPEGs to try things with, made from the photographs in scikit-image's wheel.
+"""A folder of JPEGs for demos and benchmarks, created from the photographs in scikit-image's wheel.
 
-Each photograph is one class; its images are random crops of it, resized to the size of a photo, flipped, and changed
-in brightness, contrast and saturation. Image `number` is a function of `number` alone. Nothing is downloaded, and
+Each photograph is one class. Its images are random crops, resized to the size of a photo, flipped, and changed in
+brightness, contrast and saturation. Image `number` is a function of `number` only. Nothing is downloaded, and
 scikit-image is not imported.
 """
 
@@ -29,7 +29,7 @@ PHOTOGRAPHS = {
     "tissue": "ihc.png",
 }
 SIZES_WH = ((500, 375), (500, 333), (375, 500), (400, 400))
-SCALE = (0.25, 1.0)  # of the area of the largest crop with the right shape
+SCALE = (0.25, 1.0)  # range of the crop's area, relative to the largest crop with the right shape
 ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
@@ -38,8 +38,11 @@ class PhotographsMissing(Exception):
 
 
 def photographs() -> dict[str, Path]:
-    """Return the files of the photographs in the installed scikit-image, by class; PhotographsMissing if fewer
-    than two."""
+    """Return the files of the photographs in the installed scikit-image, keyed by class.
+
+    Raises:
+        PhotographsMissing: there are fewer than two photographs.
+    """
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise PhotographsMissing(
@@ -53,7 +56,7 @@ def photographs() -> dict[str, Path]:
 
 
 def make_picture(photograph: Image.Image, number: int) -> bytes:
-    """Make a JPEG of a part of the photograph, a function of the photograph and `number`."""
+    """Return a JPEG of a part of the photograph, determined by the photograph and `number` only."""
     rng = np.random.default_rng([0x6750, number])
     width, height = SIZES_WH[rng.integers(len(SIZES_WH))]
     largest = min(photograph.width / width, photograph.height / height)
@@ -72,33 +75,33 @@ def make_picture(photograph: Image.Image, number: int) -> bytes:
 
 
 def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lambda count_so_far: None) -> Path:
-    """Write `count` JPEGs to ``root/class/number.jpg``; a folder that was finished before is used as it is.
+    """Write `count` JPEGs to ``root/class/number.jpg``, and return `root`; a complete folder is reused unchanged.
 
-    `progress` is called with the number of pictures made so far. Returns `root`.
+    `progress` is called with the number of pictures written so far.
 
     Raises:
         PhotographsMissing: see `photographs`.
-        FileExistsError: `root` exists and was not made by this function.
+        FileExistsError: `root` exists and was not created by this function.
     """
     sources = photographs()
-    note = root.with_name(root.name + ".made")  # beside the folder, which has classes only
-    wanted = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
-    if note.exists() and note.read_text() == wanted and root.exists():
+    note = root.with_name(root.name + ".made")  # next to the folder, which must contain only classes
+    expected_note = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
+    if note.exists() and note.read_text() == expected_note and root.exists():
         progress(count)
         return root
     if root.exists():
         if not note.exists():
-            raise FileExistsError(f"{root} exists, and was not made here: remove it, or choose another folder")
+            raise FileExistsError(f"{root} exists, and is not a demo folder: remove it, or choose another folder")
         shutil.rmtree(root)
     root.mkdir(parents=True)
     note.write_text("unfinished\n")
-    opened = {name: Image.open(path).convert("RGB") for name, path in sources.items()}
-    names = list(opened)
+    photographs_by_class = {name: Image.open(path).convert("RGB") for name, path in sources.items()}
+    names = list(photographs_by_class)
     for name in names:
         (root / name).mkdir()
     for number in range(count):
         name = names[number % len(names)]
-        (root / name / f"{number:04d}.jpg").write_bytes(make_picture(opened[name], number))
+        (root / name / f"{number:04d}.jpg").write_bytes(make_picture(photographs_by_class[name], number))
         progress(number + 1)
-    note.write_text(wanted)
+    note.write_text(expected_note)
     return root

@@ -11,12 +11,12 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third (the state) on, or None if the process is gone."""
+    """Return the fields of /proc/PID/stat from the third (the state) on, or None if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return text[text.rindex(")") + 2 :].split()  # the name, in parentheses, may hold blanks and parentheses
+    return text[text.rindex(")") + 2 :].split()  # the name, in parentheses, may contain blanks and parentheses
 
 
 def tree(root_pid: int) -> list[int]:

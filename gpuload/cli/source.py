@@ -1,8 +1,7 @@
-"""What a command line names: a dataset, by its path, and the user's own transforms, ``--recipe FILE.py:name``.
+"""The dataset and the transforms that a command line names: a path, and ``--recipe FILE.py:name``.
 
-A recipe's file is run once, in this process, as ``python FILE.py`` would run it, but under another name than
-``__main__``. Modules beside it can be imported; they come after all others, so that none of them takes the place of a
-library.
+A recipe's file runs once, in this process, as with ``python FILE.py``, but its name is not ``__main__``. It can import
+modules from its folder, which is last in the search path, so that they cannot shadow a library.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ OPTIONS_OF: Final = {
 
 
 def source_of(source: str, store: Mapping[str, str | None]) -> Any:
-    """Return the dataset that a command line names: by what is there, else by the end of the name.
+    """Return the dataset that a command line names. Its kind is recognised by the content of a folder, or by the ending
+    of a name.
 
     Args:
         source: a path, a pattern of paths, or a URL.
-        store: the options of `OPTIONS_OF`, as the command line has them; None where there is none.
+        store: the options in `OPTIONS_OF` from the command line; None for an option that is not given.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it is of no known kind, options do not go with it, or it has no samples.
+        FileNotFoundError: the source does not exist.
+        ValueError: its kind is unknown, an option does not apply to its kind, or it has no samples.
     """
     dataset = _open(source, {name: value for name, value in store.items() if value is not None})
     if not len(dataset):
@@ -53,13 +53,13 @@ def _open(source: str, store: dict[str, str]) -> Any:
     name = _kind_of(source)
     for option in store:
         if name not in OPTIONS_OF[option]:
-            raise ValueError(f"--{option} is for {', '.join(OPTIONS_OF[option])}, and {source!r} is read by {name}")
+            raise ValueError(f"--{option} applies to {', '.join(OPTIONS_OF[option])}, but {source!r} is read by {name}")
     if name == "packed":
         return open_packed(os.path.abspath(source))
     options: dict[str, Any] = dict(store)
-    for several in ("fields", "extensions"):
-        if several in options:
-            options[several] = tuple(options[several].split(","))
+    for name_of_list in ("fields", "extensions"):
+        if name_of_list in options:
+            options[name_of_list] = tuple(options[name_of_list].split(","))
     if "classes" in options:
         options["classes"] = _open(options["classes"], {})
     if options.get("target") == "":
@@ -89,7 +89,7 @@ def _kind_of(source: str) -> str:
     if not os.path.exists(source) and not any(character in source for character in "*?{"):
         raise FileNotFoundError(f"{source!r} does not exist; expected a folder of images, shards, or a file of a store")
     raise ValueError(
-        f"{source!r} is of no kind that is known: expected a folder of images, or a name that ends in "
+        f"the kind of {source!r} is unknown: expected a folder of images, or a name that ends in "
         f"{', '.join(endings)}. In Python, gpuload takes any dataset"
     )
 
@@ -102,7 +102,7 @@ SIZE: Final = 224
 
 
 def usual_recipe() -> list[Any]:
-    """Return what most image classifiers are trained with: a random crop to 224×224, a flip, ImageNet's mean."""
+    """Return the usual transforms for image classifiers: a random crop to 224×224, a flip, ImageNet's mean."""
     return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
 
 
@@ -110,10 +110,10 @@ def load_recipe(spec: str) -> list[Any]:
     """Return the transforms that ``FILE.py:name`` names: a list, tuple or `Chain` in a Python file.
 
     Returns:
-        The transforms in order; a module at the end too.
+        The transforms in order, which may end with a module.
 
     Raises:
-        ValueError: there is no such file or name, the file raises an error, or what is there is no chain.
+        ValueError: there is no such file or name, the file raises an error, or the value is not a chain.
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name.isidentifier():
@@ -129,17 +129,18 @@ def load_recipe(spec: str) -> list[Any]:
         raise ValueError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
     if name not in names:
         chains = [other for other, value in names.items() if isinstance(value, list | tuple | Chain)]
-        there = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain at all"
-        raise ValueError(f"--recipe {spec}: {path} has no {name!r}; {there}")
+        alternatives = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain"
+        raise ValueError(f"--recipe {spec}: {path} has no {name!r}; {alternatives}")
     value = names[name]
     if isinstance(value, Compose):
         value = list(value.transforms)
     if not isinstance(value, list | tuple | Chain):
         kind = type(value)
-        of = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"
+        library = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"
         raise ValueError(
-            f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got one {kind.__name__}{of}"
-            + ("; gpuload.transforms.from_torchvision makes a list of it" if of == " of torchvision" else "")
+            f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got one {kind.__name__}"
+            f"{library}"
+            + ("; convert it with gpuload.transforms.from_torchvision" if library == " of torchvision" else "")
         )
     try:
         chain = value if isinstance(value, Chain) else Chain(value)
@@ -149,7 +150,7 @@ def load_recipe(spec: str) -> list[Any]:
 
 
 def _describe(error: BaseException, path: str) -> str:
-    """Say what was raised, and in which line of the file."""
+    """Describe an error, with the line of the file that raised it."""
     if isinstance(error, SyntaxError):
         return one_line(f"SyntaxError in line {error.lineno}: {error.msg}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

@@ -1,8 +1,9 @@
-"""The same work with torch's DataLoader, by the fastest way that is known for it: decode with simplejpeg, then call
-torch's own operators on the uint8 tensor, for the random crop, the antialiased resize, the flip, normalised floats.
+"""The same work with torch's DataLoader, in the fastest known way: decode with simplejpeg, then call torch's operators
+on the uint8 tensor for the random crop, the antialiased resize, the flip and the normalisation to floats.
 
-torchvision's v2 transforms end in the same operators and give the same, but took 3 to 40% more CPU time for photographs
-of 45 to 130 KB; Pillow took 45 to 100% more. A DataLoader's workers run `Pictures.__getitem__` for each sample.
+torchvision's v2 transforms call the same operators and give the same results, but took 3 to 40% more CPU time for
+photographs of 45 to 130 KB; Pillow took 45 to 100% more. A DataLoader's workers run `Pictures.__getitem__` for each
+sample.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpuload.inspection.files import find_image
 
 try:
     import simplejpeg
-except Exception:  # a broken installation: `gpuload doctor` says how
+except Exception:  # a broken installation, which `gpuload doctor` reports
     simplejpeg = None
 
 __all__ = ["DECODER", "Pictures", "augmented", "by_pillow", "collate", "data_loader", "decode", "random_box"]
@@ -32,7 +33,7 @@ DECODER: Final = f"simplejpeg {metadata.version('simplejpeg')}" if simplejpeg is
 
 
 def decode(data: bytes) -> np.ndarray:
-    """Decode a JPEG to uint8 H×W×3; other formats, and JPEGs that simplejpeg does not read, by Pillow."""
+    """Decode a JPEG to uint8 H×W×3. Pillow decodes other formats, and JPEGs that simplejpeg cannot read."""
     if simplejpeg is not None:
         try:
             return simplejpeg.decode_jpeg(data)
@@ -61,8 +62,8 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def augmented(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
-    """Return the box (left, top, right, bottom) of uint8 H×W×3 as a training step takes it: float32 3×224×224,
-    normalised."""
+    """Crop uint8 H×W×3 to a box (left, top, right, bottom), and return it as input for a training step: float32
+    3×224×224, normalised."""
     left, top, right, bottom = box
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None, :, top:bottom, left:right]
     image = torch.nn.functional.interpolate(image, size=(SIZE, SIZE), mode="bilinear", antialias=True)[0]
@@ -71,8 +72,8 @@ def augmented(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) ->
 
 
 class Pictures(torch.utils.data.Dataset):
-    """The first image of each sample of a dataset that gpuload takes, augmented. Instead of a sample that cannot be
-    loaded comes its index."""
+    """The augmented first image of each sample of a gpuload dataset. If a sample cannot be loaded, yields its index
+    instead."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -85,7 +86,7 @@ class Pictures(torch.utils.data.Dataset):
             pixels = self.pixels(index)
             height, width, _ = pixels.shape
             return augmented(pixels, random_box(width, height), float(torch.rand(())) < 0.5)
-        except Exception:  # as a Loader leaves it out
+        except Exception:  # a Loader skips it, too
             return index
 
     def pixels(self, index: int) -> np.ndarray:
@@ -98,7 +99,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
-    """Return a shuffled DataLoader over `Pictures`, whose workers stay, with the batches of `collate`."""
+    """Return a shuffled DataLoader of `Pictures` with persistent workers, whose batches come from `collate`."""
     return torch.utils.data.DataLoader(
         Pictures(dataset),
         batch_size=batch_size,

@@ -21,7 +21,7 @@ __all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jp
 LIMIT_S: Final = 120.0
 RESULT: Final = b"gpuload-trial "  # begins a line with a result, since libraries print too
 LOCKED_BYTES: Final = 64 << 20
-TOLERANCE_LEVELS: Final = 3  # by which decoders may differ
+TOLERANCE_LEVELS: Final = 3  # maximum average difference between decoders
 SIZE_WH: Final = (96, 64)
 REGION_TLHW: Final = (16, 8, 32, 40)
 

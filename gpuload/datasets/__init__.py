@@ -1,1 +1,1 @@
-"""Datasets that yield encoded images: what workers read."""
+"""Datasets that yield encoded images, which workers read."""

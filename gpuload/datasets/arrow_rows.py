@@ -1,11 +1,11 @@
-"""Rows of a Hugging Face dataset for workers that need pyarrow alone, not `datasets` with pandas, fsspec and more.
+"""Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with pandas, fsspec and more.
 
-`ArrowRows.of` makes them in the main process, when a wrapped dataset is pickled; workers read. Values are what
-`pyarrow` makes of them (``as_py()``), as in `datasets` itself, for features whose values `datasets` leaves as they are.
+`ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
+with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
 
-What travels: a memory-mapped table as the path of its file, with the changes that its `datasets` object lists for a
-copy to repeat; a table in memory as its buffers. A worker maps the file again. So the pickle of a memory-mapped dataset
-does not grow with its rows.
+A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object lists to be
+repeated by a copy; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with its rows.
+A table in memory is pickled as its buffers.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ import pyarrow as pa
 
 __all__ = ["ArrowRows", "PickledDataset", "Unsuitable"]
 
-# By module and name: features whose values `datasets` leaves as pyarrow makes them (images: once not decoded).
+# Features, by module and name, whose values are the same in `datasets` and pyarrow (for images: without decoding).
 PLAIN: Final = {
     ("datasets.features.features", "Value"),
     ("datasets.features.features", "ClassLabel"),
     ("datasets.features.image", "Image"),
 }
 LISTS: Final = {("datasets.features.features", name) for name in ("List", "LargeList", "Sequence")}
-# Changes of a memory-mapped table that pyarrow repeats by itself, by the names of pyarrow.Table's methods.
-REPEATED: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
-SLICED_BYTES: Final = 64 << 10  # buffers that are larger than what a table shows of them by more than this are cut
+# Changes of a memory-mapped table that pyarrow alone can repeat: names of methods of pyarrow.Table.
+REPEATABLE: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
+MAX_UNUSED_BYTES: Final = 64 << 10  # a table is copied if its buffers exceed its own data by more than this
 
 
 class Unsuitable(Exception):
-    """A dataset is read by `datasets` itself. The message says why."""
+    """The dataset must be read by `datasets` itself. The message says why."""
 
 
 @dataclass(frozen=True)
 class MappedTable:
-    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods since."""
+    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods to repeat."""
 
     path: str
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
     def open(self) -> pa.Table:
-        options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would keep the process from being a template
+        options = pa.ipc.IpcReadOptions(use_threads=False)  # a process with threads cannot be a template for workers
         with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
             table = reader.read_all()
         for name, args, keywords in self.calls:
@@ -55,7 +55,7 @@ class MappedTable:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A table as a grid of blocks: rows of blocks below each other, those in a row side by side."""
+    """A table as a grid of blocks: vertically concatenated rows, each with its blocks side by side."""
 
     rows: list[list[MappedTable | pa.Table]]
     columns: list[str]
@@ -72,11 +72,11 @@ class Blocks:
 
 
 class ArrowRows:
-    """The rows of a dataset, as dicts. Pickles as its blocks; the tables are opened when it is unpickled.
+    """The rows of a dataset, as dicts. Its pickle contains the blocks; unpickling opens the tables.
 
     Args:
-        data: the columns of a sample, in its order.
-        indices: one column with the number of each row in `data`; None means all rows in their order.
+        data: the columns of a sample, in the sample's order.
+        indices: one column with the number of each row in `data`; None means all rows in order.
     """
 
     def __init__(self, data: Blocks, indices: Blocks | None) -> None:
@@ -84,15 +84,16 @@ class ArrowRows:
 
     @classmethod
     def of(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
-        """Make the rows of a ``datasets.Dataset`` without a format.
+        """Return the rows of a ``datasets.Dataset`` without a format.
 
         Args:
             dataset: the dataset.
-            columns: those that a sample has, in its order.
-            copies: gets what is pickled of each table in memory, by the `id` of the dataset's own.
+            columns: the names of a sample's columns, in the sample's order.
+            copies: filled with the version of each in-memory table that is pickled, keyed by the `id` of the dataset's
+                table.
 
         Raises:
-            Unsuitable: a column, or the way its table was made, needs `datasets`.
+            Unsuitable: a column, or the history of its table, needs `datasets`.
         """
         if dataset.format["type"] is not None:
             raise Unsuitable(f"it has the format {dataset.format['type']!r}")
@@ -116,7 +117,7 @@ class ArrowRows:
 
     def __setstate__(self, state: tuple[Blocks, Blocks | None]) -> None:
         self._data, self._indices = state
-        _ = self._columns, self._numbers  # once in the template of workers, not in each
+        _ = self._columns, self._numbers  # open them once in the workers' template, not in each worker
 
     def __len__(self) -> int:
         return len(self._columns[0] if self._numbers is None else self._numbers)
@@ -133,11 +134,11 @@ class ArrowRows:
 
 
 class PickledDataset:
-    """A ``datasets.Dataset`` as a pickle without its tables in memory, which workers have in `ArrowRows` already.
+    """A pickled ``datasets.Dataset`` without its in-memory tables, which workers already have in `ArrowRows`.
 
     Args:
         dataset: the dataset.
-        tables: its tables in memory, by the `id` of the dataset's own.
+        tables: the pickled versions of its in-memory tables, keyed by the `id` of the dataset's table.
     """
 
     def __init__(self, dataset: Any, tables: dict[int, pa.Table]) -> None:
@@ -175,12 +176,12 @@ def _is_plain(feature: Any) -> bool:
         return all(map(_is_plain, feature))
     if kind in LISTS:
         return _is_plain(feature.feature)
-    # pyarrow imports pandas for times in nanoseconds and for time zones.
+    # pyarrow imports pandas for nanosecond timestamps and for time zones.
     return kind in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
 def _blocks(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
-    """Return a table of `datasets` as blocks."""
+    """Convert a table of `datasets` to blocks."""
     grid = table.blocks if type(table).__name__ == "ConcatenationTable" else [[table]]
     rows = [[_block(block, copies) for block in row] for row in grid if row]
     for row in grid:
@@ -198,7 +199,7 @@ def _block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
         if isinstance(field.type, pa.BaseExtensionType):
             raise Unsuitable(f"column {field.name!r} is stored as {field.type}")
     if id(table.table) not in copies:
-        copies[id(table.table)] = _cut(table.table)
+        copies[id(table.table)] = _without_unused_bytes(table.table)
     return copies[id(table.table)]
 
 
@@ -207,7 +208,7 @@ def _is_in_memory(table: Any) -> bool:
 
 
 def _mapped(table: Any) -> MappedTable:
-    """Return a memory-mapped table of `datasets` with its changes as calls of pyarrow's methods."""
+    """Convert a memory-mapped table of `datasets`, with its changes as calls of pyarrow's methods."""
     with pa.memory_map(table.path) as file, pa.ipc.open_stream(file) as reader:
         rows = reader.schema.empty_table()
     calls: list[Any] = []
@@ -217,22 +218,22 @@ def _mapped(table: Any) -> MappedTable:
         if name == "cast":
             schema = args[0] if args else keywords["target_schema"]
             if sorted(rows.column_names) != sorted(schema.names):
-                raise Unsuitable("a cast gave its table other columns")
+                raise Unsuitable("a cast changed the columns of its table")
             for field in rows.schema:
                 if schema.field(field.name).type != field.type:
-                    raise Unsuitable(f"column {field.name!r} is {field.type} in its file, and was cast")
-            name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata have changed
-        if name not in REPEATED:
+                    raise Unsuitable(f"column {field.name!r} is {field.type} in its file, but was cast")
+            name, args, keywords = "select", (schema.names,), {}  # the cast only changed the order and the metadata
+        if name not in REPEATABLE:
             raise Unsuitable(f"its table was changed by {name}()")
         rows = getattr(rows, name)(*args, **keywords)
         calls.append((name, args, keywords))
     return MappedTable(table.path, calls)
 
 
-def _cut(table: pa.Table) -> pa.Table:
-    """Return a table without the parts of its buffers that it does not show: a slice would be pickled with all of the
-    table that it was cut out of."""
-    if table.get_total_buffer_size() <= table.nbytes + SLICED_BYTES:
+def _without_unused_bytes(table: pa.Table) -> pa.Table:
+    """Return a table without the unused parts of its buffers: a slice would be pickled with its entire original
+    table."""
+    if table.get_total_buffer_size() <= table.nbytes + MAX_UNUSED_BYTES:
         return table
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

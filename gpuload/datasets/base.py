@@ -1,6 +1,6 @@
-"""The base of datasets of image files: of `ImageFolder` and `ImageFiles`, `FileList`, `Coco`, and what `wrap` makes.
+"""The base class of datasets of image files: `ImageFolder`, `ImageFiles`, `FileList`, `Coco`, and results of `wrap`.
 
-Paths are in the main process once the dataset is made, and go to the workers, which read the files.
+The main process collects the paths when a dataset is created, and sends them to the workers, which read the files.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class ImageFileDataset(Dataset):
         return self.paths.root
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Let the kernel read the files of these samples, which are asked for soon."""
+        """Have the kernel prefetch the files of these samples, which will be read soon."""
         if self._remote is None:
             for index in indices:
                 will_read(self.paths[self._from_start(index)])
 
     def _forget(self, number: int) -> list[str]:
-        """See `gpuload.datasets.kinds.forget`."""
+        """Drop a file from the cache of its remote, see `gpuload.datasets.kinds.forget`."""
         return [] if self._remote is None else client(self._remote).forget(self.paths[number])
 
     def __getitem__(self, index: SupportsIndex) -> Any:
@@ -71,13 +71,13 @@ class ImageFileDataset(Dataset):
         return self._with(number, Encoded(read_file(path), self.mode, path))
 
     def _with(self, number: int, image: Encoded) -> Any:
-        """Return the sample of an image."""
+        """Return the sample that contains an image."""
         raise NotImplementedError
 
     @property
     def __getitems__(self) -> Any:
-        """Samples of several indices, fetched together: of URLs alone, since files are better read one by one, each
-        before it is decoded."""
+        """A function that fetches several samples in one request. Exists for URLs only: it is faster to read files one
+        by one, each before it is decoded."""
         if self._remote is None:
             raise AttributeError("__getitems__")
         return self._fetch
@@ -95,7 +95,7 @@ class ImageFileDataset(Dataset):
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:
-    """Return a folder's absolute path, which does not depend on the working directory; a URL as it is.
+    """Return a folder's absolute path; a URL without a trailing slash.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
@@ -119,4 +119,4 @@ def pack_labels(labels: Sequence[Any]) -> Any:
 def in_smallest_type(array: np.ndarray) -> np.ndarray:
     """Return integers in the smallest type that holds them all; other numbers as they are."""
     dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
-    return array.astype(dtype) if dtype.kind in "iu" else array  # of uint64 and int8 numpy makes floats
+    return array.astype(dtype) if dtype.kind in "iu" else array  # numpy promotes uint64 with int8 to float64

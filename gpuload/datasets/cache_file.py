@@ -1,23 +1,24 @@
-"""The file of a cache: packed samples, found without a lock, added and evicted under one.
+"""The file of a cache: packed samples, which are read without a lock, and added and evicted under a lock.
 
-It is a memfd that workers inherit, or a file in a folder on disk; each process opens and maps it for itself. First come
-numbers about the whole (`Head`), then counters of the processes, then the table: for each sample of the dataset where
-its entry is (first page × 2**24 + number of pages; 0: nowhere), and when it was last asked for, counted in samples
-asked for (0: never). All are u64. Then the entries, each from the beginning of a page on: `ENTRY` and the packed
-sample. Entries are only ever appended, and given back as holes: no byte is written twice.
+The file is a memfd that workers inherit, or a file in a folder on disk; each process opens and maps it separately. It
+starts with global numbers (`Head`), followed by the counters of the processes and the table. For each sample of the
+dataset, the table has the place of its entry (first page × 2**24 + number of pages; 0 for no entry) and the time of its
+last request, counted in requests (0 for never). All are u64. Then come the entries, each of which starts on a page
+boundary: `ENTRY` and the packed sample. Entries are only ever appended, and are freed by punching holes: no byte is
+written twice.
 
-What is read counts only if the key, the sample's number, the length and the CRC-32 in it are right; an entry that was
-evicted meanwhile reads as zeros. Whoever adds an entry holds the lock and sets `Head.dirty`. A process that is killed
-loses the lock, and the next one that gets it sees the mark and gives back all that no word of the table leads to; so
-does the first process after a start of the machine. A lock of ``flock`` belongs to an open file, and
-ends with its last descriptor, so with a process that is killed. A descriptor that was inherited is the same open file:
-so each process opens the memfd again.
+A reader accepts an entry only if its key, sample number, length and CRC-32 are right; an entry that was evicted in the
+meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, it loses
+the lock; the next process that takes the lock finds `dirty` set, and frees all pages that the table does not refer to.
+So does the first process after the machine was started. An ``flock`` lock belongs to an open file description and is
+released when its last descriptor is closed, which also happens when a process is killed. An inherited descriptor shares
+its open file description with the parent's, so each process opens the memfd again.
 
-The least recently used entries go first, 1/64 of the cache at a time. Allowed bytes follow the hit rate. Once as many
-samples were asked for *again* as the dataset has, the rates since the last time are looked at: how many were hits, and
-how many would have been with all of the limit (those that were last asked for so recently that all since then would
-fit). If that is below 1%, the cache is halved, to 1/16 at the least; if it is more than 1% above the hits, it is
-doubled, up to the limit.
+The least recently used entries are evicted first, 1/64 of the cache at a time. The allowed bytes adapt to the hit rate:
+once the number of *repeated* requests equals the number of samples, two rates since the last check are compared. One is
+the hit rate; the other is the hit rate that the full limit would have given, which counts requests so recent that all
+samples requested since would fit. If that rate is below 1%, the cache is halved, down to 1/16 of the limit; if it
+exceeds the hit rate by more than 1%, the cache is doubled, up to the limit.
 """
 
 from __future__ import annotations
@@ -46,21 +47,22 @@ IN_USE: Final = "in-use"
 PAGE: Final = 4096
 PAGES_BITS: Final = 24
 PAGES_MASK: Final = (1 << PAGES_BITS) - 1
-COUNTERS: Final = ("hits", "first", "again", "near", "too_large")
-SLOTS: Final = 256  # of counters: of two processes that share one, a count is lost now and then
+# `near_misses` are repeated requests that would have been hits with the full limit.
+COUNTERS: Final = ("hits", "first_misses", "repeated_misses", "near_misses", "too_large")
+SLOTS: Final = 256  # sets of counters; two processes that share a set occasionally lose a count
 SLOT_WORDS: Final = 8  # a cache line
 ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, the sample's number, bytes, CRC-32
-EVICTED_AT_ONCE: Final = 64
-LEAST_SHARE: Final = 16
-WORTH: Final = 0.01
-END: Final = 1 << 43  # a file longer than that begins again: ext4 ends at 2**44
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+EVICTION_DIVISOR: Final = 64
+MIN_SHARE_DIVISOR: Final = 16
+MIN_GAIN: Final = 0.01
+MAX_FILE_BYTES: Final = 1 << 43  # a longer file is emptied: ext4 ends at 2**44
+DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Head(ctypes.Structure):
-    """Numbers about the whole: the cache's key, how much it may and does have, and the counters at the last look."""
+    """Global numbers: the cache's key, its allowed and used bytes, and the counters at the last check."""
 
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),
@@ -73,21 +75,21 @@ class Head(ctypes.Structure):
 
 
 class CachePlace:
-    """Where the file of a cache is, in memory or in a folder, which is in use as long as a process has this.
+    """The location of a cache's file, in memory or in a folder. The folder is in use while a process has this object.
 
-    Workers of a loader get a cache in memory as it is (`gpuload.workers.shipping`); any other copy is new and empty.
+    Workers of a loader share a cache in memory (`gpuload.workers.shipping`); any other copy is new and empty.
 
     Args:
-        samples: how many the dataset has.
-        limit_bytes: the most that all entries may take.
-        key: 16 bytes that no other dataset, version or form of the file has.
+        samples: the number of samples in the dataset.
+        limit_bytes: the maximum size of all entries.
+        key: 16 bytes that are unique to the dataset, its version and the file format.
         folder: an absolute path; "" for memory.
-        fd: in a worker, a memfd that it inherited; -1 for a folder, which the main process says is in use.
+        fd: in a worker, the inherited memfd; -1 for a folder, which the main process has marked as in use.
 
     Attributes:
-        fd: the memfd, or an open file whose lock says that the folder is in use.
-        data_at: where entries begin in the file.
-        is_new: no other process uses it, so it may be made again.
+        fd: the memfd, or an open file whose lock marks the folder as in use.
+        data_at: the offset of the first entry in the file.
+        is_new: whether no other process uses the cache, so it can be created again.
     """
 
     def __init__(self, samples: int, limit_bytes: int, key: bytes, folder: str = "", fd: int | None = None) -> None:
@@ -99,7 +101,7 @@ class CachePlace:
             fd = os.open(os.path.join(folder, IN_USE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         elif fd is None:
             memory = memory_file("cache", self.data_at)
-            fd = fcntl.fcntl(memory, fcntl.F_DUPFD_CLOEXEC, 3)  # not in the place of a standard stream
+            fd = fcntl.fcntl(memory, fcntl.F_DUPFD_CLOEXEC, 3)  # do not take the number of a standard stream
             os.close(memory)
         self.fd = fd
         if fd >= 0:
@@ -110,7 +112,7 @@ class CachePlace:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self.is_new = False
-                fcntl.flock(fd, fcntl.LOCK_SH)  # waits for a process that is making it
+                fcntl.flock(fd, fcntl.LOCK_SH)  # wait for a process that is creating the file
 
     def open(self) -> int:
         if not self.folder:
@@ -119,7 +121,7 @@ class CachePlace:
         return os.open(os.path.join(self.folder, NAME), flags, 0o600)
 
     def share(self) -> None:
-        """Let others use it too: it is made."""
+        """Let other processes use the cache, now that its file exists."""
         if self.folder:
             fcntl.flock(self.fd, fcntl.LOCK_SH)
         self.is_new = False
@@ -129,14 +131,14 @@ class CachePlace:
 
 
 class Entries:
-    """A cache, as one process has it open.
+    """A cache that is open in this process.
 
     Args:
-        place: where its file is.
+        place: the location of its file.
 
     Raises:
-        ValueError: others use it for another dataset, or with another limit.
-        OSError: the file system has no holes, or is full.
+        ValueError: another process uses the cache for another dataset, or with another limit.
+        OSError: the file system does not support holes, or is full.
     """
 
     def __init__(self, place: CachePlace) -> None:
@@ -150,22 +152,22 @@ class Entries:
         elif not is_ours:
             raise ValueError(
                 f"the cache in {place.folder!r} is in use for another dataset, or another version of this one; "
-                "give each a path= of its own"
+                "give each a separate path="
             )
         elif self._head.limit != place.limit_bytes:
             raise ValueError(
                 f"the cache in {place.folder!r} is in use with bytes_limit={self._head.limit}, got "
-                f"{place.limit_bytes}; give all its users the same"
+                f"{place.limit_bytes}; use the same limit in all processes"
             )
         self._counters = self._slots[os.getpid() % SLOTS]
 
     def _prepare(self, is_ours: bool) -> None:
-        """Make the file, or take it as another run has left it."""
+        """Create the file, or take over the file of an earlier run."""
         place = self._place
         if not is_ours:
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, place.data_at)
-            if place.folder:  # or a full disk would kill whoever writes to the mapping
+            if place.folder:  # otherwise a write to the mapping would kill the process when the disk is full
                 os.posix_fallocate(self._fd, 0, place.data_at)
             self._map()
             self._head.key[:] = place.key
@@ -174,24 +176,24 @@ class Entries:
             self._head.dirty, self._head.boot = 1, boot
         end = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, end + PAGE)
-        _give_back(self._fd, end, PAGE)  # an error here, if it cannot
+        _punch_hole(self._fd, end, PAGE)  # raises here if the file system does not support holes
 
     def _map(self) -> bool:
-        """Map the file's beginning; returns whether it was made for these samples, by this version."""
+        """Map the beginning of the file; return whether it was created for these samples by this version."""
         mapping = mmap.mmap(self._fd, self._place.data_at)
         numbers, samples = np.frombuffer(mapping, np.uint64, offset=PAGE), self._place.samples
         self._head = Head.from_buffer(mapping)
         self._slots = numbers[: SLOTS * SLOT_WORDS].reshape(SLOTS, SLOT_WORDS)
-        self._words, self._used = numbers[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
+        self._words, self._last_requests = numbers[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
         return bytes(self._head.key) == self._place.key
 
     def get(self, number: int, read: Callable[[memoryview], Any]) -> Any:
-        """Return what `read` makes of a packed sample. None if there is none, or if `read` returns None, and then the
-        entry is dropped."""
+        """Return the result of `read` for a packed sample. None if the cache does not have the sample, or if `read`
+        returns None, in which case the entry is dropped."""
         head = self._head
-        head.clock += 1  # another process may do so at the same time: a sample more or less
-        now, before, word = head.clock, int(self._used[number]), int(self._words[number])
-        self._used[number] = now
+        head.clock += 1  # a race with another process may lose a count, which does no harm
+        now, last_request, word = head.clock, int(self._last_requests[number]), int(self._words[number])
+        self._last_requests[number] = now
         if word:
             packed = self._read(number)
             sample = None if packed is None else read(packed)
@@ -199,16 +201,16 @@ class Entries:
                 self._count("hits")
                 return sample
             self.drop(number, word)
-        self._count("again" if before else "first")
-        if before and (now - before) * head.used <= self._place.limit_bytes * max(1, head.entries):
-            self._count("near")
+        self._count("repeated_misses" if last_request else "first_misses")
+        if last_request and (now - last_request) * head.used <= self._place.limit_bytes * max(1, head.entries):
+            self._count("near_misses")
         return None
 
     def put(self, number: int, packed: bytes) -> None:
-        """Keep a packed sample, unless it is too large or the disk is full."""
+        """Add a packed sample, unless it is too large or the disk is full."""
         head, start = self._head, self._place.data_at
         pages = -(-(ENTRY.size + len(packed)) // PAGE)
-        if pages * PAGE > self._place.limit_bytes // LEAST_SHARE or pages > PAGES_MASK:
+        if pages * PAGE > self._place.limit_bytes // MIN_SHARE_DIVISOR or pages > PAGES_MASK:
             self._count("too_large")
             return
         entry = ENTRY.pack(self._place.key, number, len(packed), zlib.crc32(packed)) + packed
@@ -220,7 +222,7 @@ class Entries:
                 missing = head.used + pages * PAGE - head.allowed
                 if missing > 0:
                     self._evict(missing)
-                if os.fstat(self._fd).st_size > END:
+                if os.fstat(self._fd).st_size > MAX_FILE_BYTES:
                     self._evict(head.used)
                     os.ftruncate(self._fd, start)
                 page = self._end
@@ -229,19 +231,19 @@ class Entries:
                 head.used += pages * PAGE
                 head.entries += 1
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in DISK_FULL_ERRORS:
                     raise
-                self._recover()  # what was written of it
+                self._recover()  # free the part that was written
                 head.allowed = max(PAGE, head.used // 8 * 7)
 
     def drop(self, number: int, word: int | None = None) -> bool:
-        """Drop the entry of a sample; returns whether there was one. Another than that of `word`, if it is given, has
-        come from another process meanwhile and stays."""
+        """Drop the entry of a sample; return whether there was one. If `word` is given and differs from the table,
+        another process has replaced the entry in the meantime, and the new entry stays."""
         with self._locked():
-            now = int(self._words[number])
-            if not now or word not in (None, now):
+            current_word = int(self._words[number])
+            if not current_word or word not in (None, current_word):
                 return False
-            if self._read(number) is None:  # its word in the table may be damaged
+            if self._read(number) is None:  # the word in the table may be corrupt
                 self._words[number] = 0
                 self._recover()
             else:
@@ -249,11 +251,11 @@ class Entries:
             return True
 
     def totals(self) -> dict[str, int]:
-        """Return what all processes together have counted, and what the cache has, as `CacheStatistics` calls it."""
+        """Return the counters of all processes and the size of the cache, as fields of `CacheStatistics`."""
         with self._locked():
-            head, (hits, first, again, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
-            done = {"hits": hits, "misses": first + again, "evicted": head.evicted, "too_large": too_large}
-            return {**done, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
+            head, (hits, first, repeated, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
+            counts = {"hits": hits, "misses": first + repeated, "evicted": head.evicted, "too_large": too_large}
+            return {**counts, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
 
     def _count(self, name: str) -> None:
         self._counters[COUNTERS.index(name)] += np.uint64(1)
@@ -273,26 +275,26 @@ class Entries:
 
     @property
     def _end(self) -> int:
-        """The first page behind all entries."""
+        """The first page after all entries."""
         return -(-max(0, os.fstat(self._fd).st_size - self._place.data_at) // PAGE)
 
     def _read(self, number: int) -> memoryview | None:
-        """Return the packed sample that the table leads to; None if it is not that of this number, whole."""
+        """Return the packed sample that the table refers to; None if the entry is not this sample or is incomplete."""
         page, pages = self._pages(number)
-        if page + pages > self._end:  # no memory for what a damaged file says
+        if page + pages > self._end:  # do not allocate memory for an invalid size in a corrupt file
             return None
-        at, room = self._place.data_at + page * PAGE, pages * PAGE - ENTRY.size
-        head = os.pread(self._fd, ENTRY.size, at)
+        offset, capacity = self._place.data_at + page * PAGE, pages * PAGE - ENTRY.size
+        head = os.pread(self._fd, ENTRY.size, offset)
         if len(head) < ENTRY.size:
             return None
-        key, its, nbytes, checksum = ENTRY.unpack(head)
-        if (key, its) != (self._place.key, number) or not room - PAGE < nbytes <= room:
+        key, entry_number, nbytes, checksum = ENTRY.unpack(head)
+        if (key, entry_number) != (self._place.key, number) or not capacity - PAGE < nbytes <= capacity:
             return None
-        packed = os.pread(self._fd, nbytes, at + ENTRY.size)
+        packed = os.pread(self._fd, nbytes, offset + ENTRY.size)
         return memoryview(packed) if len(packed) == nbytes and zlib.crc32(packed) == checksum else None
 
     def _pages(self, number: int) -> tuple[int, int]:
-        """Return the first page of a sample's entry, and their number."""
+        """Return the first page of a sample's entry, and the number of its pages."""
         word = int(self._words[number])
         return word >> PAGES_BITS, word & PAGES_MASK
 
@@ -300,21 +302,22 @@ class Entries:
         for number in numbers:
             page, pages = self._pages(number)
             self._words[number] = 0
-            _give_back(self._fd, self._place.data_at + page * PAGE, pages * PAGE)
+            _punch_hole(self._fd, self._place.data_at + page * PAGE, pages * PAGE)
             self._head.used -= pages * PAGE
             self._head.entries -= 1
 
-    def _evict(self, least_bytes: int) -> None:
+    def _evict(self, min_bytes: int) -> None:
         live = self._live()
-        oldest = live[np.argsort(self._used[live], kind="stable")]
+        oldest = live[np.argsort(self._last_requests[live], kind="stable")]
         freed = np.cumsum(self._words[oldest] & np.uint64(PAGES_MASK)) * PAGE
-        wanted = max(least_bytes, self._head.allowed // EVICTED_AT_ONCE)
-        evicted = oldest[: int(np.searchsorted(freed, wanted)) + 1].tolist()
+        bytes_to_free = max(min_bytes, self._head.allowed // EVICTION_DIVISOR)
+        evicted = oldest[: int(np.searchsorted(freed, bytes_to_free)) + 1].tolist()
         self._remove(evicted)
         self._head.evicted += len(evicted)
 
     def _live(self) -> np.ndarray:
-        """Return which samples have entries; clear words that lead beyond the file: the table may be damaged."""
+        """Return the numbers of the samples that have entries; first clear words that point beyond the end of the
+        file, since the table may be corrupt."""
         pages = self._words & np.uint64(PAGES_MASK)
         self._words[(pages == 0) | ((self._words >> np.uint64(PAGES_BITS)) + pages > self._end)] = 0
         live = np.flatnonzero(self._words)
@@ -322,50 +325,50 @@ class Entries:
         return live
 
     def _recover(self) -> None:
-        """After a process was killed, or the machine stopped: keep only what the table leads to."""
+        """Free all pages that the table does not refer to, after a process was killed or the machine stopped."""
         words = np.sort(self._words[self._live()])
         firsts = (words >> np.uint64(PAGES_BITS)).astype(np.int64)
         lasts = np.maximum.accumulate(firsts + (words & np.uint64(PAGES_MASK)).astype(np.int64))
         begins, ends = np.append(0, lasts), np.append(firsts, self._end)
         gaps = np.flatnonzero(begins < ends)
         for begin, pages in zip(begins[gaps].tolist(), (ends - begins)[gaps].tolist(), strict=True):
-            _give_back(self._fd, self._place.data_at + begin * PAGE, pages * PAGE)
+            _punch_hole(self._fd, self._place.data_at + begin * PAGE, pages * PAGE)
 
     def _adapt(self) -> None:
-        """Halve or double the bytes that are allowed, see above."""
+        """Halve or double the allowed bytes, as the module's docstring describes."""
         head = self._head
-        hits, _, again, near, *_ = self._slots.sum(axis=0).tolist()
-        requests = hits + again - head.requests_before
+        hits, _, repeated_misses, near_misses, *_ = self._slots.sum(axis=0).tolist()
+        requests = hits + repeated_misses - head.requests_before
         if requests < max(1, self._place.samples):
             return
         rate = (hits - head.hits_before) / requests
-        possible = rate + (near - head.near_before) / requests
-        if possible < WORTH:
-            head.allowed = max(head.limit // LEAST_SHARE, head.allowed // 2)
-        elif possible - rate > WORTH:
+        possible = rate + (near_misses - head.near_before) / requests
+        if possible < MIN_GAIN:
+            head.allowed = max(head.limit // MIN_SHARE_DIVISOR, head.allowed // 2)
+        elif possible - rate > MIN_GAIN:
             head.allowed = min(head.limit, 2 * head.allowed)
-        head.requests_before, head.hits_before, head.near_before = hits + again, hits, near
+        head.requests_before, head.hits_before, head.near_before = hits + repeated_misses, hits, near_misses
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
     remaining: Any = memoryview(data)
     while remaining:
-        done = os.pwrite(fd, remaining, offset)
-        remaining, offset = remaining[done:], offset + done
+        written = os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
 
 
-def _give_back(fd: int, offset: int, nbytes: int) -> None:
-    """Make a hole in a file: these bytes take no more memory or disk.
+def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
+    """Punch a hole into a file, which frees the memory or disk space of these bytes.
 
     Raises:
-        OSError: the file system has no holes.
+        OSError: the file system does not support holes.
     """
     if LIBC.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         code = ctypes.get_errno()
-        raise OSError(code, f"cannot give back parts of a file: {os.strerror(code)}")
+        raise OSError(code, f"cannot free a part of a file: {os.strerror(code)}")
 
 
 def _boot_number() -> int:
-    """Return another number after each start of the machine."""
+    """Return a number that changes with each start of the machine."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return int(file.read(18).replace(b"-", b""), 16)

@@ -1,8 +1,8 @@
-"""`Cached`: a dataset whose samples are kept, in memory or on disk that all workers share.
+"""`Cached`: a dataset whose samples are cached in memory or on disk, shared by all workers.
 
-A sample is kept as bytes: JSON that describes it, then the bytes of its images, arrays, tensors and texts of bytes.
-What is read may come from a disk that others write to: nothing is unpickled, and no class is named. Bytes that are no
-packed sample raise a ValueError. Runs in workers; torch is imported where a sample has tensors.
+A sample is stored as bytes: JSON that describes it, then the bytes of its images, arrays, tensors and bytes objects.
+Other programs may be able to write to the disk, so nothing is unpickled, and the data cannot name a class to create.
+Bytes that are not a packed sample raise a ValueError. Runs in workers; torch is imported if a sample has tensors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 
 __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
-FORM: Final = "gpuload3"  # of the bytes on disk
-LEAST_BYTES: Final = 1 << 20
-SETTLED_NS: Final = 100_000_000  # a file changed so shortly before it was read may have been changed while it was
+FORMAT: Final = "gpuload3"  # version of the format on disk
+MIN_BYTES: Final = 1 << 20
+SETTLED_NS: Final = 100_000_000  # a file with a change this close before the read may have changed during the read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
-MAKERS: Final[dict[str, Callable[..., Any]]] = {  # what is made of parts, by the name of its kind
+MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that rebuild a value from its parts, keyed by kind
     "tuple": lambda *parts: parts,
     "list": lambda *parts: [*parts],
     "dict": lambda keys, values: dict(zip(keys, values, strict=True)),
@@ -48,14 +48,15 @@ MAKERS: Final[dict[str, Callable[..., Any]]] = {  # what is made of parts, by th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics:
-    """Counts of a cache, of all processes together.
+    """Counters of a cache, summed over all processes.
 
     Attributes:
-        hits, misses: samples that were there, and that were not, since the `Cached` was made.
-        entries: samples in it now.
-        bytes_used, bytes_allowed, bytes_limit: what they take; how much they may at the moment, by the hit rate; how
-            much they ever may.
-        evicted: samples that had to go; too_large: samples that were not kept for their size (1/16 of the limit).
+        hits, misses: requested samples that were in the cache, and that were not, since the `Cached` was created.
+        entries: the number of samples in the cache.
+        bytes_used, bytes_allowed, bytes_limit: the size of all entries; the current limit, which adapts to the hit
+            rate; the maximum that the user allows.
+        evicted: samples that were evicted.
+        too_large: samples that were not cached because they exceed 1/16 of the limit.
     """
 
     hits: int
@@ -69,32 +70,33 @@ class CacheStatistics:
 
     @property
     def hit_rate(self) -> float:
-        """Hits among all samples that were asked for; 0.0 if none was."""
+        """The fraction of requested samples that were hits; 0.0 if no sample was requested."""
         return self.hits / max(1, self.hits + self.misses)
 
 
 class Cached(View):
-    """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
+    """A cache for the samples of a map-style dataset, stored as encoded bytes that all workers of a loader share.
 
-    A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
-    bytes, None, numpy arrays and torch tensors. What a dataset draws at random is kept as it was drawn first: augment
-    in ``Loader(transforms=…)``. Encoded images with a file as their `source` are read again once that file has changed.
-    What was not used for longest goes first. Other attributes are those of the dataset.
+    A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
+    bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
+    augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again after that file has
+    changed. The least recently used samples are evicted first. All other attributes are those of the dataset.
 
     Args:
-        dataset: what to keep.
-        bytes_limit: the most bytes of memory or disk. A table of 16 bytes for each sample comes in addition.
-        where: ``"memory"``: as long as the program runs; several loaders share it. ``"disk"``: also for later runs, and
-            for all ranks of this machine, in the folder `path`.
-        path: the folder, one for each dataset, on a disk of this machine.
-        version: for ``"disk"``: a name for the dataset and all that its samples depend on; what another version has
-            kept is thrown away. Default: from the files and options of gpuload's own datasets; any other needs one.
+        dataset: the dataset to cache.
+        bytes_limit: the maximum number of bytes, in memory or on disk; a table of 16 bytes per sample is added to it.
+        where: ``"memory"`` caches until the program ends, shared by all its loaders. ``"disk"`` caches in the folder
+            `path`, for later runs and for all ranks on this machine.
+        path: the folder, which must be on a local disk and hold this dataset only.
+        version: for ``"disk"``: a name for the dataset and everything that its samples depend on; samples cached under
+            another version are discarded. By default, it is derived from the files and options of gpuload's datasets;
+            any other dataset needs a version.
 
     Raises:
-        TypeError: it is no map-style dataset; it has ``set_epoch()``, so its samples change; it needs a `version`; or,
-            from ``dataset[i]``, a sample holds something else. The message says where.
-        ValueError: an argument is not valid; the folder is in use for another dataset, version or limit.
-        OSError: the folder cannot be written, or its file system cannot give back parts of a file.
+        TypeError: the dataset is not map-style; it has ``set_epoch()``, so its samples change; it needs a `version`;
+            or, from ``dataset[i]``, a sample contains another type. The message says where.
+        ValueError: an argument is invalid; the folder is in use for another dataset, version or limit.
+        OSError: the folder is not writable, or its file system cannot free parts of a file.
     """
 
     @dataset_arguments
@@ -113,7 +115,7 @@ class Cached(View):
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
         self._place = CachePlace(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
-        self._before = self._entries.totals()
+        self._initial_totals = self._entries.totals()
 
     @property
     def _entries(self) -> Entries:
@@ -128,30 +130,32 @@ class Cached(View):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Several samples; those that are not kept are asked for together."""
+        """Return several samples; those that are not cached are requested from the dataset in one call."""
         numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
         samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing := [number for number, entry in samples.items() if entry is None]:
-            began = time.time_ns() - SETTLED_NS
+            started_ns = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
                 images = _images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 samples[number] = stamps, sample
                 packed = pack(samples[number])
-                # A page to log in, or half of a file, that a server gave once is not kept.
-                if all(max(changed) < began for _, _, *changed in stamps) and all(is_complete(i.data) for i in images):
+                # Do not cache a login page or a truncated file that a server sent once.
+                if all(max(changed) < started_ns for _, _, *changed in stamps) and all(
+                    is_complete(i.data) for i in images
+                ):
                     entries.put(number, packed)
         return [samples[number][1] for number in numbers]
 
     def statistics(self) -> CacheStatistics:
-        """Return what all processes together have done since this was made, and what is in the cache."""
-        now = self._entries.totals()
-        since = {name: now[name] - self._before[name] for name in ("hits", "misses", "evicted", "too_large")}
-        return CacheStatistics(**(now | since), bytes_limit=self._place.limit_bytes)
+        """Return the counts of all processes since this object was created, and the current content of the cache."""
+        totals = self._entries.totals()
+        new = {name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")}
+        return CacheStatistics(**(totals | new), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
-        """See `gpuload.datasets.kinds.forget`."""
+        """Drop a sample, see `gpuload.datasets.kinds.forget`."""
         name = f"the cache in {self._place.folder!r}" if self._place.folder else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
@@ -166,25 +170,25 @@ def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) 
     check_map_style(dataset, "Cached", ("set_epoch",))
     if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
         raise TypeError(f"bytes_limit must be a number of bytes, such as 64 << 30, got {bytes_limit!r}")
-    if bytes_limit < LEAST_BYTES:
-        raise ValueError(f"bytes_limit must be at least {LEAST_BYTES} bytes (1 MiB), got {bytes_limit}")
+    if bytes_limit < MIN_BYTES:
+        raise ValueError(f"bytes_limit must be at least {MIN_BYTES} bytes (1 MiB), got {bytes_limit}")
     if where not in ("memory", "disk"):
         raise ValueError(f"where must be 'memory' or 'disk', got {where!r}")
     if where == "disk" and path is None:
-        raise ValueError("where='disk' needs path=, a folder for this dataset alone, on a disk of this machine")
+        raise ValueError("where='disk' needs path=, a folder on a local disk that no other dataset uses")
     if where == "memory" and (path is not None or version is not None):
         option = "path" if path is not None else "version"
-        raise ValueError(f"{option}= is for where='disk'; memory ends with the program")
+        raise ValueError(f"{option}= applies to where='disk' only; remove it, or write where='disk'")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if where == "memory" and bytes_limit > memory:
         raise ValueError(
-            f"bytes_limit={bytes_limit} is more than the {memory} bytes of memory of this machine; use where='disk'"
+            f"bytes_limit={bytes_limit} is more than the {memory} bytes of memory on this machine; use where='disk'"
         )
 
 
 def _identity(dataset: Any, version: str | None) -> bytes:
-    """Return a key of what the dataset's samples depend on."""
-    digest = hashlib.blake2b(f"{FORM} {type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
+    """Return a key that changes with everything that the dataset's samples depend on."""
+    digest = hashlib.blake2b(f"{FORMAT} {type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
     if version is not None:
         digest.update(str(version).encode())
     elif draws_nothing(dataset):
@@ -195,15 +199,15 @@ def _identity(dataset: Any, version: str | None) -> bytes:
         digest.update(repr(pickler.stamps).encode())
     else:
         raise TypeError(
-            f"a cache on disk outlives the program, and nothing tells whether a {type(dataset).__name__} gives the "
-            "same samples the next time: pass version=, a name that you change with its data and code"
+            f"a cache on disk outlives the program, and gpuload cannot tell whether a {type(dataset).__name__} yields "
+            "the same samples next time: pass version=, a name that you change with its data and code"
         )
     return digest.digest()
 
 
 class _Identity(pickle.Pickler):
-    """Pickles a dataset to be compared, not to be loaded: with size and time of the files of all stores in it, and
-    without where other caches in it are."""
+    """A pickler whose output is compared, and never loaded. It records the size and time of the files of all stores
+    inside the dataset, and skips the locations of other caches inside it."""
 
     stamps: list[Any]
 
@@ -218,7 +222,7 @@ class _Identity(pickle.Pickler):
 
 
 def _unpack_current(packed: memoryview) -> tuple[list[Any], Any] | None:
-    """Return the stamps of an entry and its sample; None if files have changed since."""
+    """Return the stamps of an entry and its sample; None if a file has changed since."""
     try:
         stamps, sample = unpack(packed)
         return None if any(_stamp(stamp[0]) != stamp for stamp in stamps) else (stamps, sample)
@@ -234,7 +238,8 @@ def _images(sample: Any) -> list[Encoded]:
 
 
 def _stamp(path: str) -> list[Any] | None:
-    """Return a file's path, its size, and when its content and itself were changed; None if there is no such file."""
+    """Return a file's path, its size, and the times of the last change of its content and of its inode; None if there
+    is no such file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -249,79 +254,82 @@ def pack(sample: Any) -> bytes:
     """Return a sample as bytes.
 
     Raises:
-        TypeError: it holds what is not kept; the message says where.
+        TypeError: the sample contains a type that cannot be cached; the message says where.
     """
     blobs: list[Any] = []
-    described = _described(sample, "", blobs)
-    head = json.dumps([described, [len(blob) for blob in blobs]]).encode()
-    return b"".join([len(head).to_bytes(4, "little"), head, *blobs])
+    description = _describe(sample, "", blobs)
+    header = json.dumps([description, [len(blob) for blob in blobs]]).encode()
+    return b"".join([len(header).to_bytes(4, "little"), header, *blobs])
 
 
 def unpack(data: memoryview) -> Any:
-    """Return the sample in these bytes; ValueError if they are none."""
+    """Return the sample in these bytes; raise ValueError if they are not a packed sample."""
     try:
         end = 4 + int.from_bytes(data[:4], "little")
-        described, lengths = json.loads(bytes(data[4:end]))
+        description, lengths = json.loads(bytes(data[4:end]))
         if sum(lengths) != len(data) - end or min(lengths, default=0) < 0:
-            raise ValueError("its parts are longer or shorter than it says")
+            raise ValueError("its parts do not have the lengths in its header")
         blobs = (data[begin:end] for begin, end in pairwise(accumulate(lengths, initial=end)))
-        sample = _rebuilt(described, blobs)
+        sample = _rebuild(description, blobs)
         if next(blobs, None) is not None:
-            raise ValueError("it has more parts than it says")
+            raise ValueError("it has more parts than its header lists")
         return sample
     except (ValueError, TypeError, LookupError, StopIteration, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a packed sample: {error}") from error
 
 
-def _described(value: Any, where: str, blobs: list[Any]) -> Any:
-    """Return what JSON says of a value: plain ones as they are, others as [kind, …]; their bytes go to `blobs`."""
+def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
+    """Return the JSON description of a value: a plain value itself, any other value as [kind, …], with its bytes
+    appended to `blobs`."""
     kind = type(value)
     if kind in PLAIN:
         return value
     if kind in META:
-        return ["meta", _described(plain_meta(value), where, blobs)]
+        return ["meta", _describe(plain_meta(value), path, blobs)]
     if kind is tuple or kind is list:
-        return [kind.__name__, *(_described(part, f"{where}[{i}]", blobs) for i, part in enumerate(value))]
+        return [kind.__name__, *(_describe(part, f"{path}[{i}]", blobs) for i, part in enumerate(value))]
     if kind is dict:
         for key in value:
             if type(key) not in PLAIN:
-                raise TypeError(f"{where or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_KEPT}")
-        parts = [_described(part, f"{where}[{key!r}]", blobs) for key, part in value.items()]
+                raise TypeError(f"{path or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_EXPECTED}")
+        parts = [_describe(part, f"{path}[{key!r}]", blobs) for key, part in value.items()]
         return ["dict", ["list", *value], ["list", *parts]]
     if kind in LEAVES:
-        return [kind.__name__, *(_described(getattr(value, part.name), where, blobs) for part in fields(kind))]
+        return [kind.__name__, *(_describe(getattr(value, part.name), path, blobs) for part in fields(kind))]
     if kind is bytes:
         blobs.append(value)
         return ["bytes"]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMPY_KINDS:
         blobs.append(value.tobytes())
         return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
-    if is_plain_tensor(kind) and _is_kept(value):
+    if is_plain_tensor(kind) and _is_packable(value):
         import torch
 
         tensor: Any = value
         blobs.append(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
-    place = f"{where} of the sample" if where else "the sample"
-    raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
+    place = f"{path} of the sample" if path else "the sample"
+    raise TypeError(
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not take; {_EXPECTED}"
+    )
 
 
-_KEPT = (
+_EXPECTED = (
     "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None, "
     "numpy arrays of numbers and torch tensors on the CPU"
 )
 
 
-def _is_kept(tensor: Any) -> bool:
-    """Return whether a tensor is numbers in this machine's memory, and no more than that."""
+def _is_packable(tensor: Any) -> bool:
+    """Return whether a tensor is plain numbers in main memory, without a gradient or a special layout."""
     special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
-def _rebuilt(described: Any, blobs: Iterator[memoryview]) -> Any:
-    if not isinstance(described, list):
-        return described
-    kind, *parts = described
+def _rebuild(description: Any, blobs: Iterator[memoryview]) -> Any:
+    if not isinstance(description, list):
+        return description
+    kind, *parts = description
     if kind == "bytes":
         return bytes(next(blobs))
     if kind in ("array", "number"):
@@ -335,4 +343,4 @@ def _rebuilt(described: Any, blobs: Iterator[memoryview]) -> Any:
 
         bits = torch.from_numpy(np.frombuffer(bytearray(next(blobs)), np.uint8))
         return bits.view(vars(torch)[parts[0]]).reshape(parts[1])
-    return MAKERS[kind](*(_rebuilt(part, blobs) for part in parts))
+    return MAKERS[kind](*(_rebuild(part, blobs) for part in parts))

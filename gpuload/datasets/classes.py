@@ -1,7 +1,7 @@
-"""The names of classes that a user gives (`classes=`), so that all splits of a data set number their classes alike.
+"""The class names that a user passes as `classes=`, so that all splits of a data set have the same labels.
 
-A dataset that numbers the names it finds gives the label 3 to another class as soon as a split lacks one. Runs in the
-main process, when a dataset is made.
+A dataset that numbers the names it finds shifts the labels if a split lacks a class: label 3 then means another class.
+Runs in the main process when a dataset is created.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ __all__ = ["Classes", "check_known", "class_names", "shown", "warn_of_other_clas
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
 SHOWN: Final = 3  # names that a message lists
-TAKEN: Final = (
+EXPECTED: Final = (
     "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
     "such as the train split"
 )
 
 
 def class_names(classes: Classes | None) -> list[str] | None:
-    """Return the names that the argument `classes` of a dataset gives, or None.
+    """Return the names in the argument `classes` of a dataset, or None.
 
     Raises:
-        TypeError: `classes` is neither a list of str nor a dataset that has one, or has no order (a set).
-        ValueError: there are no names, or one comes twice.
+        TypeError: `classes` is neither a list of str nor a dataset with `classes`, or is unordered (a set).
+        ValueError: there are no names, or a name occurs twice.
     """
     if classes is None:
         return None
     argument = getattr(classes, "classes", classes)
     if argument is None:
         raise ValueError(
-            f"classes={_what(classes)} has no names of classes (its targets are numbers, or it has none); leave "
-            "classes out, or give a list of names"
+            f"classes={_short(classes)} has no class names (its targets are numbers, or it has no targets); remove "
+            "classes=, or pass a list of names"
         )
-    # A set has another order in each process.
+    # The order of a set differs between processes.
     if isinstance(argument, str | bytes | Mapping | Set) or not isinstance(argument, Iterable):
         inner = getattr(argument, "dataset", None)
-        hint = "; give the data set inside it" if hasattr(inner, "classes") else ""
-        raise TypeError(f"{TAKEN}, got {_what(argument)}{hint}")
+        hint = "; pass the data set inside it" if hasattr(inner, "classes") else ""
+        raise TypeError(f"{EXPECTED}, got {_short(argument)}{hint}")
     names = list(argument)
     if not names:
-        raise ValueError(f"{TAKEN}, got none")
+        raise ValueError(f"{EXPECTED}, got no names")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{TAKEN}, got {_what(name)} among them")
+            raise TypeError(f"{EXPECTED}, got {_short(name)} among them")
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"classes has {twice!r} twice; a name stands for one label")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"classes contains {duplicate!r} twice; names must be unique")
     return [str(name) for name in names]
 
 
@@ -58,17 +58,17 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
     """Refuse a class that is not among `classes`.
 
     Raises:
-        ValueError: it is not; the message begins with `where`, and names the class.
+        ValueError: the class is unknown; the message starts with `where`, and names the class.
     """
     if name not in classes:
         raise ValueError(
-            f"{where} has the class {name!r}, which is not among the {len(classes):,} of classes= "
-            f"({shown(list(classes))}); add it to that list, at its end so that the other labels stay, or leave it out"
+            f"{where} has the class {name!r}, which is not among the {len(classes):,} names in classes= "
+            f"({shown(list(classes))}); append it to that list, so that the other labels stay the same, or remove it"
         )
 
 
 def warn_of_other_classes(datasets: Sequence[Any]) -> None:
-    """Warn where datasets that are joined have another class, or category of COCO, under the same label."""
+    """Warn if joined datasets use the same label for different classes or COCO categories."""
     first: tuple[Any, dict[Any, Any]] | None = None
     for dataset in datasets:
         names = _names_of(dataset)
@@ -79,9 +79,9 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
             expected = first[1].get(label, name)
             if name != expected:
                 warnings.warn(
-                    f"{_what(first[0])} and {_what(dataset)} are joined, but number their classes differently: the "
-                    f"label {label} is {expected!r} in the first and {name!r} in the second. Give both the same "
-                    "classes=, a list of all names; of COCO's files, make the ids of categories the same",
+                    f"{_short(first[0])} and {_short(dataset)} are joined, but number their classes differently: "
+                    f"label {label} is {expected!r} in the first and {name!r} in the second. Pass the same classes= to "
+                    "both, a list of all names; in COCO's files, use the same category ids",
                     stacklevel=4,
                 )
                 return
@@ -95,10 +95,10 @@ def _names_of(dataset: Any) -> dict[Any, Any]:
 
 
 def shown(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others, for a message."""
-    others = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + others
+    """Return the first names and the number of further names, for a message."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more
 
 
-def _what(value: Any) -> str:
+def _short(value: Any) -> str:
     return one_line(repr(value), 200)

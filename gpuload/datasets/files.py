@@ -1,8 +1,9 @@
-"""Reading image files: whole, regular files alone, none that is too large, and large ones only if they begin as images.
+"""Reading complete image files. Refuses anything but regular files, files that are too large, and large files that do
+not start like an image.
 
-Runs where datasets do. `limited` sets how large a file, and what is made of data beside images, may be while a loader's
-samples are read (`Decode.max_bytes` and `max_pixels`); elsewhere, and in threads that a dataset starts, the limits are
-`MAX_BYTES` and `MAX_PIXELS`.
+Runs in any process that reads a dataset. While a loader reads samples, `limited` sets its limits for file sizes and for
+the sizes that files declare (`Decode.max_bytes` and `max_pixels`). Elsewhere, and in threads that a dataset starts, the
+limits are `MAX_BYTES` and `MAX_PIXELS`.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ __all__ = [
     "will_read",
 ]
 
-# Those of image files, as torchvision has them, so that both number the same files alike.
+# The same endings as in torchvision, so that both libraries give the same numbers to the same files.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
 THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
+LARGE_BYTES = 16 << 20  # the first bytes of larger files are checked before the rest is read
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
 KINDS: Final[dict[int, str]] = {
     stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
@@ -61,16 +62,17 @@ STARTS: Final[dict[str, tuple[bytes, ...]]] = {
     "QOI": (b"qoif",),
 }
 
-# What comes in place of images, and what to do about it. Text is compared without leading blanks, in small letters.
-AGAIN: Final = "as a server sends in place of a file that it does not give; download it again"
+# Other kinds of files that are often found in place of images, by their first bytes, each with a remedy. Text is
+# compared in lower case, without leading blanks.
+SERVER_PAGE: Final = "as a server sends instead of a file that it refuses; download it again"
 IN_THE_DATASET: Final = "decode it in the dataset and return gpuload.Image(array)"
-OTHERS: Final[tuple[tuple[bytes, str], ...]] = (
+NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"version https://git-lfs.github.com", "a pointer of Git LFS, not the file itself; run `git lfs pull` there"),
-    (b"<!doctype html", f"an HTML page, {AGAIN}"),
-    (b"<html", f"an HTML page, {AGAIN}"),
+    (b"<!doctype html", f"an HTML page, {SERVER_PAGE}"),
+    (b"<html", f"an HTML page, {SERVER_PAGE}"),
     (b"<svg", "an SVG drawing, which has no pixels; render it to PNG"),
-    (b"<?xml", f"XML, {AGAIN}, or render it to PNG if it is an SVG drawing"),
-    (b"{", f"JSON or other text, {AGAIN}"),
+    (b"<?xml", f"XML, {SERVER_PAGE}, or render it to PNG if it is an SVG drawing"),
+    (b"{", f"JSON or other text, {SERVER_PAGE}"),
     (b"%pdf-", "a PDF document; render its pages to PNG"),
     (b"%!ps", "a PostScript drawing; render it to PNG"),
     (b"pk\3\4", "a ZIP archive; unpack it"),
@@ -79,7 +81,7 @@ OTHERS: Final[tuple[tuple[bytes, str], ...]] = (
     (b"8bps", f"a Photoshop document; {IN_THE_DATASET}"),
     (b"\xff\n", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
     (b"\0\0\0\x0cjxl ", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
-    (b"\0\x05\x16\x07", "what macOS keeps beside a file of that name without ._ in front; remove it"),
+    (b"\0\x05\x16\x07", "a file in which macOS stores metadata of the file without ._ in its name; remove it"),
 )
 HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 
@@ -88,7 +90,7 @@ _limits: ContextVar[tuple[float, float]] = ContextVar("gpuload_limits", default=
 
 @contextlib.contextmanager
 def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
-    """Let datasets take files of up to this many bytes, and masks of this many pixels; None for any."""
+    """Limit the files that datasets read to this many bytes, and masks to this many pixels; None means no limit."""
     token = _limits.set((math.inf if max_bytes is None else max_bytes, math.inf if max_pixels is None else max_pixels))
     try:
         yield
@@ -97,37 +99,38 @@ def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Itera
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return a whole file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
+    """Read a complete file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
 
     Raises:
-        OSError: it is missing, or no regular file.
-        ValueError: no file can have such a name.
-        DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
+        OSError: the file is missing, or is not a regular file.
+        ValueError: no file can have this name.
+        DecodeError: the file exceeds the limit, or is larger than 16 MiB and does not start like an image.
     """
     name, descriptors = os.fspath(path), []
     try:
-        # Not ``descriptor = os.open(…)``: Python checks for a ctrl-C between the call and the assignment, and would
-        # then lose the descriptor. `map` hands it to the list without that. A context manager takes 1 µs more.
+        # ``descriptor = os.open(…)`` could leak: Python checks for ctrl-C between the call and the assignment, and the
+        # exception would lose the descriptor. `map` puts it into the list without such a check. A context manager would
+        # take 1 µs more.
         try:
             descriptors.extend(map(os.open, (path,), (FLAGS,)))
         except ValueError as error:  # a NUL byte, or half of a surrogate pair
-            raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
+            raise ValueError(f"no file can have the name {name!r} ({error}); correct the list of names") from error
         descriptor = descriptors[0]
         status = os.fstat(descriptor)
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
-            raise _no_file(status.st_mode, name)
+            raise _not_a_file_error(status.st_mode, name)
         if size > LARGE_BYTES:
             check_large(size, os.pread(descriptor, 32, 0), name)
         data = os.read(descriptor, size)
-        return data if len(data) == size and size else _read_on(descriptor, data, name)
+        return data if len(data) == size and size else _read_rest(descriptor, data, name)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def will_read(path: str | os.PathLike[str]) -> None:
-    """Let the kernel read a file that is going to be read. What cannot be read is an error then."""
+    """Have the kernel prefetch a file. A file that cannot be read is ignored here: reading it raises the error."""
     descriptors: list[int] = []
     with contextlib.suppress(OSError, ValueError):
         try:
@@ -138,9 +141,9 @@ def will_read(path: str | os.PathLike[str]) -> None:
                 os.close(descriptor)
 
 
-def _read_on(descriptor: int, data: bytes, path: str) -> bytes:
-    """Return these bytes and those after them: one call reads at most 2 GiB, and some file systems say that a file has
-    0 bytes."""
+def _read_rest(descriptor: int, data: bytes, path: str) -> bytes:
+    """Return `data`, the bytes read so far, with the rest of the file: one call reads at most 2 GiB, and some file
+    systems report a size of 0 bytes."""
     parts, nbytes = [data], len(data)
     while part := os.read(descriptor, LARGE_BYTES):
         parts.append(part)
@@ -150,38 +153,38 @@ def _read_on(descriptor: int, data: bytes, path: str) -> bytes:
 
 
 def byte_limit() -> float:
-    """Return how many bytes are allowed, by `check_size`; infinity for any number."""
+    """Return the limit that `check_size` applies; infinity for none."""
     return _limits.get()[0]
 
 
 def check_size(nbytes: int, source: str) -> None:
-    """Refuse what would be read from a part of a file, as `read_file` refuses whole files.
+    """Apply the limit for file sizes, as in `read_file`, to a part of a file.
 
     Raises:
-        DecodeError: it is larger than is allowed; `source` is its `filename`.
+        DecodeError: `nbytes` exceeds the limit; the error's `filename` is `source`.
     """
     if nbytes > byte_limit():
         raise damaged(source, too_large(nbytes, byte_limit()))
 
 
 def check_large(nbytes: int, start: bytes, source: str) -> None:
-    """Refuse a file of more than 16 MiB that is larger than is allowed, or does not begin as an image."""
+    """Refuse a file of more than 16 MiB that exceeds the limit, or does not start like an image."""
     check_size(nbytes, source)
     if sniff(start) is None:
         raise damaged(source, no_image(start, nbytes))
 
 
 def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
-    """Refuse what a few bytes of a file say is large, before memory is taken for it.
+    """Check the size that a file declares for its content, before memory is allocated for it.
 
     Args:
-        nbytes: the bytes of memory that it takes.
+        nbytes: the bytes of memory to allocate.
         what: the part of the file, such as ``"row group 3"``.
-        remedy: what else helps, behind a comma.
-        path: of the file, for the message; None means `what` says enough.
+        remedy: another remedy, which starts with a comma.
+        path: the file's path for the message; None if `what` identifies the file.
 
     Raises:
-        DecodeError: it is larger than `Decode.max_bytes`.
+        DecodeError: `nbytes` exceeds `Decode.max_bytes`.
     """
     if nbytes > byte_limit():
         raise damaged(
@@ -192,10 +195,10 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
 
 
 def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
-    """Refuse a size that data other than an image's own header says.
+    """Check an image size that does not come from the image's own header.
 
     Raises:
-        DecodeError: it has more pixels than `Decode.max_pixels`.
+        DecodeError: the size exceeds `Decode.max_pixels`.
     """
     limit = _limits.get()[1]
     if height * width > limit:
@@ -206,29 +209,29 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
 
 
 def damaged(path: str | None, complaint: str) -> DecodeError:
-    """Return a DecodeError with this complaint, after the file's name if there is one."""
+    """Return a DecodeError with this complaint, preceded by the file's path if it is known."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
     return error
 
 
-def _no_file(mode: int, path: str) -> OSError:
+def _not_a_file_error(mode: int, path: str) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return OSError(errno.EINVAL, f"{KINDS.get(stat.S_IFMT(mode), 'a special file')}; expected a regular file", path)
 
 
 def too_large(nbytes: int, limit: float) -> str:
-    """Return why a file of more bytes than `Decode.max_bytes` is refused."""
+    """Return the message for a file of more than `Decode.max_bytes` bytes."""
     return (
-        f"the file has {nbytes:,} bytes, more than max_bytes={limit:,}: perhaps it is no image; if it is one, pass "
+        f"the file has {nbytes:,} bytes, more than max_bytes={limit:,}: perhaps it is not an image; if it is, pass "
         "Loader(decode=Decode(max_bytes=…))"
     )
 
 
 def no_image(start: bytes, nbytes: int) -> str:
-    """Return why a file is refused that does not begin as an image does."""
-    if kind := _kind(start):
+    """Return the message for a file that does not start like an image."""
+    if kind := _describe_kind(start):
         return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
     return (
         f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}; "
@@ -236,26 +239,26 @@ def no_image(start: bytes, nbytes: int) -> str:
     )
 
 
-def _kind(start: bytes) -> str | None:
-    """Return what a file is that is no image, and what to do about it; None if that is not known."""
+def _describe_kind(start: bytes) -> str | None:
+    """Return the kind of a file that is not an image, with a remedy; None if the kind is unknown."""
     if start[4:8] == b"ftyp":
         if _brands(start) & {*HEIF, b"mif1", b"msf1"}:
             return f"a HEIC photograph; save it as JPEG, or {IN_THE_DATASET} (pillow-heif reads it)"
         return "a video; decode its frames in the dataset, and return a list of gpuload.Image(array)"
     if len(start) >= 16 and not start[:32].strip(b"\0"):
-        return "zeros, as a file has them that was never written; copy it again"
+        return "zeros, as in a file that was never written; copy it again"
     text = start[:64].removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
-    return next((kind for begin, kind in OTHERS if text.startswith(begin) or start.lower().startswith(begin)), None)
+    return next((kind for begin, kind in NON_IMAGES if text.startswith(begin) or start.lower().startswith(begin)), None)
 
 
 def _brands(start: bytes) -> set[bytes]:
-    """Return the brand of an ISO base media file, and the first brands that it is compatible with."""
+    """Return the major brand of an ISO base media file and its first compatible brands."""
     end = min(int.from_bytes(start[:4], "big"), 64, len(start))
     return {start[8:12], *(start[at : at + 4] for at in range(16, end - 3, 4))}
 
 
 def sniff(data: bytes) -> str | None:
-    """Return the format by the first bytes, or None; the file's name does not matter."""
+    """Return the format that the first bytes show, or None; the file's name does not matter."""
     for name, starts in STARTS.items():
         if data.startswith(starts):
             return name
@@ -263,17 +266,17 @@ def sniff(data: bytes) -> str | None:
         return "WEBP"
     if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis"):
         return "AVIF"
-    if data[4:8] == b"ftyp" and data[8:12] in (b"mif1", b"msf1"):  # what AVIF and HEIC have in common
+    if data[4:8] == b"ftyp" and data[8:12] in (b"mif1", b"msf1"):  # shared by AVIF and HEIC
         brands = _brands(data)
         return None if brands & set(HEIF) and not brands & {b"avif", b"avis"} else "AVIF"
     return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
 
 
 def is_complete(data: bytes) -> bool:
-    """Return whether a file begins as an image and, if its format says where it ends, is not cut short. What stands
-    behind the end does not matter."""
+    """Return whether a file starts like an image and, if its format marks its end, is not truncated. Any bytes after
+    the end are ignored."""
     match sniff(data):
-        case "JPEG":  # an end after the last scan; a thumbnail in the head has both
+        case "JPEG":  # the end marker must follow the last scan: a thumbnail in the header has both, too
             return data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
         case "PNG":
             return b"IEND\xaeB`\x82" in data
@@ -284,14 +287,14 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """Counts what this thread has had read from this machine's disks, read-ahead included. Of network file systems the
-    kernel counts nothing."""
+    """A count of what this thread has read from this machine's disks, including read-ahead. The kernel does not count
+    network file systems."""
 
     def __init__(self) -> None:
         self._blocks = 0
         self.was_read()
 
     def was_read(self) -> bool:
-        """Return whether anything was read since this was asked last."""
-        before, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
-        return self._blocks != before
+        """Return whether anything was read since the last call."""
+        previous_blocks, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
+        return self._blocks != previous_blocks

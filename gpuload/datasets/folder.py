@@ -1,8 +1,8 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
-A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It holds no
-open files and no list of objects: paths are one byte buffer (`gpuload.datasets.scan`), labels an integer array. Ten
-million ImageNet-like paths with their labels take 360 MB.
+A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It has no
+open files and no list of objects: the paths are one byte buffer (`gpuload.datasets.scan`), the labels an integer array.
+Ten million ImageNet-like paths with their labels take 360 MB.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _ScannedFolder(ImageFileDataset):
         *,
         by_class: bool,
     ) -> tuple[list[str], np.ndarray, str]:
-        """Find the images, in all folders of the root or in the root itself. Return the names of these folders, how
-        many images each has, and for messages what was looked for."""
+        """Find the images in each folder of the root, or in the root itself. Return the names of these folders, the
+        number of images in each, and a description of the search for messages."""
         folder, endings = existing_folder(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         if self._remote is None:
@@ -54,7 +54,7 @@ class _ScannedFolder(ImageFileDataset):
             if not names:
                 hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
                 raise FileNotFoundError(
-                    f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
+                    f"{folder!r} has no subfolders; ImageFolder expects one per class, as in root/class/image.jpg."
                     f"{hint if len(scanner.images()) else ''}"
                 )
             images = [scanner.images(name) for name in names]
@@ -72,50 +72,50 @@ class _ScannedFolder(ImageFileDataset):
         log_left_out(folder, arrays["left_out"].tobytes().decode())
         self.paths = Paths(folder, arrays["data"], arrays["offsets"])
         names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
-        return names, arrays["counts"], f"looked at any depth for names that end in {', '.join(endings)}"
+        return names, arrays["counts"], f"searched at any depth for names that end in {', '.join(endings)}"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _ScannedFolder):
             return NotImplemented
-        ours, theirs = vars(self), vars(other)
-        same = all(ours.get(name) == theirs.get(name) for name in ("mode", "classes", "paths"))
-        return same and np.array_equal(ours.get("labels", ()), theirs.get("labels", ()))
+        own_attributes, other_attributes = vars(self), vars(other)
+        are_equal = all(own_attributes.get(name) == other_attributes.get(name) for name in ("mode", "classes", "paths"))
+        return are_equal and np.array_equal(own_attributes.get("labels", ()), other_attributes.get("labels", ()))
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class ImageFolder(_ScannedFolder):
-    """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
+    """Images labelled by the folder that contains them: ``root/class/image.jpg``, at any depth below the class.
 
-    Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
-    by name. What other programs keep there is left out, and counted in a line of the log: ``.ipynb_checkpoints``,
-    ``@eaDir``, ``__MACOSX``, bins, files whose names begin with ``._``.
+    Yields ``(Encoded, label)``. Indices and labels are the same as in torchvision's ImageFolder; classes are sorted by
+    name. Files of other programs are skipped and counted in one log line: ``.ipynb_checkpoints``, ``@eaDir``,
+    ``__MACOSX``, recycle bins, files whose names begin with ``._``.
 
-    Labels number the folders that are there, so a split that lacks a class has other labels from there on, unless it
-    takes the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
+    By default, labels number the existing folders, so a split that lacks a class has other labels from that class on.
+    To avoid this, pass the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
 
     Args:
-        root: the folder that holds one folder per class; or a URL of one, such as ``s3://bucket/train``.
-        classes: the names of all classes, in the order of their labels; or a data set whose `classes` they are.
-            `root` may lack some of them, but a folder of another name is an error.
+        root: the folder that contains one folder per class, or its URL, such as ``s3://bucket/train``.
+        classes: the names of all classes, in the order of their labels, or a data set that has `classes`. `root` may
+            lack some of them, but a folder with any other name is an error.
         extensions: the endings of image files' names; case does not matter.
-        follow_links: whether symbolic links may lead out of `root`; links that stay inside are always followed.
-        mode: what the pixels become, see `Encoded`.
-        storage_options: of a URL, what fsspec takes, or a `Remote`.
+        follow_links: whether symbolic links may point outside `root`; links inside it are always followed.
+        mode: the channels to decode to, see `Encoded`.
+        storage_options: for a URL: options for fsspec, or a `Remote`.
 
     Attributes:
-        classes: the names of the classes, sorted, or those that were given.
+        classes: the sorted names of the classes, or the names in the argument `classes`.
         class_to_idx: the label of each class.
-        paths: the full path of each image: a sequence that makes each str when it is asked for.
+        paths: the full path of each image, in a sequence that builds each str on access.
         labels: the label of each image, as an array of the smallest unsigned type; also `targets`.
         samples: the path and the label of each image, in pairs; also `imgs`.
 
     Raises:
-        TypeError: an argument is not known; of torchvision's the message says what takes its place.
-        FileNotFoundError: `root` is missing or has no folders in it; a class has no images, without `classes`.
+        TypeError: an argument is unknown; for an argument of torchvision, the message names the replacement.
+        FileNotFoundError: `root` is missing or has no subfolders; a class has no images and `classes` is not given.
         NotADirectoryError: `root` is a file.
-        ValueError: a folder is not among `classes`; a link leaves the root or leads in a circle; `classes`,
-            `extensions` or `mode` is not valid.
+        ValueError: a folder is not among `classes`; a link points outside the root or is circular; `classes`,
+            `extensions` or `mode` is invalid.
 
     Example:
         >>> import pathlib, tempfile
@@ -152,8 +152,8 @@ class ImageFolder(_ScannedFolder):
             check_known(name, self.class_to_idx, f"the folder {self.root!r}")
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
-        kind = np.min_scalar_type(len(self.classes) - 1)
-        self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], kind), counts)
+        dtype = np.min_scalar_type(len(self.classes) - 1)
+        self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], dtype), counts)
 
     @property
     def targets(self) -> np.ndarray:
@@ -162,7 +162,7 @@ class ImageFolder(_ScannedFolder):
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(path, label)`` of each image: a sequence that makes each pair when it is asked for."""
+        """``(path, label)`` of each image, in a sequence that builds each pair on access."""
         return LabelledPaths(self.paths, self.labels)
 
     @property
@@ -180,13 +180,13 @@ class ImageFolder(_ScannedFolder):
 class ImageFiles(_ScannedFolder):
     """All images in a folder, at any depth, without labels.
 
-    Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names. What
-    other programs keep there is left out, as by `ImageFolder`.
+    Yields `Encoded`. Folders are sorted by path, files in a folder by name. Files of other programs are skipped, as in
+    `ImageFolder`.
 
-    Args and errors: as for `ImageFolder`; FileNotFoundError also if there are no images at all.
+    Arguments and errors are the same as for `ImageFolder`; FileNotFoundError also if there are no images.
 
     Attributes:
-        paths: the full path of each image: a sequence that makes each str when it is asked for.
+        paths: the full path of each image, in a sequence that builds each str on access.
 
     Example:
         >>> import pathlib, tempfile
@@ -233,7 +233,7 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
 def _refuse_empty(folder: str, empty: list[str], searched: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: "
-        f"{shown(empty)}; {searched}. Name other endings with extensions=. If this split lacks a class, do "
-        "not remove its folder, which would change the labels of the classes after it: write classes=train, the data "
-        "set of the train split, or the list of all classes. If a folder is no class, move it elsewhere"
+        f"{shown(empty)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
+        "not remove its folder, which would change the labels of the classes after it: pass classes=train, the data "
+        "set of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
     )

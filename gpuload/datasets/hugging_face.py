@@ -1,8 +1,8 @@
-"""Hugging Face's datasets, yielding the bytes of images: what `gpuload.datasets.wrap` makes of them.
+"""Wrapped datasets of Hugging Face, which yield the bytes of images: the results of `gpuload.datasets.wrap`.
 
-`datasets` is not imported here. Of a table workers get the parts, and read them with pyarrow alone
-(`gpuload.datasets.arrow_rows`) where `datasets` would add nothing; else the dataset itself. A stream is the dataset
-itself in each worker.
+`datasets` is not imported here. Workers get the parts of a table and read them with pyarrow alone
+(`gpuload.datasets.arrow_rows`) if this gives the same values as `datasets`; otherwise they get the dataset itself. For
+a stream, each worker has the dataset itself.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ __all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
 class WrappedRows(Dataset):
     """A Hugging Face dataset wrapped by `wrap`: yields dicts of its columns, with `Encoded` for each image.
 
-    A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.
-    It unpickles the dataset when somebody asks for it, and from then on reads by it.
+    A pickled copy reads the dataset's tables without importing `datasets`, if that gives the same samples. It unpickles
+    the dataset on the first access to `dataset`, and reads from the dataset from then on.
 
     Attributes:
-        dataset: the dataset that was wrapped, with the decoding of images switched off.
-        features: its features; column_names: its columns.
+        dataset: the wrapped dataset, with the decoding of images disabled.
+        features: the dataset's features.
+        column_names: the names of its columns.
     """
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
         _check_format(dataset.format["type"], got)
-        self.dataset = copy.deepcopy(dataset)  # shares its tables, but not its features, so that they may change
+        self.dataset = copy.deepcopy(dataset)  # shares the tables but not the features, which change below
         columns = _columns(self.dataset)
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         _check_images(self._plan, columns, got)
@@ -57,13 +58,13 @@ class WrappedRows(Dataset):
             number = operator.index(index)
         except TypeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _filled(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_here)
+        return _with_encoded(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_local)
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
         if "dataset" not in state:
             return state
-        from gpuload.datasets import arrow_rows  # imports pyarrow, which only a dataset of Hugging Face's needs
+        from gpuload.datasets import arrow_rows  # imports pyarrow, which only Hugging Face's datasets need
 
         columns, copies = _columns(self.dataset), {}
         try:
@@ -100,14 +101,14 @@ class WrappedRows(Dataset):
 
 
 class WrappedStream:
-    """A streaming dataset of Hugging Face's, wrapped: an iterable dataset of dicts of
-    its columns, with `Encoded` for each image.
+    """A wrapped streaming dataset of Hugging Face: an iterable dataset that yields dicts of its columns, with `Encoded`
+    for each image.
 
-    Each rank reads what `datasets.distributed.split_dataset_by_node` gives it, unless the dataset was split already;
-    each worker the shards (files) of these that `datasets` gives it.
+    Each rank reads its part according to `datasets.distributed.split_dataset_by_node`, unless the dataset has already
+    been split; each worker reads the shards (files) of this part that `datasets` assigns to it.
 
     Attributes:
-        dataset: the dataset that was wrapped, with the decoding of images switched off.
+        dataset: the wrapped dataset, with the decoding of images disabled.
     """
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
@@ -115,7 +116,7 @@ class WrappedStream:
         _check_format(None if formatting is None else formatting.format_type, got)
         if dataset.features is None:
             raise TypeError(
-                f"{got} whose columns are not known before it is read, as after map(); say what they are with "
+                f"{got} whose columns are unknown before it is read, as after map(); declare them with "
                 "dataset.cast(datasets.Features({…})), with datasets.Image() for images"
             )
         features = copy.deepcopy(dataset.features)
@@ -124,7 +125,7 @@ class WrappedStream:
         self.dataset = dataset.decode(False)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the dataset shuffles by, as its own `set_epoch` does."""
+        """Set the epoch for the dataset's shuffling."""
         self.dataset.set_epoch(epoch)
 
     def __iter__(self) -> StreamPass:
@@ -142,11 +143,11 @@ class WrappedStream:
 class StreamPass:
     """A worker's pass over a `WrappedStream`: an iterator with the state of its dataset.
 
-    An image that is missing or damaged is an error of its sample, and the next one follows. What `datasets` itself
-    raises ends the pass: its generators cannot go on after that.
+    A missing or damaged image is an error of its sample, and the pass continues with the next sample. An error from
+    `datasets` ends the pass, because its generators cannot continue after an exception.
 
     Attributes:
-        broken: whether the pass has ended so.
+        broken: whether such an error has ended the pass.
     """
 
     def __init__(self, dataset: Any, plan: Any) -> None:
@@ -165,23 +166,23 @@ class StreamPass:
         except Exception as error:
             self.broken = not isinstance(error, StopIteration)
             raise
-        return _filled(self._plan, row, _read_anywhere)
+        return _with_encoded(self._plan, row, _read_local_or_url)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the dataset's own state: its epoch, and the place in its shards."""
+        """Return the dataset's state: its epoch, and its position in the shards."""
         return self._dataset.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the dataset says what of its shuffle buffer is lost."""
+        """Resume from a state; the dataset warns if the content of its shuffle buffer is lost."""
         self._dataset.load_state_dict(state)
 
 
 def _check_format(kind: str | None, got: str) -> None:
     if kind is not None:
-        how = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+        formatting = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
         raise TypeError(
-            f"{got} with {how}, which takes decoded images: pass dataset.with_format(None), and move what it does "
-            "to Loader(transforms=…); gpuload's batches are tensors"
+            f"{got} with {formatting}, which takes decoded images: pass dataset.with_format(None), and transform "
+            "images with Loader(transforms=…); gpuload's batches are tensors"
         )
 
 
@@ -189,26 +190,30 @@ def _check_images(plan: Any, columns: list[str], got: str) -> None:
     if plan is None:
         raise TypeError(
             f"{got} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
-            "say which is one with dataset.cast_column(name, datasets.Image()), or pass it to gpuload.Loader as it is"
+            "declare one with dataset.cast_column(name, datasets.Image()), or pass the dataset to gpuload.Loader "
+            "unchanged"
         )
 
 
 def _columns(dataset: Any) -> list[str]:
-    """Return the columns of a sample, in its order."""
-    chosen, order = dataset.format["columns"], [*dataset.info.features]
-    shown = [name for name in order if name in chosen]
-    return shown + [name for name in order if name not in chosen] if dataset.format["output_all_columns"] else shown
+    """Return the names of a sample's columns, in the sample's order."""
+    selected, order = dataset.format["columns"], [*dataset.info.features]
+    ordered = [name for name in order if name in selected]
+    return (
+        ordered + [name for name in order if name not in selected] if dataset.format["output_all_columns"] else ordered
+    )
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:
-    """Where images are in a column: their mode, a dict of plans, a list of one plan, or None. Switches decoding off."""
+    """Return the places of images in a column, as a plan: the mode of an image, a dict of plans, a list of one plan, or
+    None for no images. Disable the decoding of these images."""
     if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
         feature.decode = False
         if mode is None and feature.mode is not None:
             try:
                 return check_mode(feature.mode)
             except ValueError as error:
-                raise TypeError(f"a column is a datasets.Image whose {error}; give wrap() a mode=") from None
+                raise TypeError(f"a column is a datasets.Image whose {error}; pass mode= to wrap()") from None
         return mode or "RGB"
     if isinstance(feature, Mapping):
         plans = {name: _plan(part, mode) for name, part in feature.items()}
@@ -218,15 +223,15 @@ def _plan(feature: Any, mode: Mode | None) -> Any:
     return None if plan is None else [plan]
 
 
-def _filled(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
-    """Return a row of the table, or a part of it, with its images as `Encoded`; `read` gives what is at a path."""
+def _with_encoded(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
+    """Return a row of the table, or a part of a row, with its images as `Encoded`; `read` reads the file at a path."""
     if value is None:
         return None
     if isinstance(plan, dict):
-        return {name: _filled(plan[name], part, read) if name in plan else part for name, part in value.items()}
+        return {name: _with_encoded(plan[name], part, read) if name in plan else part for name, part in value.items()}
     if isinstance(plan, list):
-        return [_filled(plan[0], part, read) for part in value]
-    if not isinstance(value, Mapping):  # of a stream: a map() before has decoded it
+        return [_with_encoded(plan[0], part, read) for part in value]
+    if not isinstance(value, Mapping):  # an earlier map() of a stream has decoded the image
         return value
     data, path = value["bytes"], value["path"]
     if data is None:
@@ -236,12 +241,12 @@ def _filled(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
     return Encoded(data, plan, path if path is None else named(path))
 
 
-def _read_here(path: str) -> bytes:
+def _read_local(path: str) -> bytes:
     if "://" in path:
         raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
     return read_file(path)
 
 
-def _read_anywhere(path: str) -> bytes:
-    """Return the bytes of a file, or of one at a URL, which fsspec reads."""
+def _read_local_or_url(path: str) -> bytes:
+    """Read a file, or a URL through fsspec."""
     return read_whole([path], remote_for(path, None))[0]

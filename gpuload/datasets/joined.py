@@ -1,7 +1,7 @@
-"""What can be done with any of gpuload's map-style datasets (`Dataset`): ``+`` puts another one after it (`Joined`),
-``map()`` changes its samples (`Mapped`).
+"""Operations of gpuload's map-style datasets (`Dataset`): ``+`` concatenates two datasets (`Joined`), ``map()`` applies
+a function to the samples (`Mapped`).
 
-Made in the main process, copied to workers. No torch.
+Created in the main process, copied to workers. No torch.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Dataset:
         raise NotImplementedError
 
     def __add__(self, other: Any) -> Joined:
-        """Put another map-style dataset after this one."""
+        """Concatenate this dataset with another map-style dataset."""
         return Joined([self, other]) if has_samples(other) else NotImplemented
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
-        """Return this dataset with each sample changed by a function, in the workers.
+        """Return this dataset with a function applied to each sample, in the workers.
 
-        It is for captions and targets; images are not decoded yet, and are for ``Loader(transforms=…)``.
+        Use it for captions and targets. Images are not decoded yet: transform them in ``Loader(transforms=…)``.
 
         Args:
-            fn: gets a sample as the dataset gives it, and returns the sample to use in its place. It may draw random
-                numbers: gpuload seeds the global generators for each sample.
+            fn: takes a sample of the dataset, and returns the sample to use instead. It may draw random numbers:
+                gpuload seeds the global generators for each sample.
 
         Raises:
             TypeError: `fn` cannot be called.
@@ -55,11 +55,11 @@ class Dataset:
 
 
 class Joined(Dataset):
-    """Datasets one after the other, as torch's ConcatDataset has them: what ``+`` makes. Workers need no torch for it.
+    """Concatenated datasets, the result of ``+``. Like torch's ConcatDataset, but workers do not need torch.
 
     Attributes:
         datasets: the datasets.
-        cumulative_sizes: where each ends.
+        cumulative_sizes: the end of each dataset in the concatenation.
     """
 
     def __init__(self, datasets: Iterable[Any]) -> None:
@@ -71,30 +71,30 @@ class Joined(Dataset):
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        which, number = self._place(index)
-        return self.datasets[which][number]
+        dataset_number, number = self._place(index)
+        return self.datasets[dataset_number][number]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Return several samples; those of one dataset are asked for together."""
+        """Return several samples; the samples of each dataset are fetched in one call."""
         samples: dict[int, Any] = {}
         for dataset, rows, numbers in self._grouped(indices):
             samples |= zip(rows, fetched(dataset, numbers), strict=True)
         return [samples[row] for row in range(len(samples))]
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Let each dataset that can have the kernel read these samples, which are asked for soon."""
+        """Have the kernel prefetch these samples, which will be read soon, in the datasets that support it."""
         for dataset, _, numbers in self._grouped(indices):
             if (will_need := getattr(dataset, "will_need", None)) is not None:
                 will_need(numbers)
 
     def _forget(self, index: int) -> list[str]:
-        """See `gpuload.datasets.kinds.forget`."""
-        which, number = self._place(index)
-        return forget(self.datasets[which], number)
+        """Drop a sample from caches, see `gpuload.datasets.kinds.forget`."""
+        dataset_number, number = self._place(index)
+        return forget(self.datasets[dataset_number], number)
 
     def blocks(self) -> np.ndarray | None:
-        """Return where the blocks of each dataset begin, and the length; None if no dataset has any. A dataset without
-        has blocks of one sample."""
+        """Return the first sample of each block in all datasets, and the length; None if no dataset has blocks. In
+        a dataset without blocks, each sample is a block."""
         natural = [natural_blocks(dataset) for dataset in self.datasets]
         if all(blocks is None for blocks in natural):
             return None
@@ -104,21 +104,22 @@ class Joined(Dataset):
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:
-        """Return the number of a sample's dataset, and its own number in there."""
+        """Return the number of a sample's dataset, and the sample's number in that dataset."""
         number = from_start(index, len(self), f"the joined datasets have {len(self)} samples")
-        which = bisect_right(self.cumulative_sizes, number)
-        return which, number - (self.cumulative_sizes[which - 1] if which else 0)
+        dataset_number = bisect_right(self.cumulative_sizes, number)
+        return dataset_number, number - (self.cumulative_sizes[dataset_number - 1] if dataset_number else 0)
 
     def _grouped(self, indices: Iterable[SupportsIndex]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """Yield each dataset that samples are of, with their rows in `indices`, and their numbers in the dataset."""
+        """Group indices by dataset: yield each dataset with its rows, which are positions in `indices`, and with the
+        samples' numbers in the dataset."""
         places = [self._place(index) for index in indices]
-        for which in sorted({which for which, _ in places}):
-            rows = [row for row, place in enumerate(places) if place[0] == which]
-            yield self.datasets[which], rows, [places[row][1] for row in rows]
+        for dataset_number in sorted({dataset_number for dataset_number, _ in places}):
+            rows = [row for row, place in enumerate(places) if place[0] == dataset_number]
+            yield self.datasets[dataset_number], rows, [places[row][1] for row in rows]
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """Return a function that gives the sample of a row, if samples are mapped: all are fetched now, each is mapped
-        when it is asked for. None means `__getitems__` does all at once."""
+        """Return a function that returns the sample of a row, if samples are mapped: all samples are fetched now, and
+        each is mapped when the function is called. None means `__getitems__` suffices."""
         if not maps_samples(self):
             return None
         readers: dict[int, Callable[[], Any]] = {}
@@ -135,10 +136,10 @@ class Joined(Dataset):
 
 
 class View(Dataset):
-    """Base of datasets that pass another one on, all of it but its samples.
+    """Base of datasets that wrap another dataset, and share everything but its samples.
 
     Attributes:
-        dataset: the other one.
+        dataset: the inner dataset.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -148,7 +149,7 @@ class View(Dataset):
         return len(self.dataset)
 
     def blocks(self) -> np.ndarray | None:
-        """Return the blocks of the dataset."""
+        """Return the blocks of the inner dataset."""
         return natural_blocks(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
@@ -158,20 +159,20 @@ class View(Dataset):
 
 
 class Mapped(View):
-    """A dataset whose samples functions have changed, which is what ``map()`` makes. Its other attributes are those of
-    the dataset.
+    """A dataset with functions applied to its samples, the result of ``map()``. All other attributes are those of the
+    inner dataset.
 
     Attributes:
-        dataset: the dataset.
-        fns: the functions, in the order in which they are called.
+        dataset: the inner dataset.
+        fns: the functions, in the order of their application.
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         if not callable(fn):
             raise TypeError(f"map() takes a function of a sample, which returns the new one, got {fn!r}")
-        mapped = isinstance(dataset, Mapped)
-        super().__init__(dataset.dataset if mapped else dataset)
-        self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if mapped else (fn,)
+        is_mapped = isinstance(dataset, Mapped)
+        super().__init__(dataset.dataset if is_mapped else dataset)
+        self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if is_mapped else (fn,)
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self._map(self.dataset[index])
@@ -180,7 +181,7 @@ class Mapped(View):
         return [self._map(sample) for sample in fetched(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
 
     def _each(self, indices: list[int]) -> Callable[[int], Any]:
-        """Return a function that gives the sample of a row, as `Joined._each` does."""
+        """Return a function that returns the sample of a row, as in `Joined._each`."""
         read = each_of(self.dataset, indices) or fetched(self.dataset, indices).__getitem__
         return lambda row: self._map(read(row))
 

@@ -1,6 +1,7 @@
-"""What kind of dataset a user gave, by the names of its classes, so that nothing is imported: no torch.
+"""The kind of a user's dataset, recognised by the name of its class, so that neither torch nor other libraries are
+imported.
 
-A class that a user derives from one of these may do more, and is another kind. In workers and in the main process.
+A subclass may behave differently, so it is not of its base's kind. Runs in workers and in the main process.
 """
 
 from __future__ import annotations
@@ -26,41 +27,38 @@ __all__ = [
     "row_bytes",
 ]
 
-LOADERS: Final = {  # by module and name: what makes batches
+LOADERS: Final = {  # objects that yield batches, by module and name
     ("gpuload.loader.loader", "Loader"),
     ("torch.utils.data.dataloader", "DataLoader"),
 }
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
-STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
+STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # indexing these runs no user code
 TORCH: Final = "torch.utils.data.dataset"
 SUBSET, STACK = (TORCH, "Subset"), (TORCH, "StackDataset")
 CACHED: Final = ("gpuload.datasets.cached", "Cached")
 DEVICE_CACHED: Final = ("gpuload.datasets.resident", "DeviceCached")
 JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
 MAPPED: Final = ("gpuload.datasets.joined", "Mapped")
-AROUND: Final = {MAPPED, SUBSET, CACHED, DEVICE_CACHED, *JOINED, STACK, (TORCH, "ConcatDataset")}
+CONTAINERS: Final = {MAPPED, SUBSET, CACHED, DEVICE_CACHED, *JOINED, STACK, (TORCH, "ConcatDataset")}
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what has a dataset's methods, or is made of some, and is none.
+    """Refuse objects that are easily mistaken for a dataset.
 
     Raises:
-        TypeError: it is a class, a loader, or a dict of splits; the message says what to pass.
+        TypeError: the object is a class, a loader, or a dict of splits; the message says what to pass instead.
     """
     if isinstance(dataset, type):
-        raise TypeError(
-            f"the dataset is the class {dataset.__name__} itself; pass an object of it, {dataset.__name__}(…), with "
-            "the arguments that it takes"
-        )
+        raise TypeError(f"the dataset is the class {dataset.__name__} itself; pass an instance, {dataset.__name__}(…)")
     name, bases = type(dataset).__name__, {(base.__module__, base.__name__) for base in type(dataset).__mro__}
     if bases & LOADERS:
         raise TypeError(
-            f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
-            "its batch_size, shuffle and collate_fn to gpuload.Loader"
+            f"the dataset is a {name}, which yields batches; pass its dataset, loader.dataset, and give its "
+            "batch_size, shuffle and collate_fn to gpuload.Loader"
         )
     if bases & SPLITS:
         raise TypeError(
-            f"the dataset is a {name}, which holds several; pass one of them: {', '.join(map(repr, dataset))}"
+            f"the dataset is a {name}, which contains several datasets; pass one: {', '.join(map(repr, dataset))}"
         )
 
 
@@ -68,7 +66,7 @@ def check_map_style(dataset: Any, taker: str, changing: tuple[str, ...]) -> None
     """Refuse a dataset whose samples cannot be cached.
 
     Raises:
-        TypeError: it is no map-style dataset, or has a method, one of `changing`, by which its samples change; the
+        TypeError: the dataset is not map-style, or has one of the methods in `changing`, which change its samples; the
             message names the `taker`.
     """
     check_dataset(dataset)
@@ -78,8 +76,8 @@ def check_map_style(dataset: Any, taker: str, changing: tuple[str, ...]) -> None
     for method in changing:
         if callable(getattr(dataset, method, None)):
             raise TypeError(
-                f"{name} has {method}(), so its samples change while it is used, and kept ones would not; cache what "
-                "it reads from instead"
+                f"{name} has {method}(), so its samples change while it is used, and cached samples would not; cache "
+                "the dataset that it reads from instead"
             )
 
 
@@ -87,35 +85,37 @@ def _kind(dataset: Any) -> tuple[str, str]:
     return type(dataset).__module__, type(dataset).__name__
 
 
-def _inside(dataset: Any) -> list[Any]:
-    """Return the datasets whose samples a dataset of gpuload's or torch's gives; none for any other."""
-    if _kind(dataset) not in AROUND:
+def _inner_datasets(dataset: Any) -> list[Any]:
+    """Return the datasets inside a container of gpuload or torch; an empty list for any other dataset."""
+    if _kind(dataset) not in CONTAINERS:
         return []
-    several = vars(dataset).get("datasets")
-    return list(several.values() if isinstance(several, dict) else several or [dataset.dataset])
+    datasets = vars(dataset).get("datasets")
+    return list(datasets.values() if isinstance(datasets, dict) else datasets or [dataset.dataset])
 
 
 def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
-    """Return whether no generator has to be seeded for a dataset: one of gpuload's own, or one of torch's that only
-    looks into such or into tensors; with `stored` also an array, tensor, list or dict of samples."""
+    """Return whether a dataset draws no random numbers, so no generator has to be seeded. This is known for gpuload's
+    datasets, and for torch's datasets that only index these or tensors; with `stored`, also for an array, tensor, list
+    or dict of samples."""
     if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
         return True
     if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not stored):
         return False
-    if kind in AROUND:
-        return all(draws_nothing(part, stored=stored) for part in _inside(dataset))
+    if kind in CONTAINERS:
+        return all(draws_nothing(part, stored=stored) for part in _inner_datasets(dataset))
     if kind[0].startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     return kind == (TORCH, "TensorDataset")
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Return whether a dataset has its own `__getitems__`; those of torch's views only call the datasets inside.
+    """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only call the inner
+    datasets, so those decide.
 
-    Where functions change samples, only if these are called one by one nevertheless, see `each_of`: they may draw, and
-    then each sample is seeded for itself.
+    A dataset with functions from ``map()`` qualifies only if these functions are still called one by one (`each_of`):
+    they may draw random numbers, and the generators are seeded for each sample.
     """
-    kind, inside = _kind(dataset), _inside(dataset)
+    kind, inside = _kind(dataset), _inner_datasets(dataset)
     if maps_samples(dataset):
         inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
         return kind in (MAPPED, *JOINED) and any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
@@ -126,20 +126,20 @@ def fetches_many(dataset: Any) -> bool:
     if kind in JOINED:
         return any(map(fetches_many, inside)) and all(fetches_many(part) or draws_nothing(part) for part in inside)
     if getattr(dataset, "decode", None) is not None and kind[0].startswith("gpuload.datasets."):
-        return False  # the user's own function may draw, and then each sample is seeded for itself
+        return False  # the user's function may draw random numbers, so the generators are seeded for each sample
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def maps_samples(dataset: Any) -> bool:
-    """Return whether functions of ``map()`` change a dataset's samples, or some of those that it is made of."""
-    return _kind(dataset) == MAPPED or any(map(maps_samples, _inside(dataset)))
+    """Return whether functions of ``map()`` change the samples of a dataset, or of one of its inner datasets."""
+    return _kind(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:
-    """Return samples of a dataset, together if it can.
+    """Return samples of a dataset, in one call if the dataset supports that.
 
     Raises:
-        ValueError: its ``__getitems__`` returned more or fewer than asked for.
+        ValueError: ``__getitems__`` returned the wrong number of samples.
     """
     if not fetches_many(dataset):
         return [dataset[index] for index in indices]
@@ -147,59 +147,59 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
     if len(samples) != len(indices):
         raise ValueError(
             f"{type(dataset).__name__}.__getitems__ was given {len(indices)} keys and returned "
-            f"{len(samples)} samples; it must return one for each"
+            f"{len(samples)} samples; it must return one sample for each key"
         )
     return samples
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Drop a sample that cannot be decoded from the caches that it came through, so that it is read again; return the
-    names of the caches that had it."""
+    """Drop a sample that cannot be decoded from all caches on its way, so that it is read again. Return the names of
+    the caches that had the sample."""
     if _kind(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
     if _kind(dataset) == DEVICE_CACHED:
         return forget(dataset.dataset, index)
-    return dataset._forget(index) if _is_ours_with(dataset, "_forget") else []
+    return dataset._forget(index) if _is_gpuload_with(dataset, "_forget") else []
 
 
 def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
-    """Return a function of a row that reads the sample of `indices` there when it is asked for, each once; None means
-    that the dataset has them all at once, or one by one."""
-    return dataset._each(indices) if _is_ours_with(dataset, "_each") else None
+    """Return a function that takes a row, a position in `indices`, and returns its sample; it must be called once per
+    row. None means that the dataset does not need this: use `fetched`."""
+    return dataset._each(indices) if _is_gpuload_with(dataset, "_each") else None
 
 
-def _is_ours_with(dataset: Any, method: str) -> bool:
+def _is_gpuload_with(dataset: Any, method: str) -> bool:
     return type(dataset).__module__.startswith("gpuload.datasets.") and hasattr(type(dataset), method)
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
-    """Return what a map dataset says by ``blocks()``: where the samples begin that it reads as one, and its length, as
-    int64; None if it does not.
+    """Return the block boundaries of a map-style dataset, from its method ``blocks()``, as int64: the first sample of
+    each block that is read as one, and the length. None if the dataset has no such blocks.
 
     Raises:
-        TypeError, ValueError: what it gives is something else.
+        TypeError, ValueError: the method returned something else.
     """
     blocks: Any = getattr(dataset, "blocks", None)
     if not callable(blocks) or (starts := blocks()) is None:
         return None
     bounds, count = np.asarray(starts), len(dataset)
-    rule = f"{type(dataset).__name__}.blocks() must give where each block begins, and the length {count} as the last"
+    rule = f"{type(dataset).__name__}.blocks() must return the first index of each block, then the length {count}"
     if bounds.ndim != 1 or bounds.dtype.kind not in "iu":
         raise TypeError(f"{rule}, as integers; got {bounds.dtype} of shape {bounds.shape}")
     bounds = bounds.astype(np.int64)
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
         shown = ", ".join(map(str, bounds[:4].tolist())) + (f", …, {bounds[-1]}" if len(bounds) > 4 else "")
-        raise ValueError(f"{rule}, in ascending order from 0 on; got {shown or 'nothing'}")
+        raise ValueError(f"{rule}, in ascending order from 0; got {shown or 'nothing'}")
     return np.unique(bounds)
 
 
 def row_bytes(dataset: Any) -> int:
-    """Return how many bytes each image of a dataset takes, if workers copy them as they lie in an array; else 0."""
+    """Return the size of each image in bytes if workers copy the images unchanged from an array; else 0."""
     return dataset._row_bytes if _kind(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Return whether a dataset is torch's `IterableDataset`, or has `__iter__` and no `__getitem__`."""
+    """Return whether a dataset is a torch `IterableDataset`, or has `__iter__` and no `__getitem__`."""
     if any(cls.__module__ == TORCH and cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

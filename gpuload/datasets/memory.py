@@ -1,4 +1,4 @@
-"""Files in memory, which have no name and which several processes can map: what all of gpuload's shared memory is."""
+"""Anonymous files in memory, which several processes can map. All of gpuload's shared memory consists of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["memory_file"]
 
 
 def memory_file(purpose: str, nbytes: int = 0) -> int:
-    """Make a file in memory; returns its descriptor, which programs that this process starts do not inherit.
+    """Create a file in memory and return its descriptor, which child programs do not inherit.
 
     Args:
-        purpose: what it is for, its name in /proc.
-        nbytes: its size.
+        purpose: the purpose, which is part of the file's name in /proc.
+        nbytes: the size.
 
     Raises:
-        LimitError: the kernel or a sandbox does not allow it, or not of this size.
+        LimitError: the kernel or a sandbox does not allow such a file, or not this size.
     """
     try:
         descriptor = os.memfd_create(f"gpuload-{purpose}", os.MFD_CLOEXEC)
@@ -27,8 +27,8 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
             raise  # too many open files, say
         raise LimitError(
-            f"memory that processes share cannot be made ({error}): gpuload needs the system call memfd_create, of "
-            "Linux 3.17 and newer and of a Python built for it; allow it in the seccomp profile of the container or "
+            f"shared memory cannot be created ({error}): gpuload needs the system call memfd_create, which requires "
+            "Linux 3.17 or newer and a Python built with it; allow it in the seccomp profile of the container or "
             "sandbox"
         ) from error
     try:
@@ -39,7 +39,7 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         if error.errno != errno.EFBIG:
             raise
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        fits = limit >> 20 << 20  # a ring has a whole number of pages
+        fits = limit >> 20 << 20  # a ring consists of complete pages
         raise LimitError(
             f"shared memory of {nbytes:,} bytes ({purpose}) is more than the {limit:,} bytes that a file may have "
             "here; raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program)"

@@ -1,7 +1,7 @@
-"""`Mix`: several data sets, of which each block of an epoch has the same shares.
+"""`Mix`: several data sets, each with a constant share of every block of an epoch.
 
-Here is what it is made of; `gpuload.order.mixture` says which sample is at which position. Made in the main process,
-copied to workers. No torch.
+This module has the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. Created
+in the main process, copied to workers. No torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpuload.datasets.tree import LEAF, Structure, describe, flatten
 
 __all__ = ["Mix", "find_mix"]
 
-MOST_PARTS: Final = 2**31  # the sum of weights as integers; so a share of a remainder can be computed in 64 bits
-DENOMINATOR: Final = 10**6  # a weight within 1e-12 of such a fraction is that fraction: 0.7 is 7/10
-KINDS: Final = (  # of leaves; any other may be an image or a target of another library
+MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that shares of a remainder fit into 64 bits
+DENOMINATOR: Final = 10**6  # a weight within 1e-12 of a fraction with this maximum denominator is rounded: 0.7 is 7/10
+KINDS: Final = (  # of leaves; any other type may be an image or a target of another library
     ((Encoded, Image), "image"),
     (Mask, "mask"),
     (Boxes, "boxes"),
@@ -31,30 +31,30 @@ KINDS: Final = (  # of leaves; any other may be an image or a target of another 
 
 
 class Mix(Joined):
-    """Several map-style data sets, mixed by weights: with (0.7, 0.3), 7 of 10 samples of each batch are of the first
-    one, about.
+    """Several map-style data sets, mixed by weights: with (0.7, 0.3), about 7 of 10 samples in each batch come from the
+    first data set.
 
-    Each 1,024 positions of an epoch hold the exact shares (less than one sample of a share is carried on to the next
-    positions), in an order that is shuffled by the seed. Each data set goes through its own samples in shuffled order,
-    none twice before all had their turn, then through a new order of them; the next epoch continues where this one
-    stopped. With ``shuffle=False`` each data set goes through its samples in their own order. A sample that
-    ``on_error="replace"`` replaces is replaced by one of the same data set.
+    Every 1,024 positions of an epoch have the exact shares, in an order that is shuffled by the seed; a fraction of a
+    sample is carried over to the next 1,024 positions. Each data set goes through its samples in shuffled order,
+    without repetition, and then starts again with a new order; the next epoch continues at this point. With
+    ``shuffle=False``, each data set keeps the order of its samples. A sample that fails with ``on_error="replace"`` is
+    replaced by a sample of the same data set.
 
-    A sample's index is its number in the data sets one after the other, as of what ``+`` makes; ``len(mix)`` is the
-    number of all samples, `length` how many positions an epoch has. (An epoch of fewer than 1,024 positions has the
-    shares only about, but several of them together exactly.)
+    The index of a sample counts through all data sets, one after the other, as with ``+``. ``len(mix)`` is the total
+    number of samples, `length` the number of positions in an epoch. (An epoch of fewer than 1,024 positions has only
+    approximate shares, but several such epochs together have the exact shares.)
 
     Args:
-        datasets: what to mix, with samples of one form. ``dataset.map(fn)`` brings them into one.
-        weights: how often each data set is drawn from, positive numbers in any scale; those of ``[7, 3]`` are the
-            shares 0.7 and 0.3.
-        length: the positions of an epoch. Default: the sum of the lengths.
+        datasets: the data sets, whose samples must have the same form; use ``dataset.map(fn)`` to convert them.
+        weights: the relative frequency of each data set, positive numbers on any scale: ``[7, 3]`` gives the shares
+            0.7 and 0.3.
+        length: the number of positions in an epoch. Default: the total number of samples.
 
     Raises:
-        TypeError: a data set is iterable, or no data set; the weights are no numbers; samples of gpuload's own data
-            sets have different forms (their first samples are read).
-        ValueError: a data set is empty; there are more or fewer weights than data sets, or they are not finite and
-            positive; `length` is not positive.
+        TypeError: an item is iterable, or is not a data set; a weight is not a number; gpuload's data sets have samples
+            of different forms (their first samples are read).
+        ValueError: a data set is empty; the number of weights differs from the number of data sets; a weight is not
+            finite and positive; `length` is not positive.
 
     Example:
         >>> import gpuload as gl, numpy as np
@@ -68,11 +68,11 @@ class Mix(Joined):
     """
 
     def __init__(self, datasets: Iterable[Any], weights: Sequence[float], *, length: int | None = None) -> None:
-        datasets = _checked(datasets)
+        datasets = _check_datasets(datasets)
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
-        self.weights = _numbers(weights, len(datasets))
-        self.parts = _whole_parts(self.weights)
+        self.weights = _check_weights(weights, len(datasets))
+        self.parts = _integer_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
             raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
         if length is not None and length < 1:
@@ -81,33 +81,33 @@ class Mix(Joined):
         _check_forms(datasets)
 
     def map(self, fn: Callable[[Any], Any]) -> Mix:
-        """Return this mix with each sample changed by a function, in the workers."""
+        """Return this mix with a function applied to each sample, in the workers."""
         return Mix([Mapped(dataset, fn) for dataset in self.datasets], self.weights, length=self.length)
 
-    __add__ = Dataset.__add__  # a Mix is not taken apart
+    __add__ = Dataset.__add__  # unlike `Joined`, keep a Mix in one piece
 
     def __repr__(self) -> str:
         return f"Mix({self.datasets!r}, weights={self.weights!r}, length={self.length})"
 
 
 def find_mix(dataset: Any) -> Mix | None:
-    """Return the `Mix` that a loader's dataset is, or is a `DeviceCached` of; None if there is none.
+    """Return the loader's dataset if it is a `Mix`, or the `Mix` in a `DeviceCached`; otherwise None.
 
     Raises:
-        ValueError: there is one inside of another dataset, where its weights would be without effect.
+        ValueError: a `Mix` is inside another dataset, where its weights would have no effect.
     """
     inner = dataset.dataset if isinstance(dataset, DeviceCached) else dataset
     parts = inner.datasets if isinstance(inner, Mix) else [inner]
     if any(isinstance(part, Mix) for outer in parts for part in datasets_in(outer)):
         name = type(inner).__name__
         raise ValueError(
-            f"there is a Mix inside of {name}, where its weights would have no effect; mix last: put {name} around the "
-            "data sets in Mix([…]), or only a DeviceCached around it"
+            f"there is a Mix inside {name}, where its weights would have no effect; wrap the data sets in Mix([…]) "
+            f"with {name} instead; only a DeviceCached can contain a Mix"
         )
     return inner if isinstance(inner, Mix) else None
 
 
-def _checked(datasets: Iterable[Any]) -> list[Any]:
+def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
     if isinstance(datasets, str | bytes | dict) or not isinstance(datasets, Iterable):
         raise TypeError(f"Mix() takes a list of data sets, got {type(datasets).__name__}")
     datasets = list(datasets)
@@ -119,7 +119,7 @@ def _checked(datasets: Iterable[Any]) -> list[Any]:
         if is_iterable(dataset):
             raise TypeError(
                 f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and defines "
-                "its own order; mix in its __iter__"
+                "its own order; mix inside its __iter__"
             )
         if not has_samples(dataset):
             raise TypeError(
@@ -127,13 +127,11 @@ def _checked(datasets: Iterable[Any]) -> list[Any]:
                 f"{kind}"
             )
         if not len(dataset):
-            raise ValueError(
-                f"Mix() takes data sets with samples, but {name}, of type {kind}, has the length 0; leave it out"
-            )
+            raise ValueError(f"Mix() takes data sets with samples, but {name}, of type {kind}, has length 0; remove it")
     return datasets
 
 
-def _numbers(weights: Any, count: int) -> list[float]:
+def _check_weights(weights: Any, count: int) -> list[float]:
     try:
         weights = [*weights]
     except TypeError:
@@ -148,32 +146,33 @@ def _numbers(weights: Any, count: int) -> list[float]:
             raise TypeError(f"Mix(weights=…) must be numbers, but weights[{at}] is {weight!r}") from None
         if not 0 < numbers[at] < math.inf:
             raise ValueError(
-                f"Mix(weights=…) must be finite and greater than 0, but weights[{at}] is {numbers[at]}; leave out a "
-                "data set that is not to be read"
+                f"Mix(weights=…) must be finite and greater than 0, but weights[{at}] is {numbers[at]}; remove data "
+                "sets that should not be read"
             )
     return numbers
 
 
-def _whole_parts(weights: list[float]) -> tuple[int, ...]:
-    """Return weights as integers in the same proportions, to one part of `MOST_PARTS` if their sum would be larger."""
+def _integer_parts(weights: list[float]) -> tuple[int, ...]:
+    """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
+    rounded to one part in `MAX_PARTS`."""
     total = sum(map(Fraction, weights))
-    shares = [_simple(Fraction(weight)) for weight in weights]
+    shares = [_simplify(Fraction(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))
     parts = [int(share * scale) for share in shares]
     parts = [part // math.gcd(*parts) for part in parts]
-    if sum(parts) > MOST_PARTS:
-        parts = [max(1, int(Fraction(weight) / total * MOST_PARTS)) for weight in weights]
+    if sum(parts) > MAX_PARTS:
+        parts = [max(1, int(Fraction(weight) / total * MAX_PARTS)) for weight in weights]
     return tuple(parts)
 
 
-def _simple(share: Fraction) -> Fraction:
-    near = share.limit_denominator(DENOMINATOR)
-    return near if abs(near - share) <= share / 10**12 else share
+def _simplify(share: Fraction) -> Fraction:
+    fraction = share.limit_denominator(DENOMINATOR)
+    return fraction if abs(fraction - share) <= share / 10**12 else share
 
 
 def _check_forms(datasets: list[Any]) -> None:
-    """Refuse data sets whose first samples have different forms. Only gpuload's own are looked at, whose files this
-    process may open: a data set of the user's may open a file that workers could then not be sent."""
+    """Refuse data sets whose first samples have different forms. Only gpuload's data sets are checked: reading a sample
+    of a user's data set may open a file, after which the data set could not be sent to workers."""
     first: tuple[list[Any], str] | None = None
     for number, dataset in enumerate(datasets):
         if not draws_nothing(dataset, stored=True):
@@ -181,32 +180,33 @@ def _check_forms(datasets: list[Any]) -> None:
         leaves: list[Any] = []
         try:
             form = flatten(dataset[0], leaves)
-        except Exception:  # a damaged file: its sample fails when it comes
+        except Exception:  # a damaged file is reported when its sample is loaded
             continue
-        parts = _parts(form, iter(leaves))
+        parts = _form_parts(form, iter(leaves))
         name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
         if first is None:
             first = parts, name
-        elif not _alike(parts, first[0]):
+        elif not _are_compatible(parts, first[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have one form, but {first[1]}, and {name}; bring them into one "
+                f"Mix() takes data sets whose samples have the same form, but {first[1]}, and {name}; convert them "
                 "with .map(fn)"
             )
 
 
-def _parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
-    """Return the containers of a sample, depth first, and the kind of each leaf, "" if unknown. A list may have any
-    length, so what is in one does not count."""
+def _form_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
+    """Return the containers and the kinds of leaves of a sample in depth-first order, "" for an unknown kind. Lists may
+    have any length, so their content is ignored."""
     if node == LEAF:
         leaf = next(leaves)
         return [next((kind for types, kind in KINDS if isinstance(leaf, types)), "")]
     kind, cls, keys, children = node
-    inside = [part for child in children for part in _parts(child, leaves)]
+    inside = [part for child in children for part in _form_parts(child, leaves)]
     return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *inside]
 
 
-def _alike(one: list[Any], other: list[Any]) -> bool:
-    """Return whether samples of these parts may be in one batch."""
-    return len(one) == len(other) and all(
-        a == b or ("" in (a, b) and isinstance(a, str) and isinstance(b, str)) for a, b in zip(one, other, strict=True)
+def _are_compatible(first: list[Any], second: list[Any]) -> bool:
+    """Return whether samples with these parts can be in one batch."""
+    return len(first) == len(second) and all(
+        a == b or ("" in (a, b) and isinstance(a, str) and isinstance(b, str))
+        for a, b in zip(first, second, strict=True)
     )

@@ -1,4 +1,4 @@
-"""What arguments of other libraries' datasets are called here: for the error that a dataset does not have one."""
+"""Replacements for arguments of other libraries' datasets, for the error about an unknown argument."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INSTEAD: Final = {
     "transform": IN_BATCHES,
     "transforms": IN_BATCHES,
     "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
-    "loader": "the Loader decodes what its samples hold, the bytes of files; decode=gpuload.Decode(…) says how",
-    "is_valid_file": "extensions=('.jpg', …) says which files are images",
+    "loader": "samples contain the bytes of files, which the Loader decodes; decode=gpuload.Decode(…) sets the options",
+    "is_valid_file": "extensions=('.jpg', …) selects the files that are images",
     "classes": "its images have no labels; gpuload.ImageFolder has classes",
     "allow_empty": "with classes=[…], the names of all classes, a class may have no images",
     "annFile": "write annotations=…",
@@ -27,8 +27,8 @@ INSTEAD: Final = {
     "nodesplitter": BY_LOADER,
     "workersplitter": BY_LOADER,
     "resampled": "gpuload.Loader(dataset, weights=np.ones(len(dataset))) draws with replacement",
-    "handler": "gpuload.Loader(dataset, on_error='skip') passes over samples that fail",
-    "cache_dir": "gpuload.Cached(dataset, bytes_limit, where='disk', path=…) keeps samples on a disk of this machine",
+    "handler": "gpuload.Loader(dataset, on_error='skip') skips samples that fail",
+    "cache_dir": "gpuload.Cached(dataset, bytes_limit, where='disk', path=…) caches samples on a local disk",
     # common to many
     "shuffle": BY_LOADER,
     "batch_size": "gpuload.Loader(dataset, batch_size=…) makes batches",
@@ -36,4 +36,4 @@ INSTEAD: Final = {
 }
 
 dataset_arguments = knows_arguments(INSTEAD.get)
-"""Decorates the ``__init__`` of a dataset: the error for an argument of another library's says what to write."""
+"""A decorator for the ``__init__`` of a dataset: the error for another library's argument names the replacement."""

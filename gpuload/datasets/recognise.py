@@ -1,13 +1,14 @@
-"""Which leaves of a sample are images or targets. In workers, so no torch: types are recognised by their attributes.
+"""Finding the images and targets in a sample. Runs in workers without torch, so types are recognised by attributes.
 
-The rule: an image is what is declared as one, `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`. A
-plain array is data. Only where transforms need an image and the sample declares none, the one array that can be it is
-taken: a uint8 array H×W×C or tensor C×H×W of one to four channels, a list of such frames, or a clip with one axis more.
-It is refused, not guessed, where another leaf can be the image too, or where its name is a mask's.
+Only a leaf that is declared as an image is an image: `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`.
+A plain array is data. There is one exception: if the transforms need an image and the sample declares none, the only
+array that can be an image is used. This is a uint8 array H×W×C or tensor C×H×W of one to four channels, a list of such
+frames, or a clip with one more axis. If another leaf could be the image too, or if the array has the name of a mask,
+the sample is refused instead.
 
-What stays as it is while the transforms move the image that it belongs to (masks, boxes and keypoints that are plain
-arrays), and pictures that look like masks, are *strays*: workers look for them in their first few samples, for one
-warning.
+*Strays* are leaves that were probably meant to be targets. One kind is masks, boxes and keypoints that are plain
+arrays, and so stay unchanged while the transforms move their image; the other is images that look like masks. Workers
+look for strays in their first few samples, for one warning.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ __all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_strays", "is_image_
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
 POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
-MOST_STRAYS: Final = 3  # that are named
+MAX_NAMED: Final = 3  # named in a warning
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
-NEVER_SAY_SO = NEVER_IMAGES | META | {np.ndarray}  # leaves that are no image by their type
+UNDECLARED = NEVER_IMAGES | META | {np.ndarray}  # types that do not declare an image
 Images = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 
 
 def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Images, Targets]:
-    """Return the leaves that are images, and those that are targets, by their number.
+    """Return the images and the targets of a sample, each keyed by leaf number.
 
     Args:
-        structure, leaves: the sample, taken apart.
-        plain: nothing of ours is applied, so only declared images are images, and TVTensors stay as they are where
-            gpuload could not transform them.
+        structure, leaves: the flattened sample.
+        plain: whether there are no gpuload transforms. Then only declared images are images, and TVTensors that gpuload
+            could not transform stay unchanged.
 
     Raises:
-        DecodeError: a PIL image holds more than 8 bits.
-        TypeError: the transforms need an image, and it cannot be told which leaf it is; the message names the leaf.
+        DecodeError: a PIL image has more than 8 bits per channel.
+        TypeError: the transforms need an image, but it is unclear which leaf is the image; the message names the leaf.
     """
     images: Images = {}
     targets: Targets = {}
@@ -56,7 +57,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
             images[number] = leaf
         elif kind is Mask or kind is Boxes or kind is Keypoints:
             targets[number] = leaf
-        elif kind not in NEVER_SAY_SO:
+        elif kind not in UNDECLARED:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
                 images[number] = _from_pil(leaf, places_of(structure)[number])
@@ -69,15 +70,15 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
                         targets[number] = target
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"{places_of(structure)[number]}: {error}") from None
-    if plain and not images:  # nothing that torchvision's targets could move with
+    if plain and not images:  # torchvision's targets have no image to move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
     elif not images:
-        images = {**_the_array(structure, leaves, targets)}
+        images = {**_find_array(structure, leaves, targets)}
     return images, targets
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
-    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes` a clip."""
+    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels, or with 4 `axes` a clip."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
     return (
@@ -92,15 +93,15 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 def unfold_clips(
     structure: Structure, leaves: list[Any], images: Images, targets: Targets, counts: Sequence[int] = ()
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Return the sample with each frame of its clips as a leaf of its own: an image like others. With `counts`, only
-    the frames that `fewer_frames` chooses."""
+    """Turn each frame of a sample's clips into a separate leaf, which is an image. With `counts`, keep only the frames
+    that `fewer_frames` chooses."""
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
-    chosen = {leaf: _spread(counts, len(clip)) for leaf, clip in clips.items()}
+    chosen = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
     unfolded_images: Images = {}
-    others: Targets = {}
+    unfolded_targets: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
             frames = [Image(clips[number][frame], "HWC") for frame in chosen[number]]
@@ -110,38 +111,39 @@ def unfold_clips(
         if number in images:
             unfolded_images[len(unfolded)] = images[number]
         elif number in targets:
-            others[len(unfolded)] = targets[number]
+            unfolded_targets[len(unfolded)] = targets[number]
         unfolded.append(leaf)
     return (
         unfold(structure, {leaf: len(frames) for leaf, frames in chosen.items()}),
         unfolded,
         unfolded_images,
-        others,
+        unfolded_targets,
     )
 
 
 def fewer_frames(
     counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Return the sample with this many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
-    several counts one after the other. A clip is one of `unfold_clips`, which has chosen already, or a list of images.
+    """Reduce each clip of a sample to this many frames, spaced evenly as by torch's ``linspace``; several counts are
+    applied one after the other. A clip is either a list of images, or a clip from `unfold_clips`, which has already
+    chosen its frames.
 
     Raises:
         TypeError: there is no clip.
     """
-    left: list[int] = []  # the leaves that stay, in order
+    remaining: list[int] = []  # the remaining leaves, in order
     clips: list[range] = []
 
     def walk(node: Structure, at: int) -> Structure:
         if node == LEAF:
-            left.append(at)
+            remaining.append(at)
             return LEAF
         kind, cls, keys, children = node
         frames = range(at, at + len(children))
         if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
             clips.append(frames)
-            chosen = [*frames] if kind == "clip" else [frames[number] for number in _spread(counts, len(frames))]
-            left.extend(chosen)
+            chosen = [*frames] if kind == "clip" else [frames[number] for number in _spaced_evenly(counts, len(frames))]
+            remaining.extend(chosen)
             return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []
         for child in children:
@@ -153,34 +155,37 @@ def fewer_frames(
     if not clips:
         raise TypeError(
             "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
-            "a list of images, but this sample has none; leave it out, or return one"
+            "a list of images, but this sample has none; remove the transform, or return a clip"
         )
-    left_images = {number: images[leaf] for number, leaf in enumerate(left) if leaf in images}
-    others = {number: targets[leaf] for number, leaf in enumerate(left) if leaf in targets}
-    return structure, [leaves[leaf] for leaf in left], left_images, others
+    remaining_images = {number: images[leaf] for number, leaf in enumerate(remaining) if leaf in images}
+    remaining_targets = {number: targets[leaf] for number, leaf in enumerate(remaining) if leaf in targets}
+    return structure, [leaves[leaf] for leaf in remaining], remaining_images, remaining_targets
 
 
-def _spread(counts: Sequence[int], length: int) -> list[int]:
-    """Return which frames stay of a clip of this length. The arithmetic is that of ``torch.linspace`` and its fused
-    multiplication: in single precision, from both ends, rounded once."""
+def _spaced_evenly(counts: Sequence[int], length: int) -> list[int]:
+    """Return the numbers of the frames to keep in a clip of this length. The arithmetic is the same as in
+    ``torch.linspace`` with its fused multiply-add: in single precision, from both ends, rounded once."""
     frames = np.arange(length)
     for count in counts:
         last, steps = np.float32(len(frames) - 1), np.arange(count)
         step = last / np.float32(count - 1) if count > 1 else np.float32(0)
-        near, far = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
-        places = np.where((steps < count // 2) | (count == 1), near, far).astype(np.float32)
-        frames = frames[places.astype(np.int64)]
+        from_start, from_end = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
+        positions = np.where((steps < count // 2) | (count == 1), from_start, from_end).astype(np.float32)
+        frames = frames[positions.astype(np.int64)]
     return frames.tolist()
 
 
-def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
-    """Return the array that is the image, or the list of them; empty if none can be.
+def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
+    """Return the array that must be the image, or the arrays in the list of frames that must be; empty if there is no
+    candidate.
 
     Raises:
-        TypeError: it cannot be told which.
+        TypeError: there are several candidates, or the only one has the name of a mask.
     """
-    others = [number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES]
-    candidates = [n for n in others if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
+    possible_images = [
+        number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES
+    ]
+    candidates = [n for n in possible_images if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
     places, names = places_of(structure), _names_of(structure)
@@ -192,17 +197,17 @@ def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) ->
     frames = next(
         (numbers for numbers in lists if all(is_image_array(leaves[n]) for n in numbers)), range(number, number + 1)
     )
-    for other in others:
-        named = other not in frames and not MASK_NAME.search(names[other])
-        if named and (other in unmasked or _has_its_size(leaves[other], leaves[number])):
-            rival = f"may be the image, and so may {places[other]}, {kind_of(leaves[other])}"
-            _refuse(places[number], leaves[number], rival)
+    for rival in possible_images:
+        is_unmasked = rival not in frames and not MASK_NAME.search(names[rival])
+        if is_unmasked and (rival in unmasked or _fits_image(leaves[rival], leaves[number])):
+            reason = f"may be the image, and so may {places[rival]}, {kind_of(leaves[rival])}"
+            _refuse(places[number], leaves[number], reason)
     images = {frame: leaves[frame] for frame in frames}
     return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
 
 
-def _has_its_size(leaf: Any, image: Any) -> bool:
-    """Return whether a leaf is floats, or uint16, of an image's height and width and of one to four channels."""
+def _fits_image(leaf: Any, image: Any) -> bool:
+    """Return whether a leaf of floats or uint16 has an image's height and width and one to four channels."""
     if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
         return False
     shape, size_hw = tuple(leaf.shape), tuple(image.shape[-2:] if is_tensor(image) else image.shape[-3:-1])
@@ -213,19 +218,20 @@ def _has_its_size(leaf: Any, image: Any) -> bool:
 
 def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
     raise TypeError(
-        f"{place}, {kind_of(leaf)}, {reason}: gpuload does not guess what the transforms are for; return "
+        f"{place}, {kind_of(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
         "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
     )
 
 
 @functools.lru_cache(64)
 def _names_of(structure: Structure) -> list[str]:
-    """Return the innermost name at the place of each leaf."""
+    """Return the innermost name in the place of each leaf."""
     return [name for node, _, name in located(structure) if node == LEAF]
 
 
 def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
-    """Yield the leaves of each list that holds nothing else; the node's begin with the `first`."""
+    """Yield, for each list that contains leaves only, the range of their numbers. `first` is the number of the node's
+    first leaf."""
     if node == LEAF:
         return
     kind, _, _, children = node
@@ -238,16 +244,16 @@ def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
 
 def _from_pil(image: Any, place: str) -> Image:
     if image.mode not in ("L", "RGB", "RGBA"):
-        what = "this PIL image" if place == "sample" else f"the PIL image {place}"
-        if (complaint := too_deep(what, image.mode)) is not None:
+        name = "this PIL image" if place == "sample" else f"the PIL image {place}"
+        if (complaint := too_deep(name, image.mode)) is not None:
             raise DecodeError(complaint)
         image = image.convert("RGB")
     return Image(np.asarray(image))
 
 
 def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """Return torchvision's target as one of ours; None, instead of an error, if `plain` and its boxes cannot be
-    moved."""
+    """Convert a torchvision target to a gpuload target. If `plain` and gpuload cannot transform its boxes, return None
+    instead of raising an error."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":
@@ -256,7 +262,7 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
         if getattr(leaf, "clamping_mode", "soft") is None:
             raise ValueError(
                 "the sample has BoundingBoxes with clamping_mode=None, but gpuload clips boxes to the image, as "
-                "torchvision does by default; leave clamping_mode out"
+                "torchvision does by default; remove clamping_mode"
             )
         return Boxes(leaf.numpy(), leaf.format, leaf.canvas_size)
     return Keypoints(leaf.numpy()) if name == "KeyPoints" else None
@@ -265,16 +271,16 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 def find_strays(
     structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
 ) -> str:
-    """Return what to tell the user; "" if there is nothing.
+    """Return a warning about a sample's strays; "" if it has none.
 
     Args:
-        structure, leaves: the sample, taken apart.
-        pictures: its images as workers have them (`gpuload.workers.sample.Picture`), by leaf.
+        structure, leaves: the flattened sample.
+        pictures: the sample's images in the workers' form (`gpuload.workers.sample.Picture`), keyed by leaf.
         targets: the leaves that are targets.
-        moves: whether what is applied moves pixels.
+        moves: whether the transforms move pixels.
     """
     sizes_hw = {leaf: (picture.height, picture.width) for leaf, picture in pictures.items()}
-    files = {}  # format and Pillow's mode of images that are files to be decoded to RGB
+    files = {}  # the formats and Pillow modes of images that are decoded to RGB
     for leaf, picture in pictures.items():
         if hasattr(image := leaves[leaf], "getbands"):
             files[leaf] = getattr(image, "format", None), image.mode
@@ -288,47 +294,47 @@ def find_strays(
         remark = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
-                remark = _stays("a list", "gpuload.Boxes(boxes, format='xyxy')")
+                remark = _unchanged_remark("a list", "gpuload.Boxes(boxes, format='xyxy')")
         elif (leaf := next(numbers)) in files:
-            named = MASK_NAME.search(name) and len(sizes_hw) > 1
-            if named or (leaf in grey and sizes_hw[leaf] in coloured):
+            has_mask_name = MASK_NAME.search(name) and len(sizes_hw) > 1
+            if has_mask_name or (leaf in grey and sizes_hw[leaf] in coloured):
                 remark = (
-                    f"of Pillow's mode {files[leaf][1]!r}, is taken as a photograph, and its values as colours; if it "
-                    "is a mask, return gpuload.Mask(picture)"
+                    f"of Pillow's mode {files[leaf][1]!r}, is treated as a photograph, and its values as colours; if "
+                    "it is a mask, return gpuload.Mask(picture)"
                 )
         elif moves and leaf not in sizes_hw and leaf not in targets:
-            remark = _left_behind(leaves[leaf], name, set(sizes_hw.values()))
+            remark = _stray_remark(leaves[leaf], name, set(sizes_hw.values()))
         if remark:
             remarks.setdefault(place, f"{place}, {remark}")
-    more = f"; and {len(remarks) - MOST_STRAYS} more" if len(remarks) > MOST_STRAYS else ""
-    return "; ".join([*remarks.values()][:MOST_STRAYS]) + more
+    more = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
+    return "; ".join([*remarks.values()][:MAX_NAMED]) + more
 
 
-def _left_behind(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
-    """Return what to tell of a leaf that is data, beside an image whose pixels move."""
+def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
+    """Return a remark if a leaf that is data seems to belong to an image whose pixels move, else ""."""
     if not isinstance(value, np.ndarray) and not is_tensor(value):
         return ""
     shape = tuple(value.shape)
     kind = "array" if isinstance(value, np.ndarray) else "tensor"
     if BOX_NAME.search(name) and len(shape) == 2 and shape[1] == 4:
-        return _stays(kind_of(value), f"gpuload.Boxes({kind}, format='xyxy')")
+        return _unchanged_remark(kind_of(value), f"gpuload.Boxes({kind}, format='xyxy')")
     if POINT_NAME.search(name) and len(shape) > 1 and shape[-1] in (2, 3):
-        return _stays(kind_of(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
-    first, last = shape[-2:] in sizes_hw, shape[-3:-1] in sizes_hw
-    if not first and not last:
+        return _unchanged_remark(kind_of(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
+    fits_chw, fits_hwc = shape[-2:] in sizes_hw, shape[-3:-1] in sizes_hw
+    if not fits_chw and not fits_hwc:
         return ""
-    mask = f"gpuload.Mask({kind}{'' if first else '[..., 0]'})"
-    layout = ", layout='CHW'" if first and len(shape) > 2 else ""
+    mask = f"gpuload.Mask({kind}{'' if fits_chw else '[..., 0]'})"
+    layout = ", layout='CHW'" if fits_chw and len(shape) > 2 else ""
     may_be_image = dtype_of(value) in PIXELS and not MASK_NAME.search(name)
     image = f"; if it is an image, gpuload.Image({kind}{layout})" if may_be_image else ""
-    return _stays(f"{kind_of(value)} of the image's size", mask, "it is a mask") + image
+    return _unchanged_remark(f"{kind_of(value)} of the image's size", mask, "it is a mask") + image
 
 
-def _stays(what: str, remedy: str, condition: str = "it belongs to the image") -> str:
-    return f"{what}, stays as it is while the transforms move the image's pixels; if {condition}, return {remedy}"
+def _unchanged_remark(leaf: str, remedy: str, condition: str = "it belongs to the image") -> str:
+    return f"{leaf}, stays unchanged while the transforms move the image's pixels; if {condition}, return {remedy}"
 
 
 def _are_boxes(node: Structure) -> bool:
-    """Return whether it is a list of lists of four leaves each."""
+    """Return whether a container is a list of lists with four leaves each."""
     rows = node[3]
     return bool(rows) and all(row != LEAF and row[0] in ("list", "tuple") and row[3] == (LEAF,) * 4 for row in rows)

@@ -1,7 +1,8 @@
-"""`DeviceCached`: a dataset that a `Loader` decodes once, and keeps where its batches are made.
+"""`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that makes its batches.
 
-Here is only what the user holds: which dataset, how much memory. What is kept is made by `gpuload.loader.device_cache`
-and is in `on_device` as long as this object lives, in the main process alone: it does not travel to workers.
+This module has only the user's object: the dataset and the memory limit. `gpuload.loader.device_cache` creates the
+cached data and stores it in `on_device` for the lifetime of this object. It exists in the main process only, and is not
+sent to workers.
 """
 
 from __future__ import annotations
@@ -16,29 +17,30 @@ from gpuload.datasets.kinds import check_map_style
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 
-DEPTH: Final = 8  # how deep is looked into datasets of datasets
+MAX_DEPTH: Final = 8  # of the search in nested datasets
 
 
 class DeviceCached(View):
-    """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
+    """A map-style dataset that is cached, decoded, in the memory of the device where a `Loader` makes its batches.
 
-    The first `iter()` of a `Loader` reads and decodes every sample once; from the first batch on no file is read and no
-    worker runs. Images and masks are kept whole; labels, boxes and all other leaves in the main process's memory, as
-    all is with ``device="cpu"``. Batches have the same bits as without, and a state of the one resumes in the other.
+    The first `iter()` of a `Loader` reads and decodes every sample once; after that, no file is read and no worker
+    runs. Images and masks are cached at full size on the device; labels, boxes and all other leaves stay in main
+    memory. With ``device="cpu"``, everything is in main memory. Batches are bit-identical to those of the uncached
+    dataset, and a loader's state can be resumed with or without the cache.
 
-    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Each rank keeps
-    the whole dataset; loaders that read samples alike share what is kept. Torch's `Subset` and `random_split` may stand
-    between this and the `Loader`; other datasets of datasets go inside. See docs/reading.md.
+    If the dataset draws random numbers, the cache keeps the first draw: augment in ``Loader(transforms=…)``. Each rank
+    caches the entire dataset; loaders that read samples in the same way share the cached data. Torch's `Subset` and
+    `random_split` can be placed around a `DeviceCached`; all other nested datasets must be inside. See docs/reading.md.
 
     Args:
-        dataset: what to keep.
-        bytes_limit: the most bytes for it, of device and main memory together. Default: half of what is free in each
-            when it is read; the rest is for training.
+        dataset: the dataset to cache.
+        bytes_limit: the maximum number of bytes, device and main memory combined. Default: half of the free memory of
+            each when the dataset is read; the other half is left for training.
 
     Raises:
-        TypeError: it is no map-style dataset; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
+        TypeError: the dataset is not map-style; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
         ValueError: `bytes_limit` is not positive.
-        LimitError: from `iter()`, it does not fit; the message has the figures.
+        LimitError: from `iter()`: the dataset does not fit; the message has the figures.
 
     Example:
         >>> import gpuload as gl, numpy as np
@@ -64,7 +66,7 @@ class DeviceCached(View):
         self.on_device: dict[Any, Any] = {}
 
     def clear(self) -> None:
-        """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read again."""
+        """Release the cached data. Loaders in use keep it until they are closed; new loaders read the dataset again."""
         self.on_device.clear()
 
     def __getitem__(self, index: SupportsIndex) -> Any:
@@ -79,10 +81,10 @@ class DeviceCached(View):
 
 
 def find_resident(dataset: Any) -> DeviceCached | None:
-    """The `DeviceCached` that a loader's dataset is, or is a torch `Subset` of; None if there is none.
+    """Return the loader's dataset if it is a `DeviceCached`, or the `DeviceCached` in a torch `Subset`; otherwise None.
 
     Raises:
-        ValueError: there is one that a loader cannot use, inside of another dataset.
+        ValueError: a `DeviceCached` is inside another dataset, where a loader cannot use it.
     """
     outer = dataset
     while _is_subset(outer):
@@ -90,17 +92,17 @@ def find_resident(dataset: Any) -> DeviceCached | None:
     inner = outer.dataset if isinstance(outer, DeviceCached) else outer
     if any(isinstance(part, DeviceCached) for part in datasets_in(inner)):
         raise ValueError(
-            f"there is a DeviceCached inside of {type(inner).__name__}, where a Loader cannot use what it keeps; put "
-            f"it outermost: DeviceCached({type(inner).__name__}(…)), or only a torch Subset around it"
+            f"there is a DeviceCached inside {type(inner).__name__}, where a Loader cannot use its cache; put it "
+            f"outermost: DeviceCached({type(inner).__name__}(…)); only a torch Subset can contain a DeviceCached"
         )
     return outer if isinstance(outer, DeviceCached) else None
 
 
 def numbers_of(dataset: Any) -> np.ndarray:
-    """Return the number that each sample of a dataset has in the `DeviceCached`, int64.
+    """Return the number of each sample of a dataset in the `DeviceCached`, int64.
 
     Raises:
-        IndexError: there is no such sample.
+        IndexError: an index of a `Subset` is out of range.
     """
     if isinstance(dataset, DeviceCached):
         return np.arange(len(dataset))
@@ -116,11 +118,11 @@ def _is_subset(dataset: Any) -> bool:
     return type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ == "Subset"
 
 
-def datasets_in(dataset: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """Yield a dataset, and the datasets that it is made of."""
+def datasets_in(dataset: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """Yield a dataset and all datasets inside it."""
     yield dataset
     inner = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
-    several = inner.get("datasets")
-    for part in (inner.get("dataset"), *(several if isinstance(several, list | tuple) else ())):
+    datasets = inner.get("datasets")
+    for part in (inner.get("dataset"), *(datasets if isinstance(datasets, list | tuple) else ())):
         if part is not None:
             yield from datasets_in(part, depth - 1)

@@ -1,10 +1,10 @@
-"""The types of a sample's leaves: images, and *targets* (masks, boxes, keypoints), which move with their image; and
-metadata.
+"""The types of a sample's leaves: images; *targets* (masks, boxes, keypoints), which are transformed together with
+their image; and metadata.
 
-A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` left, top, right, bottom;
-``"xywh"`` left, top, width, height; ``"cxcywh"`` centre, width, height.
+A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` is left, top, right, bottom;
+``"xywh"`` is left, top, width, height; ``"cxcywh"`` is centre, width, height.
 
-A *sample*, what a dataset yields, is a tree of tuples, lists and dicts. Imported by workers; no torch, no Pillow.
+Datasets yield *samples*: trees of tuples, lists and dicts. Workers import this module; no torch, no Pillow.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ MODES: Final = ("RGB", "L", "RGBA", "unchanged")
 PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 FORMATS: Final = ("xyxy", "xywh", "cxcywh")
-# Pillow's modes of more than 8 bits, all with one number for each pixel (it reduces colours to 8 bits itself). It opens
-# no format of up to 8 bits in one of them.
+# Pillow's modes with more than 8 bits. All have one channel: Pillow reduces colours to 8 bits. It never uses these
+# modes for files of up to 8 bits.
 DEEP: Final[dict[str, str]] = {
     "I;16": "16 bits a pixel",
     "I;16L": "16 bits a pixel",
@@ -65,7 +65,7 @@ DEEP: Final[dict[str, str]] = {
 
 
 def check_mode(mode: Mode, name: str = "mode") -> Mode:
-    """Return a mode; ValueError if there is none of this name."""
+    """Return the mode; raise ValueError if there is no such mode."""
     if mode not in MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
     return mode
@@ -76,10 +76,11 @@ class Encoded:
     """An image file's bytes, not yet decoded.
 
     Args:
-        data: the whole file, as `bytes` (other bytes-like objects are copied into one).
-        mode: the channels of the pixels: ``"RGB"`` (3), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"`` (as stored:
-            PNG and TIFF with 16 bits for each of grey, RGB or RGBA come as uint16, a TIFF of floats as float32).
-        source: where the bytes came from, usually a path, for error messages.
+        data: the complete file as `bytes`; other bytes-like objects are copied to `bytes`.
+        mode: the channels to decode to: ``"RGB"`` (3), ``"L"`` (1), ``"RGBA"`` (4), or ``"unchanged"`` for the stored
+            channels. With ``"unchanged"``, a PNG or TIFF with 16 bits per channel (grey, RGB or RGBA) is decoded to
+            uint16, a TIFF of floats to float32.
+        source: the origin of the bytes for error messages, usually a path.
 
     Raises:
         TypeError: `data` is not bytes-like.
@@ -101,7 +102,7 @@ class Encoded:
             except TypeError:
                 raise TypeError(
                     f"Encoded() takes the bytes of an image file, got {type(self.data).__name__}; "
-                    "to read a file write gpuload.read(path)"
+                    "to read a file, call gpuload.read(path)"
                 ) from None
         check_mode(self.mode, "Encoded(mode=…)")
 
@@ -111,18 +112,18 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """An image that is already decoded; or a video clip, whose frames all get the same draws.
+    """A decoded image, or a decoded video clip. All frames of a clip get the same random transform.
 
     Args:
-        array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
-            `layout` says. With a first axis more, the frames of a clip. Colour operations take uint8 alone; all others
-            work on any dtype and number of channels.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W, of each frame. None means H×W×C; with more than 4 channels
-            only if these are the shortest axis.
+        array: uint8, uint16 or float32, or anything that `numpy.asarray` converts to one of these; H×W for one channel,
+            otherwise in the given `layout`. A clip has an additional first axis for its frames. Colour operations
+            require uint8; all others work on any dtype and number of channels.
+        layout: the axes of the image, or of each frame: ``"HWC"`` or ``"CHW"``. None means H×W×C; with more than 4
+            channels, this requires the channel axis to be the shortest.
 
     Raises:
-        TypeError: the array is of another dtype.
-        ValueError: the array does not have 2 to 4 axes, or is empty; or its layout cannot be the one that is given.
+        TypeError: the array has another dtype.
+        ValueError: the array is empty or does not have 2 to 4 axes, or its shape contradicts the `layout`.
 
     Example:
         >>> Image(np.zeros((3, 20, 30), np.uint8), layout="CHW").hwc.shape
@@ -142,7 +143,7 @@ class Image:
             _refuse_file(
                 "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
             )
-            array = _deep(array)
+            array = _check_deep_pixels(array)
         if array.ndim == 2:
             array = array[:, :, None]
         elif array.ndim not in (3, 4):
@@ -160,24 +161,24 @@ class Image:
 
     @property
     def hwc(self) -> np.ndarray:
-        """The pixels, H×W×C; of a clip T×H×W×C."""
+        """The pixels, H×W×C; for a clip T×H×W×C."""
         return self.array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """A number for each pixel of an image (its class, say), which moves with the pixel and is never interpolated.
+    """A number for each pixel of an image, such as its class, which moves with the pixel and is never interpolated.
 
     Args:
-        array: H×W, or N×H×W for N masks of one image (one for each instance, say): bool, integers or floats, or
-            anything that `numpy.asarray` turns into them. Or `Encoded`: a file whose stored values are the mask:
-            palette indices or grey levels of 8 bits (uint8) or more (int32), never colours.
+        array: H×W, or N×H×W for N masks of one image, such as one per instance: bool, integers or floats, or anything
+            that `numpy.asarray` converts to them. Or an `Encoded` file whose stored values are the mask: palette
+            indices, or grey levels of 8 bits (uint8) or more (int32), never colours.
 
     Attributes:
-        array: the array, or the `Encoded`. Integers that torch has no type for become wider ones.
+        array: the array, or the `Encoded`. Integer types that torch lacks are widened.
 
     Raises:
-        TypeError: the array holds no numbers.
+        TypeError: the array does not contain numbers.
         ValueError: the array does not have 2 or 3 axes, or has no pixels.
 
     Example:
@@ -190,7 +191,7 @@ class Mask:
     def __post_init__(self) -> None:
         if isinstance(self.array, Encoded):
             return
-        array = _numbers("Mask", self.array)
+        array = _as_numbers("Mask", self.array)
         if array.ndim not in (2, 3):
             remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
             raise ValueError(
@@ -206,17 +207,17 @@ class Boxes:
     """Boxes in an image, in pixels from its top left corner.
 
     Args:
-        array: (n, 4), floats or integers; n may be 0. They come back in the same dtype; lists of floats as float32,
-            integers of 8 and 16 bits as int32.
+        array: (n, 4), floats or integers; n may be 0. A Loader returns boxes in the same dtype, except that lists of
+            floats become float32, and integers of 8 and 16 bits become int32.
         format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
             width, height).
-        canvas_hw: height and width of the image that they were drawn on, if known. A Loader warns where the image
-            that it decodes has another size, as one that its EXIF tag turns.
+        canvas_hw: the height and width of the image that the boxes were drawn on, if known. A Loader warns if the
+            decoded image has another size, for example because its EXIF tag rotates it.
 
     Raises:
-        TypeError: the array holds no numbers.
-        ValueError: it is not (n, 4), or holds NaN or infinity; a box ends before it begins; the format is unknown;
-            `canvas_hw` is no height and width.
+        TypeError: the array does not contain numbers.
+        ValueError: the array is not (n, 4), or contains NaN or infinity; a box ends before it begins; the format is
+            unknown; `canvas_hw` is not a height and a width.
 
     Example:
         >>> Boxes([[10, 20, 30, 5]], format="xywh").array
@@ -237,7 +238,7 @@ class Boxes:
                     f"Boxes(canvas_hw=…) must be the height and the width of the image, got {self.canvas_hw!r}"
                 ) from None
             object.__setattr__(self, "canvas_hw", (height, width))
-        array = _numbers("Boxes", self.array)
+        array = _as_numbers("Boxes", self.array)
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)
         if array.ndim != 2 or array.shape[1] != 4:
@@ -258,12 +259,12 @@ class Keypoints:
     """Points in an image, as (x, y) in pixels; points that leave the image keep their coordinates outside it.
 
     Args:
-        array: (…, 2), floats or integers. They come back in the same dtype and shape; lists of floats as float32,
-            integers of 8 and 16 bits as int32.
+        array: (…, 2), floats or integers. A Loader returns keypoints in the same dtype and shape, except that lists of
+            floats become float32, and integers of 8 and 16 bits become int32.
 
     Raises:
-        TypeError: the array holds no numbers.
-        ValueError: its last axis is not of length 2.
+        TypeError: the array does not contain numbers.
+        ValueError: its last axis does not have length 2.
 
     Example:
         >>> Keypoints([[3.5, 4.0]]).array.dtype
@@ -273,7 +274,7 @@ class Keypoints:
     array: Any
 
     def __post_init__(self) -> None:
-        array = _numbers("Keypoints", self.array)
+        array = _as_numbers("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
@@ -286,27 +287,27 @@ LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are
 
 
 class MetaDict(dict[Any, Any]):
-    """A dict that is one leaf: metadata, which a batch has as they are, in a list."""
+    """A dict that counts as one leaf: metadata, which a batch has unchanged, in a list."""
 
 
 class MetaList(list[Any]):
-    """A list that is one leaf."""
+    """A list that counts as one leaf."""
 
 
 class MetaStr(str):
-    """A text among metadata."""
+    """A str in metadata."""
 
 
 class MetaInt(int):
-    """A whole number among metadata."""
+    """An int in metadata."""
 
 
 class MetaFloat(float):
-    """A number among metadata."""
+    """A float in metadata."""
 
 
 class MetaValue:
-    """Any other object among metadata, such as None, which has no subclasses: equal to it, and true if it is true."""
+    """A metadata object whose type cannot be subclassed, such as None; compares and tests true like that object."""
 
     __slots__ = ("value",)
 
@@ -331,8 +332,8 @@ META: Final = frozenset({*_PLAIN, MetaValue})
 
 
 def as_meta(value: Any) -> Any:
-    """Return a value, such as what JSON says of a sample, as a leaf that is collated to a list of the samples' values:
-    equal, and of a subclass if there may be one.
+    """Return a value, such as a sample's JSON, as a leaf that is collated to a list of the samples' values. The leaf is
+    equal to the value, and an instance of a subclass of its type where Python allows one.
 
     Example:
         >>> as_meta({"caption": None}), as_meta(None) == None
@@ -342,7 +343,7 @@ def as_meta(value: Any) -> Any:
 
 
 def plain_meta(value: Any) -> Any:
-    """Return the value that `as_meta`, or `MetaValue`, was given."""
+    """Return the original value of an `as_meta` or `MetaValue` leaf; any other value unchanged."""
     if type(value) is MetaValue:
         return value.value
     base = _PLAIN.get(type(value))
@@ -350,51 +351,53 @@ def plain_meta(value: Any) -> Any:
 
 
 def takes_meta(collate_fn: Any) -> bool:
-    """Return whether a `collate_fn` gets metadata as leaves, as gpuload's own do; others get plain objects."""
+    """Return whether a `collate_fn` expects metadata leaves, as gpuload's own do; any other expects plain objects."""
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
-def _deep(array: np.ndarray) -> np.ndarray:
-    """The pixels of an image that are not uint8."""
+def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
+    """Check and return the pixels of an image that is not uint8, in the machine's byte order."""
     if array.dtype.name not in PIXELS:
         raise TypeError(
-            f"an image must be uint8, uint16 or float32, got {array.dtype} of shape {array.shape}; convert it, as with "
-            "array.astype('float32')"
+            f"an image must be uint8, uint16 or float32, got {array.dtype} of shape {array.shape}; convert it, for "
+            "example with array.astype('float32')"
         )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
-    """Refuse H×W×C of more than 4 channels that is another layout by its looks."""
+    """Refuse an image of more than 4 channels whose shape suggests that it has another layout."""
     height, width, channels = shape
-    other, axis = (height, width) if layout != "CHW" else (width, height)  # where the other layout has channels
+    other, axis = (height, width) if layout != "CHW" else (width, height)  # `other`: its channels in the other layout
     if other <= 4 < axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
-            f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels, which by its looks has its "
-            "channels in another place; write layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"
+            f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels; its shape suggests another "
+            "layout: pass layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"
         )
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Return the user's numbers as an array of a type that torch has too; masks on a device, for `gpuload.Augment`,
-    stay."""
+def _as_numbers(name: str, value: Any) -> np.ndarray:
+    """Return the user's numbers as an array of a dtype that torch has too. A mask on a device, for `gpuload.Augment`,
+    is returned unchanged."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
         raise ValueError(
-            f"{name}() takes numbers on the CPU, where they are moved, got a tensor on {value.device}; write "
-            f"{name}(tensor.cpu()), or better pass them as they come from the loader"
+            f"{name}() takes numbers on the CPU, where they are transformed, got a tensor on {value.device}; write "
+            f"{name}(tensor.cpu()), or better, pass the loader's output directly"
         )
     array = np.asarray(value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # as torch.tensor does
     kind = array.dtype.kind
     if kind not in "biuf" and name == "Mask":
-        _refuse_file(name, value, "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))")
+        _refuse_file(
+            name, value, "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
+        )
     if kind not in "biuf" or (kind == "b" and name != "Mask"):
         raise TypeError(f"{name}() takes an array of numbers, got {array.dtype} of shape {array.shape}")
     if kind in "iu" and array.dtype.itemsize < 4 and name != "Mask":
-        return array.astype(np.int32)  # coordinates soon exceed 8 bits, and would wrap round
+        return array.astype(np.int32)  # coordinates would overflow 8 bits
     if kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
     if kind == "f" and array.dtype.itemsize > 8:
@@ -403,27 +406,27 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 def _refuse_file(name: str, value: Any, remedy: str) -> None:
-    """A TypeError if a file stands where an array should."""
+    """Raise TypeError if the value is a file or path instead of an array."""
     if isinstance(value, str | bytes | os.PathLike | Encoded):
-        what = "bytes" if isinstance(value, bytes) else f"an {value!r}"
-        got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else what
+        kind = "bytes" if isinstance(value, bytes) else f"an {value!r}"
+        got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else kind
         raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
 
 
 def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None) -> Encoded:
-    """Read an image file, or one at a URL, without decoding it.
+    """Read an image file, or an image at a URL, without decoding it.
 
-    As in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload decodes
-    only the region that the first crop needs.
+    Use it in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload
+    decodes only the region that the first crop needs.
 
     Args:
-        path: of the file; a URL is read through fsspec.
-        storage_options: of a URL, what fsspec takes, or a `Remote`.
+        path: the path of the file, or a URL, which is read through fsspec.
+        storage_options: for a URL: options for fsspec, or a `Remote`.
 
     Raises:
-        OSError: the file is missing, or is none (a folder, a FIFO, a device).
-        DecodeError: it has more bytes than `Decode.max_bytes` of the loader that asks for the sample, or than 1 GiB
-            elsewhere; or more than 16 MiB, and does not begin as an image.
+        OSError: the file is missing, or is not a regular file (a folder, a FIFO, a device).
+        DecodeError: the file has more bytes than the `Decode.max_bytes` of the loader that reads the sample, or more
+            than 1 GiB outside a loader; or it has more than 16 MiB and does not start like an image.
     """
     if (remote := remote_for(path, storage_options)) is not None:
         return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
@@ -431,7 +434,8 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
-    """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
+    """Return the name of a box format, given as a string of any case or torchvision's BoundingBoxFormat; raise
+    ValueError if there is no such format."""
     box_format = getattr(value, "value", value)
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
@@ -444,32 +448,33 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Boxes (n, 4) as left, top, right, bottom: int64 if boxes and edges are integers (half a width may not be), else
-    float64. Edges of float32 boxes are rounded to float32, as torchvision's are: with more digits, a box that ends at
-    the image's border would reach beyond it."""
-    whole = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
-    boxes = boxes.astype(np.int64 if whole else boxes.dtype if boxes.dtype == np.float32 else np.float64)
+    """Convert boxes (n, 4) to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
+    (half a width may not be), else float64. Edges of float32 boxes are rounded to float32, as in torchvision: with more
+    digits, a box that ends at the image's border would extend beyond it."""
+    are_integers = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
+    boxes = boxes.astype(np.int64 if are_integers else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":
         boxes[:, :2] -= boxes[:, 2:] / 2
     if box_format != "xyxy":
         boxes[:, 2:] += boxes[:, :2]
-    return boxes if whole else boxes.astype(np.float64)
+    return boxes if are_integers else boxes.astype(np.float64)
 
 
 def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """Boxes of left, top, right, bottom as `box_format`, in `dtype`."""
+    """Convert boxes of left, top, right, bottom to `box_format` and `dtype`."""
     boxes = boxes.copy()
     if box_format != "xyxy":
         boxes[:, 2:] -= boxes[:, :2]
     if box_format == "cxcywh":
-        whole = np.issubdtype(boxes.dtype, np.integer)
-        boxes[:, :2] += boxes[:, 2:] // 2 if whole else boxes[:, 2:] / 2
+        are_integers = np.issubdtype(boxes.dtype, np.integer)
+        boxes[:, :2] += boxes[:, 2:] // 2 if are_integers else boxes[:, 2:] / 2
     return boxes.astype(dtype)
 
 
 def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | None:
-    """Why `what`, of this Pillow mode, cannot be an image of 8 bits, and what to do; None if it can. `way`: what to
-    write for the values as they are.
+    """Return an explanation and remedy if an image of this Pillow mode does not fit into 8 bits, else None.
+
+    `what` names the image in the message; `way` is the code that keeps its values.
 
     Example:
         >>> too_deep("this PNG", "RGB")
@@ -479,7 +484,7 @@ def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | N
     if mode not in DEEP:
         return None
     return (
-        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; for its values as they are "
+        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; to keep its values, "
         f"yield {way}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
         "gpuload.Mask"
     )

@@ -1,16 +1,16 @@
-"""Finds the image files below a folder, in an order that is the same on every machine.
+"""Finding the image files below a folder, in an order that is the same on every machine.
 
-Runs once, in the main process, when a dataset is made. Names are handled as bytes, so the locale and the order of
-`os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read:
-only one folder's names exist as objects. What a long scan finds is kept for the next time.
+Runs once, in the main process, when a dataset is created. Names are handled as bytes, so the locale and the order of
+`os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read, so
+only one folder's names exist as objects at a time. The result of a long scan is cached on disk.
 
-The order is that of torchvision's ImageFolder: folders sorted by path (`a-b` before `a/b`, since "-" comes before "/"),
-files of one folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
+The order is the same as in torchvision's ImageFolder: folders are sorted by path (`a-b` before `a/b`, since "-" comes
+before "/"), files in a folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
 
-Memory layout of `Paths`, millions of which are one byte buffer: `data` is uint8, all paths (relative to the root, in
-the file system's bytes) one after the other; path i is `data[offsets[i] : offsets[i + 1]]`, with `offsets` in uint32,
-or int64 from 4 GiB of paths. Both are plain arrays, so pickle protocol 5 sends them out-of-band, and all workers map
-one copy.
+Memory layout of `Paths`, which packs millions of paths into one byte buffer: `data` is uint8, all paths (relative to
+the root, in the file system's encoding) one after the other. Path i is `data[offsets[i] : offsets[i + 1]]`; `offsets`
+is uint32, or int64 from 4 GiB of paths on. Both are plain arrays, so pickle protocol 5 sends them out-of-band, and all
+workers map one copy.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Entry = TypeVar("Entry")
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
-SETTLED_NS: Final = 2_000_000_000  # a folder that was changed later than this before a scan may change unseen
+SETTLED_NS: Final = 2_000_000_000  # after a change within this time before a scan, another change may go unnoticed
 
 
 class Scanner:
-    """Scans below one root.
+    """A scanner for the files below one root.
 
     Args:
         root: an existing folder.
         extensions: the endings of image files' names, lower case, with the dot.
-        follow_links: whether links may lead out of the root.
+        follow_links: whether links may point outside the root.
 
     Attributes:
-        left_out: what other programs keep there, see `gpuload.datasets.litter`.
+        left_out: a count of the skipped files of other programs, see `gpuload.datasets.litter`.
     """
 
     def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
@@ -54,7 +54,7 @@ class Scanner:
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
         self.left_out = LeftOut()
-        self._times: dict[bytes, int] = {}  # when each folder was changed last, before it was read
+        self._times: dict[bytes, int] = {}  # the modification time of each folder before it was read
 
     def folders(self) -> list[bytes]:
         """Return the names of the folders directly in the root, sorted."""
@@ -65,9 +65,11 @@ class Scanner:
 
         Raises:
             OSError: a folder cannot be read.
-            ValueError: a link leaves the root, or leads in a circle.
+            ValueError: a link points outside the root, or is circular.
         """
-        images: dict[bytes, tuple[bytes, np.ndarray]] = {}  # of each folder: names, and the length of each
+        images: dict[
+            bytes, tuple[bytes, np.ndarray]
+        ] = {}  # for each folder: all names in one buffer, and their lengths
         waiting = [start]
         while waiting:
             folder = waiting.pop()
@@ -85,8 +87,8 @@ class Scanner:
         return Paths.pack(self.root, b"".join(names for names, _ in parts), np.concatenate(lengths))
 
     def cached(self, selection: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return what `build` makes with this scanner. For a large root it is kept, under the `selection`, until a
-        folder changes: a file that comes, goes or is renamed changes its folder's time."""
+        """Return the result of `build`, which uses this scanner. For a large root, the result is cached under the key
+        `selection` until a folder changes: adding, removing or renaming a file changes its folder's time."""
         from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
         started = time.time_ns()
@@ -109,7 +111,7 @@ class Scanner:
         return os.stat(os.path.join(self._root, folder)).st_mtime_ns
 
     def _entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
-        """Yield what is in a folder, without litter, and whether each entry is a folder."""
+        """Yield the entries of a folder, without litter, and whether each is a folder."""
         self._times[folder] = self._time_of(folder)
         with os.scandir(os.path.join(self._root, folder)) as entries:
             for entry in entries:
@@ -125,21 +127,21 @@ class Scanner:
             if not entry.is_dir():
                 return False
         except OSError as error:
-            raise self._circle(entry.path) if error.errno == errno.ELOOP else error from None
+            raise self._circular_link(entry.path) if error.errno == errno.ELOOP else error from None
         if entry.is_symlink():
             self._check_inside(entry)
             self._check_no_circle(entry, folder)
         return True
 
     def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
-        """Return whether an entry that is not a folder is a file to read. A pipe is not: it may never end."""
+        """Return whether an entry that is not a folder is a regular file. Reading a pipe might never end."""
         if not entry.is_symlink():
             return entry.is_file(follow_symlinks=False)
         self._check_inside(entry)
         try:
             return stat.S_ISREG(entry.stat().st_mode)
         except FileNotFoundError:
-            return True  # the link's target is missing: an error of this sample, when it is read
+            return True  # the link is broken: reading this sample raises the error
 
     def _check_inside(self, link: os.DirEntry[bytes]) -> None:
         if self._follow_links:
@@ -147,42 +149,42 @@ class Scanner:
         target = os.path.realpath(link.path)
         if target != self._real_root and not target.startswith(self._real_root.rstrip(b"/") + b"/"):
             raise ValueError(
-                f"{os.fsdecode(link.path)!r} is a link that leaves {os.fsdecode(self._root)!r}: it leads to "
-                f"{os.fsdecode(target)!r}. To follow it write follow_links=True"
+                f"{os.fsdecode(link.path)!r} is a link that points outside {os.fsdecode(self._root)!r}, to "
+                f"{os.fsdecode(target)!r}. To follow such links, pass follow_links=True"
             )
 
     def _check_no_circle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
-        """Refuse a link to a folder on the way to it: every circle has one."""
+        """Refuse a link to one of its parent folders: every circle contains such a link."""
         target = link.stat()
         above = self._root
         for name in [b"", *folder.split(b"/")]:
             above = os.path.join(above, name)
             if os.path.samestat(target, os.stat(above)):
-                raise self._circle(link.path)
+                raise self._circular_link(link.path)
 
-    def _circle(self, link: bytes) -> ValueError:
+    def _circular_link(self, link: bytes) -> ValueError:
         return ValueError(
-            f"{os.fsdecode(link)!r} is a link that leads in a circle (to {os.fsdecode(os.readlink(link))!r}); remove it"
+            f"{os.fsdecode(link)!r} is a circular link (to {os.fsdecode(os.readlink(link))!r}); remove it"
         )
 
 
 def full_path(path: str | os.PathLike[str]) -> str:
-    """Return a path that does not depend on the working directory; ``~`` is the user's home.
+    """Return an absolute path; ``~`` is the user's home directory.
 
     Raises:
-        FileNotFoundError: there is no home: HOME is not set, and the user is in no table.
+        FileNotFoundError: the home directory is unknown: HOME is not set, and the user has no passwd entry.
     """
     full = os.path.expanduser(os.fsdecode(path))
-    if full == "~" or full.startswith("~/"):  # else it would be a folder of that name, wherever the program is started
+    if full == "~" or full.startswith("~/"):  # otherwise abspath would use a folder named "~" in the working directory
         raise FileNotFoundError(
-            f"{path!r} is in a home that is not known: HOME is not set, and this user (number {os.getuid()}) is not in "
-            "the table of users; set HOME, or name the whole path"
+            f"the home directory for {path!r} is unknown: HOME is not set, and this user (uid {os.getuid()}) has no "
+            "passwd entry; set HOME, or give the full path"
         )
     return os.path.abspath(full)
 
 
 def from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """Return an index that may count from the end as one from 0; `text` says in an error how many there are."""
+    """Convert an index that may be negative to one that counts from 0; `text` gives the valid range in the error."""
     try:
         number = index.__index__()
     except AttributeError:
@@ -193,9 +195,9 @@ def from_start(index: SupportsIndex, count: int, text: str) -> int:
 
 
 class Lazy(Sequence[Entry]):
-    """A sequence that makes each entry when it is asked for: `_entry` of its number, 0 ≤ number < length."""
+    """A sequence that builds each entry on access, by `_entry(number)` with 0 ≤ number < length."""
 
-    _entries = "paths"  # what errors call them
+    _entries = "paths"  # the noun for the entries in errors
 
     def _entry(self, number: int) -> Entry:
         raise NotImplementedError
@@ -208,18 +210,18 @@ class Lazy(Sequence[Entry]):
         if isinstance(index, slice):
             return [self._entry(number) for number in range(*index.indices(len(self)))]
         count = len(self)
-        if type(index) is int and 0 <= index < count:  # each sample's: no text is made for nothing
+        if type(index) is int and 0 <= index < count:  # the fast path for samples, without formatting a message
             return self._entry(index)
         return self._entry(from_start(index, count, f"there are {count} {self._entries}"))
 
 
 class Paths(Lazy[str]):
-    """The paths of a dataset: a sequence that makes each str when it is asked for.
+    """The paths of a dataset, in a sequence that builds each str on access.
 
     Args:
         root: the folder that all paths are relative to.
         data: uint8, the relative paths one after the other.
-        offsets: n + 1 integers, where each path begins and the last one ends.
+        offsets: n + 1 integers: the start of each path, and the end of the last path.
 
     Example:
         >>> paths = Paths.of("/data", [b"a.jpg", b"sub/b.jpg"])
@@ -235,7 +237,7 @@ class Paths(Lazy[str]):
 
     @classmethod
     def pack(cls, root: str, data: Any, lengths: Any) -> Paths:
-        """Return paths from a buffer of them one after the other, and the length of each."""
+        """Build paths from a buffer with all paths one after the other, and the length of each."""
         data = np.frombuffer(data, np.uint8)
         offsets = np.zeros(1 + len(lengths), np.uint32 if len(data) < WIDE_BYTES else np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -243,12 +245,12 @@ class Paths(Lazy[str]):
 
     @classmethod
     def of(cls, root: str, paths: Sequence[bytes]) -> Paths:
-        """Return paths that are relative to the root."""
+        """Pack paths that are relative to the root."""
         return cls.pack(root, bytearray().join(paths), np.fromiter(map(len, paths), np.int64, len(paths)))
 
     @classmethod
     def joined(cls, root: str, parts: Sequence[Paths]) -> Paths:
-        """Return the paths of several parts, one part after the other, all below one root."""
+        """Concatenate several parts, all below one root."""
         lengths = [np.diff(part.offsets) for part in parts]
         return cls.pack(
             root, bytearray().join(part.data.data for part in parts), np.concatenate([np.zeros(0, np.int64), *lengths])
@@ -256,7 +258,8 @@ class Paths(Lazy[str]):
 
     @classmethod
     def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
-        """Pack paths, relative ones to the working directory, below the root if all are in it, else below ``/``."""
+        """Pack absolute paths, or paths relative to the working directory: below the root if it contains them all, else
+        below ``/``."""
         names = [os.fsencode(path) for path in paths]
         prefix = os.path.join(os.fsencode(root), b"")
         if prefix and all(name.startswith(prefix) for name in names):
@@ -265,7 +268,7 @@ class Paths(Lazy[str]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of memory the paths take."""
+        """The number of bytes of memory that the paths use."""
         return self.data.nbytes + self.offsets.nbytes
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
-"""Datasets that hold plain data in memory: read by the batch, with no call for each sample. In workers; no torch.
+"""Datasets of plain data in memory, which are read a batch at a time, without a call per sample. In workers; no torch.
 
-These are arrays and tensors, whose rows are samples; lists, tuples and dicts of samples; torch's `TensorDataset`, and
-its `StackDataset` and `Subset` of such. Only these very classes: one that the user derives may do more than that.
+These are arrays and tensors, whose rows are samples; lists, tuples and dicts of samples; torch's `TensorDataset`; and
+`StackDataset` and `Subset` of these. Subclasses do not count, since they may behave differently.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpuload.datasets.tree import LEAF, Structure, is_plain_tensor, sorted_keys,
 
 __all__ = ["NUMBERS", "Picked", "picked"]
 
-NUMBERS: Final = frozenset(np.dtype(code).name for code in "?bhiqBHIQefdFD")  # numpy's types that torch has too
+NUMBERS: Final = frozenset(np.dtype(code).name for code in "?bhiqBHIQefdFD")  # numpy's dtypes that torch has too
 
-Found = tuple[Structure, Sequence[Sequence[Any]]]
+Columns = tuple[Structure, Sequence[Sequence[Any]]]
 
 
 @dataclass(slots=True, frozen=True)
 class Picked(Sequence[np.ndarray]):
-    """Rows of an array that are still to be copied: `array`, M×…, and `rows`, int64 (N,), each in 0 … M-1."""
+    """Selected rows of an array, not yet copied: `array` is M×…, `rows` is int64 (N,), each in 0 … M-1."""
 
     array: np.ndarray
     rows: np.ndarray
@@ -35,9 +35,9 @@ class Picked(Sequence[np.ndarray]):
         return self.array[self.rows[number]]
 
 
-def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Found | None:
-    """Return the samples of these keys: their structure, and each leaf of all of them; None means they have to be read
-    one by one."""
+def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Columns | None:
+    """Return the structure of the samples with these keys, and for each leaf its values in all samples. None means that
+    the samples must be read one by one."""
     if not isinstance(keys, np.ndarray) or keys.dtype.kind not in "iu" or not len(keys):
         return None
     kind = type(dataset)
@@ -46,7 +46,7 @@ def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Found | None:
     if kind in (list, tuple, dict):
         try:
             samples = [dataset[key] for key in keys.tolist()]
-        except LookupError:  # one by one, to find which
+        except LookupError:  # reading one by one finds the invalid key
             return None
         return transposed(samples)
     if is_plain_tensor(kind):
@@ -57,21 +57,21 @@ def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Found | None:
     if name in ("TensorDataset", "StackDataset"):
         parts: Any = dataset.tensors if name == "TensorDataset" else dataset.datasets
         names = sorted_keys(parts) if isinstance(parts, dict) else None
-        return _together(parts if names is None else [parts[name] for name in names], keys, names)
+        return _combined(parts if names is None else [parts[name] for name in names], keys, names)
     if name == "Subset" and keys.min() >= 0 and keys.max() < len(dataset.indices):
         indices = dataset.indices
         return picked(dataset.dataset, np.array([indices[key] for key in keys.tolist()]))
     return None
 
 
-def _of_array(array: np.ndarray, keys: np.ndarray) -> Found | None:
+def _of_array(array: np.ndarray, keys: np.ndarray) -> Columns | None:
     usable = array.ndim and array.dtype.name in NUMBERS and array.dtype.isnative
-    if not usable or keys.min() < 0 or keys.max() >= len(array):  # a key of another kind is an error of its sample
+    if not usable or keys.min() < 0 or keys.max() >= len(array):  # reading one by one reports the invalid key
         return None
     return LEAF, [Picked(array, keys)]
 
 
-def _of_tensor(tensor: Any, keys: np.ndarray) -> Found | None:
+def _of_tensor(tensor: Any, keys: np.ndarray) -> Columns | None:
     special = tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
     if special or str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
         return None
@@ -80,8 +80,8 @@ def _of_tensor(tensor: Any, keys: np.ndarray) -> Found | None:
     return _of_array(tensor.detach().numpy(), keys)
 
 
-def _together(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Found | None:
-    """Return the rows of several datasets as a tuple, or as a dict with these names."""
+def _combined(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Columns | None:
+    """Return rows of several datasets, combined in a tuple, or in a dict with these names."""
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Samples as their *structure* (nested containers, hashable) and their leaves: taken apart, named and put together.
+"""Samples as their *structure* (nested containers, hashable) and their leaves: flattened, named and rebuilt.
 
 Runs in workers and in the main process; imports no torch.
 """
@@ -46,14 +46,15 @@ __all__ = [
 
 LEAF = "*"
 VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
-PLAIN = frozenset({*VALUES, *LEAVES, *META})  # leaves by their type alone
-# LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
-# "dataclass", and "clip": frames, one leaf each, that become one tensor.
+PLAIN = frozenset({*VALUES, *LEAVES, *META})  # types whose objects are always leaves
+# Either LEAF or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list",
+# "dict", "dataclass", and "clip": frames, one leaf each, which become one tensor.
 Structure = Any
 
 
 class Keys(tuple[Any, ...]):
-    """A dict's sorted keys, so that samples differing only in their order have one structure; `order` is as given."""
+    """A dict's sorted keys, so that samples whose keys differ only in order have the same structure; `order` has the
+    original order."""
 
     order: tuple[Any, ...]
 
@@ -61,7 +62,7 @@ class Keys(tuple[Any, ...]):
 def flatten(sample: Any, leaves: list[Any]) -> Structure:
     """Append the leaves of a sample to `leaves`, depth first, and return its structure."""
     kind = type(sample)
-    if kind is tuple and PLAIN.issuperset(map(type, sample)):  # most samples: nothing has to be asked of their leaves
+    if kind is tuple and PLAIN.issuperset(map(type, sample)):  # the fast path for most samples: the types suffice
         leaves += sample
         return ("tuple", None, None, (LEAF,) * len(sample))
     if kind in PLAIN:
@@ -85,8 +86,8 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
 
 
 def transposed(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
-    """Return the structure that all samples have, and each leaf of all of them, if they are built alike of tuples,
-    lists and dicts with plain values as leaves; None means take them apart one by one."""
+    """Return the common structure of samples, and for each leaf its values in all samples. None means the samples must
+    be flattened one by one: they differ in structure, or are not tuples, lists and dicts of plain values."""
     leaves: list[Sequence[Any]] = []
     structure = None if type(None) in set(map(type, samples)) else _transposed(samples, leaves)
     return None if structure is None else (structure, leaves)
@@ -116,7 +117,7 @@ def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structur
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
-    """Return a structure in which leaves, by their number, are clips of this many frames, each frame a leaf."""
+    """Replace leaves with clips whose frames are leaves; `lengths` has the number of frames, keyed by leaf number."""
     return _unfolded(structure, itertools.count(), lengths)
 
 
@@ -129,11 +130,11 @@ def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int
 
 
 def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the keys of a dict as its structure has them."""
+    """Return the keys of a dict in the form that its structure contains."""
     order = tuple(order)
     try:
         keys = tuple(sorted(order))
-    except TypeError:  # of several types: as given
+    except TypeError:  # keys of different types keep their order
         return order
     if keys == order:
         return order
@@ -143,7 +144,7 @@ def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """Return one container of a sample or batch from its parts, a dict's keys in their original order."""
+    """Build a container of a sample or batch from its parts; a dict's keys keep their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
         return parts if cls is None else made_like(cls, parts)
@@ -160,7 +161,7 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
 
 
 def made_like(cls: type, plain: Any) -> Any:
-    """Return a mapping or list of the user's type, if it can be made from a dict or list; else `plain` itself."""
+    """Convert a dict or list to the user's type; return `plain` itself if that is not possible."""
     try:
         return cls(plain)
     except TypeError:
@@ -172,7 +173,7 @@ def made_like(cls: type, plain: Any) -> Any:
 
 
 def _clip(frames: list[Any]) -> Any:
-    """Return finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
+    """Stack finished frames C×H×W to a tensor T×C×H×W. If each frame is a list of views, return one tensor per view."""
     if isinstance(frames[0], list):
         return [_clip(list(view)) for view in zip(*frames, strict=True)]
     return sys.modules["torch"].stack(frames)
@@ -183,16 +184,16 @@ def leaf_count(node: Structure) -> int:
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """Return a sample from its structure and its leaves, depth first."""
+    """Rebuild a sample from its structure and its leaves in depth-first order."""
     remaining = iter(leaves)
     return assembled(structure, lambda within: next(remaining), keep_tuples=True)
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """Return a structure with leaves from `leaf`, called depth first with the kind of the container of each. Plain
-    tuples become lists unless `keep_tuples`.
+    """Build an object of this structure. `leaf` returns the leaves: it is called in depth-first order with the kind of
+    the leaf's container. Plain tuples become lists unless `keep_tuples`.
 
-    (An inner function that calls itself would be a reference cycle, and hold a batch until it is collected.)
+    (An inner function that calls itself would be a reference cycle, and keep a batch alive until garbage collection.)
     """
     if node == LEAF:
         return leaf(within)
@@ -202,7 +203,7 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
-    """Return a structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
+    """Describe a structure as text, ``(·, {'label': ·})``, or with leaves, ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
         return "·" if leaves is None else kind_of(next(iter(leaves)))
     kind, cls, keys, children = structure
@@ -221,13 +222,13 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
 
 
 def labels_of(node: Structure) -> list[str]:
-    """Return what a container calls its children: a dict's keys, fields of a dataclass or named tuple, else numbers."""
+    """Return the labels of a container's children: dict keys, fields of a dataclass or named tuple, or numbers."""
     _, cls, keys, children = node
     return list(map(str, getattr(cls, "_fields", range(len(children))) if keys is None else keys))
 
 
 def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
-    """Return the name of each leaf, depth first: the path to it, joined by dots."""
+    """Return the name of each leaf, its path joined by dots, in depth-first order."""
     if structure == LEAF:
         return [".".join(path)]
     children = zip(labels_of(structure), structure[3], strict=True)
@@ -235,8 +236,8 @@ def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
 
 
 def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
-    """Yield every container and leaf, depth first, with its place, ``sample[1]["masks"]``, and the innermost name
-    there. The frames of a clip share one place."""
+    """Yield every container and leaf in depth-first order, with its place, such as ``sample[1]["masks"]``, and the
+    innermost name in that place. The frames of a clip share one place."""
     yield node, place, name
     if node == LEAF:
         return
@@ -257,49 +258,52 @@ def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[
 
 @functools.lru_cache(64)
 def places_of(structure: Structure) -> list[str]:
-    """Return the place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
+    """Return the place of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
     return [place for node, place, _ in located(structure) if node == LEAF]
 
 
 def any_of(structure: Structure, leaves: Iterable[int]) -> str:
-    """Return the places of several leaves, one of which is meant: ``sample[0] or sample[1]``."""
+    """Return the places of alternative leaves: ``sample[0] or sample[1]``."""
     return " or ".join(dict.fromkeys(places_of(structure)[leaf] for leaf in leaves))
 
 
 def _quoted(key: Any) -> str:
-    """Return a key as Python writes it, in double quotes where it has none inside: a message may be in single ones."""
+    """Return the repr of a key, with double quotes if possible, since the message may be quoted with single quotes."""
     text = repr(key)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text
 
 
-def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> str:
-    """Return how two structures differ, if one holds other keys, or a list of another length, as the end of a sentence
-    that describes both; else nothing."""
-    if LEAF in (one, other) or one[:2] != other[:2]:
+def difference(first: Structure, second: Structure, path: tuple[str, ...] = ()) -> str:
+    """Describe how the keys or list lengths of two structures differ, as the end of a sentence about both structures;
+    return "" if they differ in another way."""
+    if LEAF in (first, second) or first[:2] != second[:2]:
         return ""
     name = f"{'.'.join(path)!r}" if path else "the sample"
-    ours, theirs = labels_of(one), labels_of(other)
-    if set(ours) != set(theirs) and one[0] == "dict":
+    first_labels, second_labels = labels_of(first), labels_of(second)
+    if set(first_labels) != set(second_labels) and first[0] == "dict":
         parts = [
-            f"{', '.join(repr(key) for key in these if key not in those) or 'none'} in the {which} alone"
-            for these, those, which in ((ours, theirs, "first"), (theirs, ours, "second"))
+            f"{', '.join(repr(key) for key in keys if key not in other_keys) or 'none'} in the {position} only"
+            for keys, other_keys, position in (
+                (first_labels, second_labels, "first"),
+                (second_labels, first_labels, "second"),
+            )
         ]
         hint = f"; collate_fn=gpuload.keep({name}) keeps dicts of any form, in a list" if path else ""
         return f" (the keys of {name} differ: {parts[0]}, {parts[1]}{hint})"
-    if len(ours) != len(theirs):
+    if len(first_labels) != len(second_labels):
         hint = ""
-        if path and one[0] == "list":
+        if path and first[0] == "list":
             hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers, gpuload.keep({name}) keeps any list"
-        return f" ({name} has the length {len(ours)} in the first, {len(theirs)} in the second{hint})"
-    children = zip(ours, one[3], other[3], strict=True)
-    return next(filter(None, (difference(mine, its, (*path, label)) for label, mine, its in children)), "")
+        return f" ({name} has length {len(first_labels)} in the first, {len(second_labels)} in the second{hint})"
+    children = zip(first_labels, first[3], second[3], strict=True)
+    return next(filter(None, (difference(left, right, (*path, label)) for label, left, right in children)), "")
 
 
 def kind_of(leaf: Any) -> str:
-    """Return what a leaf is, in words: ``uint8 array 48×64×3``."""
+    """Describe a leaf in words: ``uint8 array 48×64×3``."""
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
-        what = "array" if isinstance(leaf, np.ndarray) else "tensor"
-        return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
+        container = "array" if isinstance(leaf, np.ndarray) else "tensor"
+        return f"{dtype_of(leaf)} {container} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
     return "None" if leaf is None else type(plain_meta(leaf)).__name__
 
 
@@ -309,7 +313,7 @@ def dtype_of(leaf: Any) -> str:
 
 
 def is_plain_tensor(kind: type) -> bool:
-    """Return whether a type is torch's Tensor itself, not a subclass."""
+    """Return whether a type is torch's Tensor, and not a subclass."""
     return (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 

@@ -1,7 +1,7 @@
-"""Copies of torchvision's `ImageFolder` for workers, which import neither torch nor torchvision to read them.
+"""Copies of torchvision's `ImageFolder` for workers, which can read them without importing torch or torchvision.
 
-Made in the main process each time that workers are sent a dataset; the user's own object stays what it was. A copy has
-the attributes of the dataset under their names, so changes that a `Loader` sends to its workers later apply to it.
+A copy is created in the main process each time a dataset is sent to workers; the user's object does not change. A copy
+has the same attribute names as the dataset, so changes that a `Loader` sends to its workers later apply to the copy.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SUBSET: Final = ("torch.utils.data.dataset", "Subset")
 
 
 def without_torch(dataset: Any) -> Any:
-    """Return a copy that yields the samples of a dataset without torch, or the dataset itself.
+    """Return a copy of a dataset that yields the same samples without torch, or the dataset itself.
 
-    There is one of torchvision's ``ImageFolder(loader=gpuload.read)`` without transforms, and of torch's `Subset` of
-    one. Subclasses stay what they are.
+    Copies exist for torchvision's ``ImageFolder(loader=gpuload.read)`` without transforms, and for torch's `Subset` of
+    such a dataset. Subclasses are returned unchanged.
     """
     kind = type(dataset).__module__, type(dataset).__qualname__
     if kind == SUBSET and _is_unchanged(dataset, "__getitem__", "__getitems__", "__len__"):
@@ -45,7 +45,7 @@ def without_torch(dataset: Any) -> Any:
 
 
 def _is_unchanged(dataset: Any, *methods: str) -> bool:
-    """Return whether nobody has replaced these methods of a class."""
+    """Return whether these methods are still those of the original class."""
     cls = type(dataset)
     return all(getattr(getattr(cls, name), "__module__", None) == cls.__module__ for name in methods)
 
@@ -54,7 +54,7 @@ class FolderCopy:
     """The samples of an ``ImageFolder(loader=gpuload.read)``.
 
     Args:
-        samples: path and label of each image, as the dataset has them.
+        samples: the dataset's list of (path, label), one per image.
     """
 
     def __init__(self, samples: list[Any]) -> None:
@@ -68,13 +68,13 @@ class FolderCopy:
         return read(path), target
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Let the kernel read the files of these samples, which are asked for soon."""
+        """Have the kernel prefetch the files of these samples, which will be read soon."""
         for index in indices:
             will_read(self.samples[index][0])
 
 
 class SubsetCopy:
-    """A selection of samples of a copy, as torch's `Subset` has them."""
+    """A selection of samples from a copy, the counterpart of torch's `Subset`."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices
@@ -86,16 +86,16 @@ class SubsetCopy:
         return self.dataset[self.indices[index]]
 
     def will_need(self, indices: Iterable[Any]) -> None:
-        """Let the kernel read the files of these samples, which are asked for soon."""
+        """Have the kernel prefetch the files of these samples, which will be read soon."""
         self.dataset.will_need([self.indices[index] for index in indices])
 
 
 def _packed(samples: list[Any]) -> Sequence[Any]:
-    """Pack pairs; samples that are anything else stay a list."""
+    """Pack (path, label) pairs; samples of any other form stay in a list."""
     if not all(type(sample) is tuple and len(sample) == 2 and type(sample[0]) is str for sample in samples):
         return samples
     names = [path for path, _ in samples]
-    shared = os.path.commonprefix([min(names), max(names)]) if names else ""  # noqa: RUF071  its folder is taken
+    shared = os.path.commonprefix([min(names), max(names)]) if names else ""  # noqa: RUF071  dirname follows
     folder = os.path.dirname(shared)
     prefix = os.path.join(folder, "")
     with contextlib.suppress(UnicodeEncodeError):

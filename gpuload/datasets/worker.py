@@ -1,4 +1,4 @@
-"""Which worker reads this dataset: `get_worker_info()`. Needs no torch; `gpuload.workers.main` sets it."""
+"""`get_worker_info()`: the worker that reads this dataset. Needs no torch; `gpuload.workers.main` sets the value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The part of the work that is done here. Share ``rank * num_workers + id`` of ``world_size * num_workers`` is a
-    part that no other worker of any rank has.
+    """The worker that reads a dataset. Share ``rank * num_workers + id`` of ``world_size * num_workers`` is unique
+    among all workers of all ranks.
 
     Attributes:
-        id, num_workers: this worker's number, and how many there are on this rank; 0 of 1 with ``num_workers=0``.
-        rank, world_size: the `Loader`'s, given or found at `iter()`.
-        seed: to seed generators of one's own with: 0 ≤ seed < 2**32, another in each epoch, worker and rank.
-        dataset: the copy that this worker has.
+        id, num_workers: this worker's number, and the number of workers on this rank; 0 and 1 with ``num_workers=0``.
+        rank, world_size: the values of the `Loader`, from its arguments or detected at `iter()`.
+        seed: a seed for your own generators, 0 ≤ seed < 2**32, which differs in each epoch, worker and rank.
+        dataset: this worker's copy of the dataset.
     """
 
     id: int
@@ -33,9 +33,9 @@ class Process:
     """The role of this process.
 
     Attributes:
-        info: what `get_worker_info` returns.
-        was_asked: whether anybody has read it, torch's or ours.
-        is_worker: it may die, since another process then does its work.
+        info: the value that `get_worker_info` returns.
+        was_asked: whether gpuload's or torch's `get_worker_info` was called.
+        is_worker: whether the process may die, since another process then takes over its work.
     """
 
     info: WorkerInfo | None = None
@@ -47,8 +47,8 @@ THIS_PROCESS: Final = Process()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return which part of the work is done here, for an iterable dataset to give its share alone; None if no `Loader`
-    is making samples in this process.
+    """Return the worker that runs this code, so that an iterable dataset can yield only its share; None if no `Loader`
+    is reading samples in this process.
 
     Example:
         >>> from itertools import islice
@@ -67,6 +67,6 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def swap(info: WorkerInfo | None) -> WorkerInfo | None:
-    """Say this from now on; returns what was said before."""
-    before, THIS_PROCESS.info = THIS_PROCESS.info, info
-    return before
+    """Replace the current worker info, and return the previous one."""
+    previous, THIS_PROCESS.info = THIS_PROCESS.info, info
+    return previous

@@ -1,4 +1,4 @@
-"""What `Loader.stats` counts, for systems that watch programs."""
+"""Exporters of `Loader.stats` to monitoring systems."""
 
 from gpuload.exporters.prometheus import Prometheus
 

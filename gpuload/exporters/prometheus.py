@@ -1,8 +1,8 @@
-"""`Loader.stats` for Prometheus: read at each scrape, in the thread that answers it.
+"""`Loader.stats` for Prometheus, read at each scrape in the thread that answers it.
 
-A registry has one collector of ours, for all loaders that are watched there: each metric is then told once, with the
-loader's name as a label. Collectors know loaders by weak references, so one that is gone disappears from the next
-scrape. Needs prometheus-client (the extra `metrics`). Runs in the main process; starts no thread.
+gpuload registers one collector per registry, for all loaders that are watched there, so that each metric appears once,
+with the loader's name as a label. Collectors hold weak references, so a loader that has been garbage-collected is
+missing from the next scrape. Needs prometheus-client (the extra `metrics`). Runs in the main process; starts no thread.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 
 __all__ = ["Prometheus"]
 
-Sample = tuple[tuple[str, ...], float]  # the values of its labels, and its own
+Sample = tuple[tuple[str, ...], float]  # label values, and the sample's value
 
 
 class _Metric(NamedTuple):
-    name: str  # a counter's without "_total"
+    name: str  # without the suffix "_total" of counters
     text: str
     samples: Callable[[Stats], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
-def _one(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
+def _scalar(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
     return _Metric(name, text, lambda stats: [((), value(stats))])
 
 
 COUNTERS: Final = (
-    _one("gpuload_batches", "Batches given.", lambda s: s.batches),
-    _one("gpuload_images", "Images given.", lambda s: s.images),
-    _one("gpuload_loop_seconds", "Time within epochs, of loading and training.", lambda s: s.seconds),
-    _one("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
-    _one("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
-    _one("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
-    _one("gpuload_cache_misses", "Samples looked for in a cache in vain.", lambda s: s.cache_misses),
-    _one("gpuload_errors", "Samples that failed.", lambda s: s.errors),
-    _one("gpuload_worker_restarts", "Workers that were started again.", lambda s: s.restarts),
+    _scalar("gpuload_batches", "Batches yielded to the loop.", lambda s: s.batches),
+    _scalar("gpuload_images", "Images yielded to the loop.", lambda s: s.images),
+    _scalar("gpuload_loop_seconds", "Time within epochs, for loading and training.", lambda s: s.seconds),
+    _scalar("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
+    _scalar("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
+    _scalar("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
+    _scalar("gpuload_cache_misses", "Samples not found in a cache.", lambda s: s.cache_misses),
+    _scalar("gpuload_errors", "Samples that failed.", lambda s: s.errors),
+    _scalar("gpuload_worker_restarts", "Workers restarted.", lambda s: s.restarts),
     _Metric(
         "gpuload_part_seconds",
-        "Time of a part of the work, of all workers together.",
+        "Time of a part of the work, summed over all workers.",
         lambda s: [((part.name, part.where), part.seconds) for part in s.parts],
         ("part", "where"),
     ),
     _Metric(
         "gpuload_part_runs",
-        "How often a part of the work was done.",
+        "Number of times that a part of the work ran.",
         lambda s: [((part.name, part.where), part.count) for part in s.parts],
         ("part", "where"),
     ),
@@ -64,49 +64,49 @@ COUNTERS: Final = (
     ),
 )
 GAUGES: Final = (
-    _one("gpuload_epoch", "Number of the epoch.", lambda s: s.epoch),
-    _one(
-        "gpuload_next_seconds", "Host time of a next() without its waiting, in this epoch.", lambda s: s.next_ms / 1e3
+    _scalar("gpuload_epoch", "Number of the epoch.", lambda s: s.epoch),
+    _scalar(
+        "gpuload_next_seconds", "Mean host time of next() without waiting, in this epoch.", lambda s: s.next_ms / 1e3
     ),
-    _one(
+    _scalar(
         "gpuload_start_seconds",
-        "Time from iter() until the workers that there are now were ready.",
+        "Time from iter() until the current workers were ready.",
         lambda s: s.start.seconds,
     ),
-    _one("gpuload_ready_chunks", "Chunks that are done and not given.", lambda s: s.chunks_ready),
-    _one("gpuload_ready_batches", "Batches that are done and not given.", lambda s: s.batches_ready),
-    _one("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
-    _one("gpuload_ring_bytes", "Shared memory taken for decoded pixels.", lambda s: s.ring_bytes),
-    _one("gpuload_ring_limit_bytes", "The most that it may take.", lambda s: s.ring_limit_bytes),
-    _one("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
+    _scalar("gpuload_ready_chunks", "Chunks that are ready and not yet yielded.", lambda s: s.chunks_ready),
+    _scalar("gpuload_ready_batches", "Batches that are ready and not yet yielded.", lambda s: s.batches_ready),
+    _scalar("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
+    _scalar("gpuload_ring_bytes", "Shared memory allocated for decoded pixels.", lambda s: s.ring_bytes),
+    _scalar("gpuload_ring_limit_bytes", "Limit of the shared memory for decoded pixels.", lambda s: s.ring_limit_bytes),
+    _scalar("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
     _Metric(
         "gpuload_worker_busy_ratio",
-        "Share of the time since its start that a worker was at work, in this epoch.",
+        "Share of the time since its start that a worker was busy, in this epoch.",
         lambda s: [((str(worker.number),), worker.busy) for worker in s.workers],
         ("worker",),
     ),
 )
 
-_collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()  # by registry
+_collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()  # keyed by registry
 _changing = threading.Lock()
 
 
 class Prometheus:
-    """Let Prometheus watch a loader: its `Loader.stats`, read at each scrape.
+    """An exporter of a loader's `Loader.stats` to Prometheus, read at each scrape.
 
-    Counters begin at 0 here, go on over epochs, and begin again where workers do: after `Loader.close`, and with each
-    epoch where ``persistent_workers=False``. Gauges are of the moment, or of the epoch. All metrics are called
-    ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Several ranks are several processes, each
-    with a port of its own.
+    Counters start at 0 when the exporter is created, and continue across epochs. They start over with new workers:
+    after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show the current moment or epoch.
+    All metrics are named ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Each rank is a
+    process of its own, and needs a separate port.
 
     Args:
         loader: a `Loader`.
-        name: the label; loaders of one registry have different ones.
-        registry: a ``prometheus_client.CollectorRegistry``; default: the one that ``start_http_server`` serves.
+        name: the value of the label; must be unique within a registry.
+        registry: a ``prometheus_client.CollectorRegistry``; default: the registry that ``start_http_server`` serves.
 
     Raises:
         ModuleNotFoundError: prometheus-client is not installed: ``pip install 'gpuload[metrics]'``.
-        ValueError: a loader of this name is watched already.
+        ValueError: a loader with this name is already being watched.
 
     Example:
         >>> import numpy as np
@@ -134,17 +134,17 @@ class Prometheus:
             watched = None if collector is None else collector.loaders.get(name)
             if watched is not None and watched[0]() is not None:
                 raise ValueError(
-                    f"a loader named {name!r} is watched in this registry already: give this one another name=…, or "
-                    "close() the Prometheus of the other"
+                    f"a loader named {name!r} is already watched in this registry; choose another name=…, or close() "
+                    "the Prometheus exporter of the other loader"
                 )
             if collector is None:
                 collector = _Collector(core)
-                self._registry.register(collector)  # which may refuse it
+                self._registry.register(collector)  # may raise an error
                 _collectors[self._registry] = collector
             collector.loaders[name] = self._entry
 
     def close(self) -> None:
-        """Watch the loader no longer. Idempotent."""
+        """Stop watching the loader. Idempotent."""
         with _changing:
             collector = _collectors.get(self._registry)
             if collector is None or collector.loaders.get(self._name) is not self._entry:
@@ -156,11 +156,11 @@ class Prometheus:
 
 
 class _Collector:
-    """The metrics of the loaders of a registry, which the registry asks for at each scrape."""
+    """The metrics of all loaders of a registry, which the registry collects at each scrape."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # by name; the statistics that it began with
+        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # by name; with initial statistics
 
     def describe(self) -> Iterator[Any]:
         return self._families([])

@@ -1,6 +1,6 @@
-"""What a data set is like: its files, classes and pixels, what is damaged, what is there twice. One HTML page of it.
+"""Inspection of data sets: their files, classes and pixels, damage and duplicates, shown on one HTML page.
 
-Two passes, both in the workers of a `Loader`: `gather` has `files` look at the bytes of every sample, then decode a
-part of them. What comes back for an image is a row of numbers. `summary` says what all rows come to, as plain values,
-and what to do about it; `page` puts that and pictures into HTML.
+There are two passes, both in the workers of a `Loader`: `gather` uses `files` to check the bytes of every sample, then
+to decode some of the images. The result for an image is a row of numbers. `summary` aggregates all rows to plain
+values, with advice; `page` renders the summary and pictures as HTML.
 """

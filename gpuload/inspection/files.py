@@ -1,9 +1,9 @@
-"""What is known of one image, in named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
-Workers run this, in datasets that look at the samples of other datasets. No torch.
+"""The properties of one image as named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
+Workers run this in datasets that inspect the samples of other datasets. No torch.
 
-A file is damaged if its header cannot be read, or if it ends early and so cannot be decoded. A file that only a limit
-of `Decode` refuses is not damaged. All sums over pixels are of integers, so mean and std do not depend on the order of
-images or on how many workers there are.
+A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
+a limit of `Decode` is not damaged. All sums over pixels are integers, so mean and std depend neither on the order of
+images nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuload.errors import DecodeError, one_line
 
 __all__ = [
     "CHANNELS", "DAMAGED", "FORMATS", "GOOD", "KINDS", "MODES", "NAMED", "OF_FILE", "PIXELS", "REFUSED", "ROW",
-    "SAMPLINGS", "Looked", "Picked", "class_of", "find_image", "look_at", "measure",
+    "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -35,12 +35,12 @@ SAMPLINGS: Final = ("", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "other")
 FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
 }  # fmt: skip
-# The formats that names say, to compare with the content. The ending is looked at without case.
+# The formats that file names imply, for comparison with the content. Endings are compared without case.
 NAMED: Final = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
     ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
-GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is of rows that nothing is known of yet
+GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is a row that is not filled in yet
 KINDS: Final = ("progressive", "restart_markers", "profile", "alpha", "deep", "misnamed")
 
 ROW: Final = np.dtype(
@@ -50,15 +50,15 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One image. The file: `digest` has 128 bits of its content. The place: `which` of several data sets, the `index`
-there, and the number of the `label`, -1 without one. The pixels: whether they were `measured`, are `flat`, and their
-digest, `pixels`. Workers fill in the fields of the file, `OF_FILE`, `gather` the others."""
+"""One image. Its file: `digest` is a 128-bit hash of the content. Its place: the number of the data set, `which`; the
+`index` in that data set; and the number of the `label`, or -1. Its pixels: whether they are `measured` and `flat`, and
+their hash, `pixels`. Workers fill in the fields of the file, `OF_FILE`; `gather` fills in all others."""
 OF_FILE: Final = list(ROW.names or ())[:-6]
 
-CHANNELS: Final = 16  # images of more are left out of the statistics
-LEVELS: Final = 4  # channels of which levels are counted
+CHANNELS: Final = 16  # images with more channels are not part of the statistics
+LEVELS: Final = 4  # the number of channels with a histogram of levels
 STRIP: Final = 1 << 20  # pixels that are counted at a time
-FLAT: Final = 2.0  # an image whose levels deviate less from their mean shows nothing
+FLAT: Final = 2.0  # an image whose levels have a smaller standard deviation is blank
 
 PIXELS: Final = np.dtype(
     [
@@ -66,20 +66,23 @@ PIXELS: Final = np.dtype(
         ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
     ]
 )  # fmt: skip
-"""One image's pixels. `bits`: 8 or 16; 0 for floats, of which nothing else is known. `levels`: of 16 bits, the upper
-8."""
+"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. Of 16 bits, `levels`
+counts the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
 LABELS: Final = ("cls", "label", "labels", "target", "class", "class_name")
-TURNED: Final = (b"eXIf", b"tiff:Orientation")  # without them a PNG need not be decoded to know how it is turned
+ORIENTATION_MARKS: Final = (
+    b"eXIf",
+    b"tiff:Orientation",
+)  # a PNG without these has no orientation, and is not opened
 
 
 def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
-    """Return the first image in a sample of one of gpuload's datasets, and its label if that is a number or a word.
+    """Return the first image in a sample of a gpuload dataset, and its label if that is a number or a short text.
 
     Raises:
-        TypeError: it has no image.
+        TypeError: the sample has no image.
     """
     label = None
     if isinstance(sample, Mapping):
@@ -94,7 +97,9 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     if image is None:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)
     if image is None:
-        raise TypeError(f"the sample holds no image: {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}")
+        raise TypeError(
+            f"the sample has no image, but {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
+        )
     if isinstance(label, np.generic):
         label = label.item()
     if isinstance(label, bool) or not isinstance(label, int | str) or len(str(label)) > LONGEST_LABEL:
@@ -103,8 +108,8 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
 
 
 def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
-    """Return the name of a sample's class; "" if there is none. For a sample that cannot be read it is that of the data
-    set's `labels`."""
+    """Return the name of a sample's class; "" if it has none. Without a `label`, because the sample cannot be read, use
+    the data set's `labels`."""
     labels = getattr(dataset, "labels", None)
     if label is None and isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
         label = int(labels[index])
@@ -117,9 +122,9 @@ def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def look_at(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
-    """Fill in what a `ROW` has of a file. It stays where an error says that the file is damaged, or refused by a
-    limit."""
+def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
+    """Fill in the fields of a `ROW` that describe the file. If an error says that the file is damaged, or exceeds a
+    limit, the fields filled in so far keep their values."""
     row["orientation"] = 1
     if isinstance(image, Image):
         pixels = _first_frame(image)
@@ -161,18 +166,18 @@ def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
     row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named = NAMED.get(os.path.splitext(image.source or "")[1].lower())
+    named_format = NAMED.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
     row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
     row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
     row["alpha"] = header.mode in ("LA", "PA", "RGBA")
     opened = header.opened
     row["deep"] = opened is not None and (opened.dtype != "uint8" or too_deep("", header.mode) is not None)
-    row["misnamed"] = named is not None and named != header.format
+    row["misnamed"] = named_format is not None and named_format != header.format
 
 
 def _digest(*parts: Any) -> np.ndarray:
-    """Return 128 bits of some bytes, as two signed numbers."""
+    """Return a 128-bit hash of some bytes, as two signed numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -180,13 +185,13 @@ def _digest(*parts: Any) -> np.ndarray:
 
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
-    """Return all pixels of an image, H×W×C: as a loader has them, but as stored where they have more than 8 bits."""
+    """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
     deep = decoder.dtype(header) != "uint8" and (too_deep("", header.mode) is not None or encoded.mode == "unchanged")
     return decoder.decode(Encoded(encoded.data, "unchanged" if deep else encoded.mode), header)
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
-    """Return how a JPEG's colours are stored; "" if it has none."""
+    """Return the chroma sampling of a JPEG; "" if it has no colours."""
     if jpeg is None or jpeg.components < 3:
         return ""
     factors = [divmod(byte, 16) for byte in data[jpeg.frame_at + 11 : jpeg.frame_at + 10 + 3 * jpeg.components : 3]]
@@ -199,19 +204,19 @@ def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
 def _orientation(data: bytes, header: Header) -> int:
     if header.jpeg is not None:
         return read_orientation(header.jpeg.exif, header.jpeg.xmp)
-    if header.opened is None or (header.format == "PNG" and not any(mark in data for mark in TURNED)):
+    if header.opened is None or (header.format == "PNG" and not any(mark in data for mark in ORIENTATION_MARKS)):
         return 1
     try:
         return header.opened.orientation()
-    except Exception:  # a broken block is no orientation
+    except Exception:  # a corrupt EXIF block counts as no orientation
         return 1
 
 
 # -- the pixels -------------------------------------------------------------------------------------------------------
 
 
-def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
-    """Fill in `PIXELS`. What the decoder raises stays an error."""
+def measure_pixels(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
+    """Fill in `PIXELS`. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
     measured["channels"] = channels
@@ -238,20 +243,20 @@ def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> N
 # -- datasets for workers ---------------------------------------------------------------------------------------------
 
 
-class Looked:
-    """A dataset of what is known of some images of other datasets: the number of its row, its `ROW` or `PIXELS` as
-    bytes, the name of its class, and why it is damaged; "" for none.
+class InspectedImages:
+    """A dataset that inspects images of other datasets. Yields the number of the image's row, its `ROW` or `PIXELS` as
+    bytes, the name of its class, and the cause of its damage, "" for none.
 
     Args:
         datasets: the data sets.
         rows: each image's `ROW`.
-        numbers: the rows of the images that are looked at.
-        pixels: whether their pixels are measured; else their files are looked at.
+        numbers: the rows of the images to inspect.
+        pixels: whether to measure pixels; otherwise files are checked.
     """
 
     def __init__(self, datasets: list[Any], rows: np.ndarray, numbers: np.ndarray, *, pixels: bool) -> None:
         self._datasets, self._numbers, self._pixels = datasets, numbers, pixels
-        self._which, self._indices = rows["which"][numbers], rows["index"][numbers]
+        self._dataset_numbers, self._indices = rows["which"][numbers], rows["index"][numbers]
         self._decoder: Decoder | None = None
 
     def __len__(self) -> int:
@@ -259,30 +264,30 @@ class Looked:
 
     def __getitem__(self, at: int) -> tuple[int, np.ndarray, str, str]:
         self._decoder = self._decoder or Decoder(Decode())
-        dataset, index = self._datasets[self._which[at]], int(self._indices[at])
+        dataset, index = self._datasets[self._dataset_numbers[at]], int(self._indices[at])
         record, label, cause = np.zeros(1, PIXELS if self._pixels else ROW), None, ""
         try:
             image, label = find_image(dataset[index])
-            (measure if self._pixels else look_at)(image, self._decoder, record[0])
-        except Exception as error:  # whatever a dataset raises for a sample that it cannot read
+            (measure_pixels if self._pixels else inspect_file)(image, self._decoder, record[0])
+        except Exception as error:  # a dataset may raise anything for a sample that it cannot read
             cause = f"{type(error).__name__}: {one_line(str(error))}"
             if not self._pixels and record["state"] != REFUSED:
                 record["state"] = DAMAGED
         return int(self._numbers[at]), record.view(np.uint8), class_of(dataset, index, label), cause
 
     def will_need(self, places: list[int]) -> None:
-        """Let data sets that can have the kernel read these samples, which are asked for soon."""
+        """Have the kernel prefetch these samples, which will be read soon, in the data sets that support it."""
         for at in places:
-            if (will_need := getattr(self._datasets[self._which[at]], "will_need", None)) is not None:
+            if (will_need := getattr(self._datasets[self._dataset_numbers[at]], "will_need", None)) is not None:
                 will_need([int(self._indices[at])])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoder": None}
 
 
-class Picked:
-    """A dataset of some images of other datasets, each with its label, or 0 if that is no number. Images of more than 8
-    bits are decoded as they are stored.
+class SelectedImages:
+    """A dataset of selected images of other datasets, each with its label, or 0 if the label is not a number. Images
+    with more than 8 bits per channel are decoded without conversion.
 
     Args:
         datasets: the data sets.

@@ -1,7 +1,7 @@
-"""Looks at data sets with the workers of a `Loader`, and keeps a row of numbers for each image, some 75 bytes, so a
-million take 75 MB. Main process.
+"""Inspection with the workers of a `Loader`. Stores a row of numbers per image, about 75 bytes, so a million images
+take 75 MB. Runs in the main process.
 
-A worker that a file kills is restarted, and the file is a damaged one, as in training.
+If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import GpuloadError
-from gpuload.inspection.files import DAMAGED, GOOD, OF_FILE, PIXELS, ROW, Looked, class_of
+from gpuload.inspection.files import DAMAGED, GOOD, OF_FILE, PIXELS, ROW, InspectedImages, class_of
 from gpuload.loader.loader import Loader
 from gpuload.workers.faults import Faults
 
 __all__ = ["Gathered", "Tell", "gather", "gather_pixels"]
 
 BATCH: Final = 256
-MOST_NOTES: Final = 10_000  # causes that are kept; all are counted
-MOST_CLASSES: Final = 100_000  # more labels than these are not classes
+MAX_CAUSES: Final = 10_000  # causes that are stored; all damaged images are counted
+MAX_CLASSES: Final = 100_000  # if there are more labels, they are not classes
 
 Tell = Callable[[int, int], None]
-"""Called with how many images are done, of how many."""
+"""A progress callback: takes the number of completed images, and the number of all images."""
 
 
 @dataclass
 class PixelSums:
-    """The pixels of all measured images that have the same number of channels and bits, added up. `sums` and `squares`
-    are arrays of Python's integers, which have no end."""
+    """Sums over the pixels of all measured images with the same numbers of channels and bits. `sums` and `squares` are
+    arrays of Python integers, which cannot overflow."""
 
     images: int = 0
     pixels: int = 0
@@ -40,7 +40,7 @@ class PixelSums:
     levels: Any = 0
 
     def add(self, records: np.ndarray) -> None:
-        """Add `PIXELS` of this kind."""
+        """Add `PIXELS` records of these channels and bits."""
         channels = records["channels"][0]
         self.images += len(records)
         self.pixels += int(records["count"].sum())
@@ -51,16 +51,16 @@ class PixelSums:
 
 @dataclass
 class Gathered:
-    """The rows of all images of data sets, and their damaged files.
+    """The rows of all inspected images of several data sets, and the causes of damage.
 
     Attributes:
-        names: of the data sets, as the user calls them.
+        names: the names of the data sets.
         datasets: the data sets.
-        rows: one `ROW` for each image that was looked at, those of the first data set first.
-        classes: the names that the rows' labels number, over all data sets.
-        causes: why images are damaged or refused, by row; the first 10,000.
-        drawn: whether not all images were decoded, but some, drawn at random.
-        groups: the sums over all measured images with the same channels and bits.
+        rows: one `ROW` per inspected image, in the order of the data sets.
+        classes: the class names of all data sets; the rows' labels are positions in this list.
+        causes: the causes of damage or refusal, keyed by row; only the first 10,000.
+        drawn: whether the decoded images are a random selection.
+        groups: the sums over all measured images, keyed by channels and bits.
     """
 
     names: list[str]
@@ -73,7 +73,7 @@ class Gathered:
 
     def note_damage(self, row: int, cause: str) -> None:
         self.rows["state"][row] = DAMAGED
-        if len(self.causes) < MOST_NOTES:
+        if len(self.causes) < MAX_CAUSES:
             self.causes[row] = cause
 
     def label_of(self, row: int) -> str | None:
@@ -82,7 +82,7 @@ class Gathered:
         return self.classes[label] if self.classes and label >= 0 else None
 
     def name_of(self, row: int, *, full: bool = False) -> str:
-        """Return an image's path, from the data set's root on if not `full`; else its key; else its index."""
+        """Return an image's path, relative to the data set's root unless `full`; if it has none, its key or index."""
         dataset, index = self.datasets[self.rows["which"][row]], int(self.rows["index"][row])
         if isinstance(dataset, list):
             return getattr(dataset[index], "source", None) or f"sample {index}"
@@ -108,10 +108,10 @@ def gather(
     workers: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> Gathered:
-    """Look at the files of all samples, or of `limit` of each data set, drawn at random.
+    """Check the files of all samples, or of `limit` random samples of each data set.
 
     Raises:
-        WorkerError, TooManyErrors: workers cannot be started, or too many files kill them.
+        WorkerError, TooManyErrors: workers cannot start, or too many files kill them.
     """
     rng = np.random.default_rng(seed)
     chosen = [_draw(rng, np.arange(len(dataset)), limit) for dataset in datasets]
@@ -123,15 +123,15 @@ def gather(
     numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
 
     def number_of(name: str) -> int:
-        return numbers.setdefault(name, len(numbers)) if name and len(numbers) <= MOST_CLASSES else -1
+        return numbers.setdefault(name, len(numbers)) if name and len(numbers) <= MAX_CLASSES else -1
 
-    for at, looked, labels in _batches(gathered, np.arange(len(rows)), workers, tell, pixels=False):
+    for at, records, labels in _batches(gathered, np.arange(len(rows)), workers, tell, pixels=False):
         for name in OF_FILE:
-            rows[name][at] = looked[name]
+            rows[name][at] = records[name]
         rows["label"][at] = [number_of(name) for name in labels]
-    for row in np.flatnonzero((rows["label"] < 0) & (rows["nbytes"] == 0)).tolist():  # those that killed workers
+    for row in np.flatnonzero((rows["label"] < 0) & (rows["nbytes"] == 0)).tolist():  # these files killed workers
         rows["label"][row] = number_of(class_of(datasets[rows["which"][row]], int(rows["index"][row])))
-    if len(numbers) > MOST_CLASSES:
+    if len(numbers) > MAX_CLASSES:
         rows["label"] = -1
     else:
         gathered.classes = list(numbers)
@@ -146,14 +146,14 @@ def gather_pixels(
     workers: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> None:
-    """Decode all images that are not damaged, or `most` of them, drawn at random, and add up their pixels."""
+    """Decode all images that are not damaged, or at most `most` random images, and add up their pixels."""
     rows = gathered.rows
-    every = np.flatnonzero(rows["state"] == GOOD)
-    good = _draw(np.random.default_rng(seed), every, most)
-    gathered.drawn = len(good) < len(every)
-    for at, measured, _ in _batches(gathered, good, workers, tell, pixels=True) if len(good) else ():
-        new = (measured["bits"] > 0) & ~rows["measured"][at]  # one that stands in for a lost one comes twice
-        at, measured = at[new], measured[new]
+    good = np.flatnonzero(rows["state"] == GOOD)
+    selected = _draw(np.random.default_rng(seed), good, most)
+    gathered.drawn = len(selected) < len(good)
+    for at, measured, _ in _batches(gathered, selected, workers, tell, pixels=True) if len(selected) else ():
+        is_new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+        at, measured = at[is_new], measured[is_new]
         rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, measured["flat"], measured["digest"]
         kinds = measured[["channels", "bits"]]
         for kind in np.unique(kinds):
@@ -161,7 +161,7 @@ def gather_pixels(
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:
-    """Return this many of these numbers, drawn at random, in order; None means all."""
+    """Return `count` random numbers out of `numbers`, in order; None means all."""
     if count is None or count >= len(numbers):
         return numbers
     return np.sort(rng.choice(numbers, count, replace=False, shuffle=False))
@@ -170,9 +170,9 @@ def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> n
 def _batches(
     gathered: Gathered, numbers: np.ndarray, workers: int | None, tell: Tell, *, pixels: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Yield what workers see of these rows: the number of each, its `ROW` or `PIXELS`, and the name of its class. Note
-    the damaged ones, and those that killed workers."""
-    looked, dtype = Looked(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
+    """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
+    Record the images that are damaged or killed a worker."""
+    looked, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with Loader(looked, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)

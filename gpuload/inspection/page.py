@@ -1,10 +1,10 @@
-"""The page: one HTML file that needs nothing else, no network and no script; and its pictures.
+"""The page, one self-contained HTML file that works offline and without scripts, and its pictures.
 
-What comes from the data (names of files, classes, causes) is untrusted: jinja2 escapes all of it, characters that
-cannot be seen are written out, and a content security policy forbids everything but the page's own pictures and style.
+Texts from the data (names of files and classes, causes) are untrusted: jinja2 escapes them, invisible characters are
+shown as escapes, and a content security policy forbids everything but the page's own pictures and style.
 
-Pictures are small JPEGs in data URIs: images as they are, and as a recipe makes them. A `Loader` makes them, in its
-workers, as in training; each epoch gives every image another draw.
+Pictures are small JPEGs in data URIs, which show the original images and the output of a recipe. They come from a
+`Loader`, as in training; each epoch gives every image another random draw.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ import numpy as np
 import torch
 
 from gpuload.errors import visible
-from gpuload.inspection.files import GOOD, Picked
+from gpuload.inspection.files import GOOD, SelectedImages
 from gpuload.inspection.gather import Gathered
 from gpuload.inspection.summary import Advice
 from gpuload.loader.loader import Loader
 from gpuload.transforms import Chain, Normalize
 from gpuload.workers.faults import Faults
 
-__all__ = ["SIDE", "bytes_text", "chosen", "contact_sheet", "listed_rows", "pictures", "render"]
+__all__ = ["SIDE", "bytes_text", "choose_rows", "contact_sheet", "duplicate_rows", "pictures", "render"]
 
 SHOWN: Final = {
-    "groups": 12,  # groups of duplicates with pictures, of each kind
-    "images": 4,  # pictures of each
+    "groups": 12,  # groups of duplicates with pictures, per kind
+    "images": 4,  # pictures per group
     "files": 200,  # damaged images
-    "classes": 24,  # classes with a bar each
+    "classes": 24,  # classes with a bar
 }
 WIDTH, HEIGHT = 320, 96  # of a chart, in its own units
-SIDE: Final = 176  # pixels of the longer side of a picture
+SIDE: Final = 176  # the longer side of a picture, in pixels
 QUALITY: Final = 82
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(gathered: Gathered, images: int) -> list[int]:
-    """Return rows for a contact sheet: from all over the data, one of each of as many classes as there can be. All are
-    of the kind that most measured images are of, since a batch has one."""
+def choose_rows(gathered: Gathered, images: int) -> list[int]:
+    """Return rows for a contact sheet, spread over the data and over as many classes as possible. All have the most
+    frequent mode of the measured images, since the images of a batch must have the same number of channels."""
     rows = np.flatnonzero(gathered.rows["measured"])
     if not len(rows) or not images:
         return []
     modes = gathered.rows["mode"][rows].astype(np.int64) << 16 | gathered.rows["deep"][rows]
-    kinds, counts = np.unique(modes, return_counts=True)
-    rows = rows[modes == kinds[counts.argmax()]]
-    _, first = np.unique(gathered.rows["label"][rows], return_index=True)
-    if len(first) > images:
-        first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
-    others = np.setdiff1d(np.arange(len(rows)), first)
-    more = min(images - len(first), len(others))
-    if more > 0:
-        first = np.r_[first, others[np.linspace(0, len(others) - 1, more).round().astype(int)]]
-    return np.sort(rows[first]).tolist()
+    distinct_modes, counts = np.unique(modes, return_counts=True)
+    rows = rows[modes == distinct_modes[counts.argmax()]]
+    _, positions = np.unique(gathered.rows["label"][rows], return_index=True)
+    if len(positions) > images:
+        positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
+    other_rows = np.setdiff1d(np.arange(len(rows)), positions)
+    missing = min(images - len(positions), len(other_rows))
+    if missing > 0:
+        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing).round().astype(int)]]
+    return np.sort(rows[positions]).tolist()
 
 
-def listed_rows(summary: dict[str, Any]) -> list[int]:
+def duplicate_rows(summary: dict[str, Any]) -> list[int]:
     """Return the rows of the duplicates that the page shows."""
     return [
         image["row"]
@@ -76,16 +76,16 @@ def listed_rows(summary: dict[str, Any]) -> list[int]:
 def contact_sheet(
     gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
 ) -> list[dict[str, Any]]:
-    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: what the
-    recipe makes of it, draw by draw."""
-    after = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
+    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: the recipe's
+    output for each draw."""
+    outputs = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
             "row": row,
             "name": gathered.name_of(row),
             "label": gathered.label_of(row) or "",
             "size": gathered.rows[["width", "height"]][row].item(),
-            "after": after[row],
+            "after": outputs[row],
         }
         for row in rows
     ]
@@ -100,25 +100,25 @@ def pictures(
     seed: int = 0,
     workers: int | None,
 ) -> dict[int, list[str]]:
-    """Return small pictures of images, as data URIs, by row: of the whole images, without those that cannot be shown;
-    or of what a recipe makes of them, draw by draw.
+    """Return small pictures of images as data URIs, keyed by row: without a recipe, the entire images, except those
+    that cannot be shown; with a recipe, its output for each draw.
 
     Args:
-        sides: for each row how many pixels the longer side has.
-        recipe: the transforms; None means the images as they are.
+        sides: the longer side of the picture in pixels, keyed by row.
+        recipe: the transforms; None means the original images.
 
     Raises:
-        SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
+        SampleError, TypeError, ValueError: the recipe cannot be applied to these images.
     """
     rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
     if not rows:
         return {}
     shown: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe or ())
-    one_size = chain.module is not None or chain.mixing is not None  # these take a batch of images of one size
+    one_size = chain.module is not None or chain.mixing is not None  # these need a batch of images of the same size
     loader = Loader(
-        Picked(gathered.datasets, gathered.rows[rows]),
-        1 if recipe is None else len(rows),  # a few large ones at once could take more memory than there is
+        SelectedImages(gathered.datasets, gathered.rows[rows]),
+        1 if recipe is None else len(rows),  # several large images together could exceed the memory
         transforms=recipe or (),
         num_workers=workers,
         device="cpu",
@@ -129,7 +129,7 @@ def pictures(
     )
     with loader, warnings.catch_warnings():
         if recipe is None:
-            warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
+            warnings.simplefilter("ignore", RuntimeWarning)  # about skipped images
         for _ in range(draws):
             for batch, info in loader:
                 images = batch[0] if isinstance(batch, list | tuple) else batch
@@ -140,7 +140,7 @@ def pictures(
 
 
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
-    """Return for each image what a recipe made of it: one picture, or one for each view of a `MultiView`."""
+    """Return the recipe's output for each image: one picture, or one picture per view of a `MultiView`."""
     if (
         isinstance(batch, list | tuple)
         and len(batch)
@@ -151,7 +151,7 @@ def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
 
 
 def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
-    """Return a finished image, C×H×W of any type, as levels H×W×3: a `Normalize` of the recipe is taken back."""
+    """Convert a finished image, C×H×W of any dtype, to uint8 levels H×W×3; the recipe's `Normalize` is reversed."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
         deep, pixels = pixels.dtype == torch.uint16, pixels.float()
@@ -186,12 +186,12 @@ def render(
     pictures: dict[int, list[str]],
     **run: Any,
 ) -> str:
-    """Return the page, as text.
+    """Return the page as HTML.
 
     Args:
-        summary, advice: what is known of the data sets.
+        summary, advice: the result of the inspection.
         sheet: the contact sheet.
-        pictures: of the images on the sheet and of those that the summary lists.
+        pictures: pictures of the images on the sheet and of the duplicates that the summary lists.
         **run: the ``recipe`` as text, the ``seed``, gpuload's ``version``.
     """
     from jinja2 import Environment, StrictUndefined
@@ -200,12 +200,12 @@ def render(
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
     environment.globals.update(outline=_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=now, **run)
+    written = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=written, **run)
 
 
 def bytes_text(nbytes: float) -> str:
-    """Return a number of bytes with a unit, such as ``1.2 GB``."""
+    """Format a number of bytes with a unit, such as ``1.2 GB``."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
@@ -217,16 +217,16 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 or number == int(number) else f"{number:.2f}"
 
 
-def _share(part: int, whole: int) -> str:
-    if not whole or not part:
+def _share(part: int, total: int) -> str:
+    if not total or not part:
         return "0%"
-    share = 100 * part / whole
+    share = 100 * part / total
     return "<0.1%" if share < 0.1 else f"{share:.1f}%" if share < 10 or 99 < share < 100 else f"{share:.0f}%"
 
 
-def _outline(counts: list[int], most: int) -> str:
-    """Return the outline of how much there is of each, as the points of a polygon. What is more than `most`, as clipped
-    levels at the ends may be, is cut off."""
+def _outline(counts: list[int], max_count: int) -> str:
+    """Return the outline of a bar chart as the points of a polygon. Counts above `most` are cut off, such as the counts
+    of clipped levels at both ends."""
     step = WIDTH / (len(counts) - 1)
-    points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / most)):.1f}" for at, count in enumerate(counts)]
+    points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / max_count)):.1f}" for at, count in enumerate(counts)]
     return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

@@ -1,7 +1,7 @@
-"""What all rows come to, as plain values, and what to do about it: what ``--json`` writes, the terminal shows, and the
-page is made of.
+"""The summary of all rows as plain values, with advice: the source of ``--json``, of the terminal's output, and of the
+page.
 
-docs/inspecting.md says what each entry means. A text may hold any character that a file's name may.
+docs/inspecting.md explains each entry. Texts can contain any character that a file name can.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gpuload.inspection.gather import Gathered
 
 __all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ignored_in", "is_bad", "summarise"]
 
-LISTED: Final = 1000  # images, or groups of them, that are named; all are counted
+LISTED: Final = 1000  # the maximum number of images or groups in a list; all are counted
 BINS: Final = 32
-FEW: Final = 10  # a class with fewer images is said to have few
-SMALL: Final = 32  # pixels
-LARGE: Final = 1_500_000  # pixels
-UNEQUAL: Final = 10  # times as large as the smallest class
-LONGEST: Final = 12  # characters of an ending
+SMALL_CLASS: Final = 10  # a class with fewer images is reported as small
+SMALL_SIDE: Final = 32  # pixels
+LARGE_PIXELS: Final = 1_500_000  # pixels
+MAX_IMBALANCE: Final = 10  # a higher ratio of the largest to the smallest class is reported
+MAX_ENDING: Final = 12  # characters in an ending
 IN_ROOT: Final = "(images outside of class folders)"
-LITTER: Final = "(images that other programs keep there, as in .ipynb_checkpoints)"
+LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice. `ignored`: of each data set, how many files of which ending it leaves out."""
+    """Return the summary, without advice. `ignored` counts the skipped files of each data set, keyed by ending."""
     rows = gathered.rows
     return {
         "data": [
@@ -64,12 +64,12 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
 
 
 def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
-    """Count the files in a folder that a data set of images leaves out, by their endings, the most frequent first.
+    """Count the files in a folder that an image data set skips, by ending, the most frequent first.
 
     Args:
         root: a folder; links to folders are not followed.
         extensions: the endings of images, lower case, with the dot.
-        classes: whether images directly in the root do not count, as each has to be in the folder of its class.
+        classes: whether images must be in class folders, so that images directly in the root are skipped, too.
     """
     counts: Counter[str] = Counter()
     endings = tuple(extensions)
@@ -80,20 +80,20 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
                 counts[LITTER] += 1
             elif not name.lower().endswith(endings):
                 ending = os.path.splitext(name)[1].lower()
-                counts[ending if 1 < len(ending) <= LONGEST else "(no ending)"] += 1
+                counts[ending if 1 < len(ending) <= MAX_ENDING else "(no ending)"] += 1
             elif classes and folder == root:
                 counts[IN_ROOT] += 1
     return dict(counts.most_common())
 
 
 def _states(gathered: Gathered, state: int) -> dict[str, Any]:
-    """Return the damaged images, or those that a limit refuses."""
+    """Return the images in a state: damaged, or refused by a limit."""
     rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_named(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:LISTED]]
+    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
-def _named(gathered: Gathered, row: int) -> dict[str, Any]:
+def _reference(gathered: Gathered, row: int) -> dict[str, Any]:
     return {
         "data": gathered.names[gathered.rows["which"][row]],
         "index": int(gathered.rows["index"][row]),
@@ -103,30 +103,31 @@ def _named(gathered: Gathered, row: int) -> dict[str, Any]:
     }
 
 
-def _sizes(known: np.ndarray) -> dict[str, Any]:
-    if not len(known):
+def _sizes(rows: np.ndarray) -> dict[str, Any]:
+    if not len(rows):
         return {}
-    width, height = known["width"].astype(np.int64), known["height"].astype(np.int64)
+    width, height = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
     pixels = width * height
     return {
         "width": _spread(width),
         "height": _spread(height),
-        "bytes": _spread(known["nbytes"]),
+        "bytes": _spread(rows["nbytes"]),
         "aspect": _spread(width / height, log=True),
         "pixels": _spread(pixels),
         "distinct": len(np.unique(width << 32 | height)),
-        "small": int((np.minimum(width, height) < SMALL).sum()),
-        "smallest": _size_at(known, int(pixels.argmin())),
-        "largest": _size_at(known, int(pixels.argmax())),
+        "small": int((np.minimum(width, height) < SMALL_SIDE).sum()),
+        "smallest": _size_at(rows, int(pixels.argmin())),
+        "largest": _size_at(rows, int(pixels.argmax())),
     }
 
 
-def _size_at(known: np.ndarray, at: int) -> list[int]:
-    return [int(known["width"][at]), int(known["height"][at])]
+def _size_at(rows: np.ndarray, at: int) -> list[int]:
+    return [int(rows["width"][at]), int(rows["height"][at])]
 
 
 def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
-    """Return where values lie, and a histogram from the 0.5th to the 99.5th percentile, whose ends take in the rest."""
+    """Return the range of values, and a histogram from the 0.5th to the 99.5th percentile. The first and last bins also
+    count the values beyond."""
     low, median, high = np.percentile(values, (0.5, 50, 99.5)).tolist()
     if low == high:
         bounds = np.array([low, high])
@@ -147,17 +148,17 @@ def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
     }
 
 
-def _formats(known: np.ndarray) -> dict[str, Any]:
-    is_jpeg, mode = known["format"] == FORMATS.index("JPEG"), np.array(MODES)[known["mode"]]
+def _formats(rows: np.ndarray) -> dict[str, Any]:
+    is_jpeg, mode = rows["format"] == FORMATS.index("JPEG"), np.array(MODES)[rows["mode"]]
     return {
-        "formats": _counts(known["format"], FORMATS),
-        "modes": _counts(known["mode"], MODES),
-        "sampling": _counts(known["sampling"][is_jpeg & (known["sampling"] > 0)], SAMPLINGS),
+        "formats": _counts(rows["format"], FORMATS),
+        "modes": _counts(rows["mode"], MODES),
+        "sampling": _counts(rows["sampling"][is_jpeg & (rows["sampling"] > 0)], SAMPLINGS),
         "jpeg": int(is_jpeg.sum()),
         "cmyk": int((mode == "CMYK").sum()),
-        "turned": int((known["orientation"] > 1).sum()),
+        "turned": int((rows["orientation"] > 1).sum()),
         "grey": int(np.isin(mode, ("1", "L")).sum()),
-        **{kind: int(known[kind].sum()) for kind in KINDS},
+        **{kind: int(rows[kind].sum()) for kind in KINDS},
     }
 
 
@@ -167,32 +168,37 @@ def _counts(codes: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _classes(gathered: Gathered) -> dict[str, Any]:
-    """Return the classes, the largest first; empty if there are no labels."""
+    """Return the classes, sorted by size in descending order; empty if there are no labels."""
     labels = gathered.rows["label"]
     if not gathered.classes or not (labels >= 0).any():
         return {}
-    each = np.stack(
+    counts_by_dataset = np.stack(
         [
             np.bincount(labels[(labels >= 0) & (gathered.rows["which"] == which)], minlength=len(gathered.classes))
             for which in range(len(gathered.names))
         ]
     )
-    counts = each.sum(axis=0)
+    counts = counts_by_dataset.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
-    listed = [{"name": gathered.classes[at], "count": int(counts[at]), "each": each[:, at].tolist()} for at in order]
+    listed = [
+        {"name": gathered.classes[at], "count": int(counts[at]), "each": counts_by_dataset[:, at].tolist()}
+        for at in order
+    ]
     smallest = listed[-1]["count"]
     return {
         "count": len(listed),
         "unlabelled": int((labels < 0).sum()),
         "imbalance": listed[0]["count"] / smallest if smallest else None,
-        "few": sum(one["count"] < FEW for one in listed),
+        "few": sum(row["count"] < SMALL_CLASS for row in listed),
         "missing": [
             {
                 "data": name,
-                "classes": [gathered.classes[at] for at in np.flatnonzero(each[which] == 0)[:LISTED].tolist()],
+                "classes": [
+                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:LISTED].tolist()
+                ],
             }
             for which, name in enumerate(gathered.names)
-            if (each[which] == 0).any()
+            if (counts_by_dataset[which] == 0).any()
         ],
         "listed": listed[:LISTED] if len(listed) <= 2 * LISTED else listed[:LISTED] + listed[-LISTED:],
         "counts": sorted(counts.tolist(), reverse=True),
@@ -200,7 +206,7 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
 
 
 def _duplicates(gathered: Gathered) -> dict[str, Any]:
-    """Return equal files among all rows, and among the measured ones equal pixels in files that differ."""
+    """Return equal files among all rows, and equal pixels in different files among the measured rows."""
     rows = gathered.rows
     files = equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
     pixels = equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
@@ -209,26 +215,27 @@ def _duplicates(gathered: Gathered) -> dict[str, Any]:
 
 
 def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-    """Return the groups of two or more of these rows whose keys (n × k integers) are equal."""
+    """Group rows with equal keys (n × k integers), and return the groups of two or more."""
     order = rows[np.lexsort(keys[rows].T)]
     starts = np.flatnonzero(np.r_[True, np.diff(keys[order], axis=0).any(axis=1)])
     sizes = np.diff(starts, append=len(order))
-    many = sizes > 1
-    return [order[start : start + size] for start, size in zip(starts[many], sizes[many], strict=True)]
+    is_group = sizes > 1
+    return [order[start : start + size] for start, size in zip(starts[is_group], sizes[is_group], strict=True)]
 
 
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
-    """Describe groups of images, those first that are in several data sets, then those in several classes."""
+    """Describe groups of images: first groups in several data sets, then groups in several classes, then all others."""
     which, label = gathered.rows["which"], gathered.rows["label"]
     described = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
-    described.sort(key=lambda one: (not one[0], not one[1], -len(one[2])))
+    described.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
             "several_data": several_data,
             "several_classes": several_classes,
             "count": len(group),
             "images": [
-                {**_named(gathered, row), "class": gathered.label_of(row)} for row in np.sort(group)[:LISTED].tolist()
+                {**_reference(gathered, row), "class": gathered.label_of(row)}
+                for row in np.sort(group)[:LISTED].tolist()
             ],
         }
         for several_data, several_classes, group in described[:LISTED]
@@ -243,18 +250,19 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
 
 
 def _differ(values: np.ndarray) -> bool:
-    """Return whether values differ; negative ones do not count."""
+    """Return whether values differ, ignoring negative values."""
     return len(np.unique(values[values >= 0])) > 1
 
 
 def _pixels(gathered: Gathered) -> dict[str, Any]:
-    """Return mean and std of each channel, for each kind of image; and how often each level is there, of the first."""
+    """Return the mean and std of each channel for each kind of image, and the counts of all levels for the first
+    kind."""
     kinds, levels = [], []
     for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
-        most, count = (1 << bits) - 1, group.pixels
-        mean = [total / count / most for total in group.sums]
-        # In whole numbers up to the root: what cancels here would cost a float all its digits.
-        std = [math.sqrt(variance) / count / most for variance in count * group.squares - group.sums**2]
+        max_level, count = (1 << bits) - 1, group.pixels
+        mean = [total / count / max_level for total in group.sums]
+        # Integers up to the square root: with floats, the subtraction would lose all digits.
+        std = [math.sqrt(variance) / count / max_level for variance in count * group.squares - group.sums**2]
         kind = {"channels": channels, "bits": bits, "images": group.images, "pixels": count, "mean": mean, "std": std}
         kinds.append({**kind, "normalize": _normalize(mean, std)})
         levels = levels or group.levels[:channels].tolist()
@@ -262,7 +270,7 @@ def _pixels(gathered: Gathered) -> dict[str, Any]:
 
 
 def _normalize(mean: list[float], std: list[float]) -> str | None:
-    """Return the line to paste; None where a channel is the same everywhere, which cannot be divided by."""
+    """Return the code for a `Normalize`; None if a channel is constant, since its std of 0 cannot be a divisor."""
     if not all(round(value, 4) > 0 for value in std):
         return None
     means, stds = (", ".join(f"{value:.4f}" for value in values) for values in (mean, std))
@@ -277,9 +285,9 @@ Level = Literal["bad", "odd", "note"]
 
 
 class Advice(NamedTuple):
-    """A remark on a data set: how bad it is, what it is, what it means and what to do, and code for that.
+    """A finding about data sets: its level, a title, an explanation with the remedy, and code for the remedy.
 
-    `level`: "bad" spoils training or its evaluation; "odd" is probably not meant; "note" is to be known.
+    `level`: "bad" harms training or its evaluation; "odd" is probably unintended; "note" is for information.
     """
 
     level: Level
@@ -288,18 +296,20 @@ class Advice(NamedTuple):
     code: str = ""
 
 
-TESTED: Final = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
+TESTED: Final = (
+    "The model is tested on its training images, and looks better than it is. Remove them from one data set."
+)
 OVERLAP: Final = "At least one of the labels is wrong, or the classes overlap."
 TWICE: Final = "A picture that occurs twice counts twice in training."
-# What is advised where the summary counts something: the level, the keys of the count, the title for a count of 1, what
-# it means, and code.
+# The advice for a nonzero count in the summary: the level, the path of the count, the title for a count of 1, the
+# explanation, and code.
 COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("bad", "damaged count", "image is damaged",
-     "Training stops at the first of them. Fix or remove the files, or let the Loader skip them.",
+     "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
      'gl.Loader(…, on_error="skip")'),
     ("odd", "refused count", "image is refused by a limit",
-     f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very "
-     "large picture. If you trust them, raise the limit that the list names.",
+     f"It exceeds a limit of Decode (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very large "
+     "picture. If you trust these files, raise the limit that the list names.",
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
     ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", TESTED, ""),
     ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", OVERLAP, ""),
@@ -309,36 +319,36 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
      OVERLAP, ""),
     ("note", "duplicates pixels surplus", "image is duplicated (the same pixels in another file)", TWICE, ""),
-    ("odd", "duplicates flat", "image of one colour", "They show nothing; look whether they are meant.", ""),
-    ("odd", "formats turned", "image is stored turned or mirrored, by EXIF orientation",
-     "Viewers turn such pictures upright; a loader does only where it is told to.",
+    ("odd", "duplicates flat", "image of one colour", "Blank images are often a mistake; look at them.", ""),
+    ("odd", "formats turned", "image is stored rotated or mirrored, by EXIF orientation",
+     "Viewers turn such images upright; a loader does so only with this option.",
      "gl.Loader(…, decode=gl.Decode(exif=True))"),
-    ("odd", "formats deep", "image has more than 8 bits a channel",
-     "As 8 bits they lose what the others hold, and grey ones are refused.", 'gl.ImageFolder(…, mode="unchanged")'),
+    ("odd", "formats deep", "image has more than 8 bits per channel",
+     "Conversion to 8 bits loses precision, and grey images are refused.", 'gl.ImageFolder(…, mode="unchanged")'),
     ("note", "formats alpha", "image has transparency",
-     'mode="RGB", the default, drops the alpha channel, and shows the colour that lies beneath.',
+     'mode="RGB", the default, drops the alpha channel, which exposes the colours of transparent pixels.',
      'gl.ImageFolder(…, mode="RGBA")'),
-    ("note", "formats grey", "image is grey", "They become RGB.", ""),
+    ("note", "formats grey", "image is grey", "Grey images are converted to RGB.", ""),
     ("note", "formats cmyk", "image is for print, in CMYK",
-     "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.", ""),
+     "Pillow converts CMYK to RGB without the colour profile: colours are off, and decoding takes longer.", ""),
     ("note", "formats progressive", "image is stored as progressive JPEG",
-     "These take more memory to decode, and no region can be cut out of their bytes. jpegtran makes them sequential "
-     "without loss.", ""),
-    ("note", "formats misnamed", "image is of another format than the name says",
+     "Progressive JPEGs need more memory to decode, and no region can be cut out of their bytes. jpegtran converts "
+     "them to sequential JPEGs without loss.", ""),
+    ("note", "formats misnamed", "image has another format than the name says",
      "gpuload goes by the content; other programs may not.", ""),
 )  # fmt: skip
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
-    """Return whether there are damaged images, or images that are in several data sets: what the exit status says."""
+    """Return whether there are damaged images, or images in several data sets, which sets the exit status."""
     return any(advice.level == "bad" for advice in _on_counts(summary))
 
 
 def advise(summary: dict[str, Any]) -> list[Advice]:
     """Return all advice, the worst first."""
-    parts = (_on_counts, _on_classes, _on_ignored, _on_sizes)
-    advice = [one for part in parts for one in part(summary)]
-    return sorted(advice, key=lambda one: ("bad", "odd", "note").index(one.level))
+    sources = (_on_counts, _on_classes, _on_ignored, _on_sizes)
+    advice = [item for source in sources for item in source(summary)]
+    return sorted(advice, key=lambda item: ("bad", "odd", "note").index(item.level))
 
 
 def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
@@ -348,14 +358,14 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
         for name in path.split():
             count = count[name]
         if path == "formats grey" and 0 < count == sum(formats["formats"].values()):
-            text = "As RGB they are three equal channels: three times the memory and the copying."
+            text = "As RGB, they have three equal channels, which takes three times the memory and the copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
             yield Advice(level, _count(count, title), text, code)
 
 
 def _count(count: int, title: str) -> str:
-    """Return ``1 image is grey``, ``2 images are grey``."""
+    """Return a title with its count: ``1 image is grey``, ``2 images are grey``."""
     noun, verb, predicate = title.split(" ", 2)
     return (
         f"1 {title}"
@@ -367,41 +377,41 @@ def _count(count: int, title: str) -> str:
 def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (classes := summary["classes"]):
         return
-    if classes["imbalance"] is None or classes["imbalance"] > UNEQUAL:
+    if classes["imbalance"] is None or classes["imbalance"] > MAX_IMBALANCE:
         ratio = "" if classes["imbalance"] is None else f": the largest has {classes['imbalance']:.0f} times as many"
-        text = "Draw samples with weights, or weigh the loss, if small classes matter as much as large ones."
+        text = "If small classes matter as much as large ones, draw samples with weights, or weight the loss."
         code = "counts = np.bincount(dataset.labels)\ngl.Loader(dataset, weights=1 / counts[dataset.labels], …)"
-        yield Advice("odd", f"Classes differ much in size{ratio}", text, code)
+        yield Advice("odd", f"Classes differ greatly in size{ratio}", text, code)
     if count := classes["few"]:
-        title = f"Fewer than {FEW} images in {count:,} of {classes['count']:,} classes"
-        yield Advice("note", title, "Too few to learn much from, or to measure with.")
-    for one in classes["missing"] if len(summary["data"]) > 1 else ():
-        count = len(one["classes"])
-        title = f"{count:,} {'class has' if count == 1 else 'classes have'} no images in {one['data']}"
+        title = f"Fewer than {SMALL_CLASS} images in {count:,} of {classes['count']:,} classes"
+        yield Advice("note", title, "That is too few to learn much, or to evaluate reliably.")
+    for dataset in classes["missing"] if len(summary["data"]) > 1 else ():
+        count = len(dataset["classes"])
+        title = f"{count:,} {'class has' if count == 1 else 'classes have'} no images in {dataset['data']}"
         text = (
-            "Labels number the classes that a data set has, so they mean the same in all only if all are given the "
-            "same classes."
+            "Labels number the classes of a data set, so they have the same meaning in all data sets only if you pass "
+            "the same classes."
         )
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
 
 
 def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
-    for one in summary["data"]:
-        if count := sum(one["ignored"].values()):
-            most = ", ".join(f"{count:,} × {ending}" for ending, count in list(one["ignored"].items())[:5])
-            text = f"{most}. Name the endings of those that are images."
+    for dataset in summary["data"]:
+        if count := sum(dataset["ignored"].values()):
+            frequent = ", ".join(f"{count:,} × {ending}" for ending, count in list(dataset["ignored"].items())[:5])
+            text = f"{frequent}. If some of them are images, pass their endings."
             code = 'gl.ImageFolder(…, extensions=(".jpg", …))'
-            yield Advice("note", _count(count, f"file is not read in {one['name']}"), text, code)
+            yield Advice("note", _count(count, f"file is not read in {dataset['name']}"), text, code)
 
 
 def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _count(count, f"image has a side of fewer than {SMALL} pixels")
-        text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges them."
+        title = _count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
+        text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges small images."
         yield Advice("note", title, text)
-    if (median := sizes["pixels"]["median"]) > LARGE:
+    if (median := sizes["pixels"]["median"]) > LARGE_PIXELS:
         title = f"Images are large: half of them have more than {median / 1e6:.1f} megapixels"
-        text = "Most of that is decoded only to be made smaller. Packed with a short side of 512 they load faster."
+        text = "Most pixels are decoded only to be scaled down. Packed with a short side of 512, images load faster."
         yield Advice("note", title, text, "gpuload pack DATA FOLDER --to tar --short-side 512")

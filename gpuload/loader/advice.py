@@ -1,10 +1,10 @@
-"""The bottleneck of a loader, and what to do about it: one sentence.
+"""The sentence that names a loader's bottleneck and a remedy.
 
-Shares are of the time after the first batch of an epoch, since workers start and the first batches are made before it.
+All shares refer to the time after the first batch of an epoch: before it, workers start and nothing is prefetched.
 
-How long the loop waits decides first. Under 5%, and while the main process does little else for it, the training step
-is the bottleneck. Where it waits, the workers' own counters say for what: a part of their work, if they are busy, and
-then whether they need a CPU or wait for a disk.
+The waiting time decides first. If the loop waits less than 5% of the time, and the main process spends little time on
+loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
+the part of their work that takes longest, and whether that part needs a CPU or waits for a disk.
 """
 
 from __future__ import annotations
@@ -20,46 +20,47 @@ from gpuload.loader.stats import NOTHING, Part, Stats
 
 __all__ = ["advice", "better_setting"]
 
-FEW_BATCHES: Final = 3
-LITTLE: Final = 0.05  # a share of the time that is not worth a word
-BUSY: Final = 0.75  # workers that are the bottleneck are so busy, on average
-ON_CPU: Final = 0.6  # work that needs a CPU has one for so much of the time that it does not wait for one
-CROWDED: Final = 0.25  # workers wait for a CPU for so much of the time that their work takes
-ALL: Final = 0.9  # so much of the CPUs' time is all of it
-FULL: Final = 0.2  # the ring is full for so much of the time
-SHORT_START: Final = 0.1  # of each epoch, where each epoch starts new workers
-LARGE_BYTES: Final = 6_000_000  # of decoded pixels in an image: 2 megapixels
-SMALL_BYTES: Final = 64 * 64 * 3  # of pixels in an image, and of its file
+MIN_BATCHES: Final = 3
+# Thresholds, as shares of the time.
+NEGLIGIBLE: Final = 0.05  # not worth mentioning
+BUSY: Final = 0.75  # workers are the bottleneck if they are at least this busy on average
+CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for at least this share of the time in which it has a CPU
+CPU_CONTENTION: Final = 0.25  # CPUs are contended if runnable workers wait for a CPU for this share of their work
+CPUS_FULL: Final = 0.9  # the CPUs are fully used
+RING_FULL: Final = 0.2  # the ring is too small if it is full this often
+EPOCH_START: Final = 0.1  # the start matters if it takes this share of each epoch
+LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
+SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
 SMALL_LOCK_BYTES: Final = 64 << 20
-UNLOCK: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
+RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
 class _View:
-    """A snapshot of at least one batch, and what follows from it."""
+    """Figures derived from a snapshot of at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.in_process = not stats.num_workers
-        self.workers = max(1, stats.num_workers)  # that work at the same time
-        self.busy = 1.0 if self.in_process else stats.busy  # how many of them were, on average
-        self.workers_busy = self.busy >= BUSY * self.workers  # whether they have enough to do
+        self.workers = max(1, stats.num_workers)  # processes that load in parallel
+        self.busy = 1.0 if self.in_process else stats.busy  # the average number of busy workers
+        self.workers_busy = self.busy >= BUSY * self.workers  # whether workers are saturated
         self.waiting = stats.waiting_later
-        # The shares of the time that `next()` takes without waiting. With num_workers=0, batches of plain data are
-        # collated while the loop waits.
+        # The shares of the time that `next()` takes in addition to waiting. With num_workers=0, collating plain data
+        # counts as waiting.
         self.issuing = {name: self.share(name) for name in ("copy", "stage", "device decode")}
         self.issuing["rest"] = self.share("rest")
         if not self.in_process or stats.bytes_decoded:
             self.issuing["rest"] = self.share("collate", "rest")
-        self.most_issuing = max(self.issuing, key=self.issuing.__getitem__)
-        self.loading = min(1.0, self.waiting + sum(self.issuing.values()))  # saved if batches cost the loop nothing
+        self.costliest_issuing = max(self.issuing, key=self.issuing.__getitem__)
+        self.loading = min(1.0, self.waiting + sum(self.issuing.values()))  # the time an infinitely fast loader saves
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
         work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
-        self.work_s = sum(self._work(name).seconds for name in work)  # of all workers
+        self.work_s = sum(self._work(name).seconds for name in work)  # summed over all workers
         self.queued = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
-        # Whether the work needs CPUs, not a disk or a network, however long it waits for a CPU here.
-        self.on_cpu = stats.workers_cpu_s > ON_CPU * (self.work_s - stats.workers_queued_s)
-        self.cpus_are_full = stats.cpu_s > ALL * stats.cpus * max(stats.seconds - self.start_s, 1e-9)
+        # Whether the work mainly needs CPUs, not a disk or a network; time spent waiting for a CPU does not count.
+        self.cpu_bound = stats.workers_cpu_s > CPU_BOUND * (self.work_s - stats.workers_queued_s)
+        self.cpus_are_full = stats.cpu_s > CPUS_FULL * stats.cpus * max(stats.seconds - self.start_s, 1e-9)
         images = max(1, stats.part("decode").count)
         self.image_bytes, self.file_bytes = stats.bytes_decoded / images, stats.bytes_read / images
         self.decodes = any(stats.decoders.values())
@@ -73,103 +74,103 @@ class _View:
         return self.stats.part(name, "main" if self.in_process else "workers")
 
     def work(self, *names: str) -> float:
-        """Return the share of the workers' work that these parts are."""
+        """Return these parts' share of the workers' work."""
         return sum(self._work(name).seconds for name in names) / self.work_s if self.work_s else 0.0
 
-    def each_ms(self, *names: str) -> float:
-        """Return what these parts of the workers take for one sample, milliseconds."""
+    def ms_per_sample(self, *names: str) -> float:
+        """Return the milliseconds per sample that workers spend on these parts."""
         return sum(1e3 * part.seconds / part.count for part in map(self._work, names) if part.count)
 
     @cached_property
     def bottleneck(self) -> str:
         """Return "wait", a name in `issuing`, or "step"."""
-        stats, largest = self.stats, self.waiting >= self.issuing[self.most_issuing]
-        # The loop and busy workers are a pipeline: its slower side decides, whatever share of the loop the stage has.
-        # With num_workers=0 they take turns, and on CPUs that are full they take CPUs from each other.
-        if self.waiting >= LITTLE and (largest or (self.workers_busy and not self.in_process)):
+        stats, is_largest = self.stats, self.waiting >= self.issuing[self.costliest_issuing]
+        # The loop and busy workers form a pipeline whose slower side decides, whatever the stage's share of the loop.
+        # But with num_workers=0 both take turns, and if all CPUs are in use, they take CPU time from each other.
+        if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
-            has_the_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
-            return "stage" if has_the_cpus and self.issuing["stage"] > self.waiting else "wait"
-        return self.most_issuing if self.loading >= 0.5 else "step"
+            main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
+            return "stage" if main_fills_cpus and self.issuing["stage"] > self.waiting else "wait"
+        return self.costliest_issuing if self.loading >= 0.5 else "step"
 
     @property
     def reading(self) -> tuple[str, ...]:
-        """The parts in which a dataset gives its data: Pillow decodes an image when its sample is taken apart, and a
-        mapped array is read when its pixels are copied."""
+        """Return the parts that include reading the dataset: "read"; "header", since PIL images are decoded when a
+        sample is unpacked; and "decode", since a memory-mapped array is read when its pixels are copied."""
         if self.decodes or not self.stats.bytes_decoded:
             return ("read",)
-        return ("read", "header") if self.on_cpu else ("read", "header", "decode")
+        return ("read", "header") if self.cpu_bound else ("read", "header", "decode")
 
     @property
-    def most_workers(self) -> int:
-        """More workers than this do not help: there are no CPUs for them."""
+    def max_workers(self) -> int:
+        """Return the largest number of workers for which there are CPUs."""
         cpus, stats = self.stats.cpus, self.stats
         if stats.elsewhere:
             return 1 << 30
         if self.in_process:
-            return cpus  # how much of its work waits is not known
+            return cpus  # it is unknown how much of the work is waiting
         if self.cpus_are_full:
             return self.workers
-        if self.on_cpu:
+        if self.cpu_bound:
             return cpus
         return max(cpus, int(cpus * (self.work_s - stats.workers_queued_s) / max(stats.workers_cpu_s, 1e-3)))
 
     @cached_property
     def better(self) -> tuple[int, float] | None:
-        """How many workers the loop would hardly wait for, and the throughput then, in times of today's; None if more
-        workers do not help.
+        """Return the number of workers with which the loop would hardly wait, and the factor by which throughput would
+        grow; None if more workers do not help.
 
-        All workers are busy, so n of them make a batch in the n-th part of the time; the rest of the loop stays.
+        All workers are busy, so n workers take 1/n of the time of one; the loop's own time does not change.
         """
         loop = 1.0 - self.waiting
-        now = self.stats.num_workers
-        # In the main process, the rest of the loop and the work take turns; workers do theirs meanwhile.
-        work = self.waiting if self.in_process else 1.0 * now
-        enough = math.ceil(work / max(loop, 1e-3) * (1 - LITTLE))
-        count = min(max(enough, now + 1), self.most_workers, max(self.stats.cpus, LEAP * now))
-        return (count, 1.0 / max(loop, work / count)) if count > now else None
+        current = self.stats.num_workers
+        # In the main process, loading and the loop alternate; workers load while the loop runs.
+        work = self.waiting if self.in_process else 1.0 * current
+        sufficient = math.ceil(work / max(loop, 1e-3) * (1 - NEGLIGIBLE))
+        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, LEAP * current))
+        return (count, 1.0 / max(loop, work / count)) if count > current else None
 
     @property
     def more_workers(self) -> str:
-        """Return what more workers would bring."""
+        """Describe the effect of more workers."""
         if self.better is None:
             cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
             why = f"this process may use {cpus}"
             if self.cpus_are_full:
                 why = f"this process uses all of its {cpus}"
-            elif self.queued > CROWDED:
+            elif self.queued > CPU_CONTENTION:
                 why += f", and other programs use them too: workers wait {self.queued:.0%} of their time for a CPU"
             return f"more workers would not help, as {why}"
-        count, times = self.better
+        count, speedup = self.better
         unit = "worker" if count == 1 else "workers"
-        if self.queued > CROWDED and self.on_cpu:
+        if self.queued > CPU_CONTENTION and self.cpu_bound:
             return (
                 f"with {count} {unit} it would wait less, but workers wait {self.queued:.0%} of their time for a CPU "
-                "that others have"
+                "that other programs use"
             )
         ahead = self.ahead_for(count)
-        more = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
-        return f"with {count} {unit}{more}, about {times:.1f} times the throughput"
+        prefetch = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
+        return f"with {count} {unit}{prefetch}, about {speedup:.1f} times the throughput"
 
     def ahead_for(self, workers: int) -> int:
-        """Return how many batches have to be in work for this many workers to have a chunk each."""
+        """Return how many batches must be in flight to give each of this many workers a chunk."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
-        if chunk >= batch:  # then each worker has a batch
+        if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
         chunk = min(chunk, max(MIN_CHUNK, math.ceil(batch / workers)))
         return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
 
     @property
     def how_busy(self) -> str:
-        """How busy workers are, and how much the loop waits."""
+        """Describe how busy workers are and how much the loop waits."""
         if self.in_process:
-            return f"the main process does it itself (num_workers=0), for {self.waiting:.0%} of the time"
+            return f"the main process does this itself (num_workers=0) for {self.waiting:.0%} of the time"
         unit = "worker" if self.workers == 1 else "workers"
         return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
 
     @property
     def not_locked(self) -> str:
-        """Return the remark that memory is not page-locked, and why."""
+        """Say that the ring is not page-locked, and why."""
         limit = lockable_bytes()
         why = "the driver refused it"
         if limit is not None and limit < SMALL_LOCK_BYTES:
@@ -178,25 +179,25 @@ class _View:
 
 
 def advice(stats: Stats) -> str:
-    """Name the bottleneck, and what to do about it."""
-    few = stats.batches
-    if not few:
+    """Name the bottleneck and a remedy."""
+    count = stats.batches
+    if not count:
         return NOTHING
     view = _View(stats)
-    again = "persistent" in stats.untried
-    least_s = max((SHORT_START if again else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))
-    if view.start_s and view.start_s >= least_s:
+    restarts = "persistent" in stats.untried
+    minimum_s = max((EPOCH_START if restarts else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))
+    if view.start_s and view.start_s >= minimum_s:
         remedy = (
             "persistent_workers=True starts them once, not in each epoch"
-            if again
-            else "it comes once, not in each epoch: ask again later, or for what came since with stats(since=…)"
+            if restarts
+            else "workers start only once, not in each epoch: ask again later, or exclude the start with stats(since=…)"
         )
         return (
             f"the start of the workers is the bottleneck so far: {view.start_s:.1f} of {stats.seconds:.1f} s, in which "
-            f"they import the dataset's modules and unpack the dataset; {remedy}"
+            f"they import the dataset's modules and unpickle the dataset; {remedy}"
         )
-    if few < FEW_BATCHES:
-        return f"{few} batch{'es' * (few > 1)}, too few to name the bottleneck: ask again later"
+    if count < MIN_BATCHES:
+        return f"{count} batch{'es' * (count > 1)}, too few to name the bottleneck: ask again later"
     if view.bottleneck == "step":
         return _step(view)
     if view.bottleneck == "wait":
@@ -205,19 +206,19 @@ def advice(stats: Stats) -> str:
 
 
 def _wait(view: _View) -> str:
-    """Explain what the loop waits for: workers that cannot work, or their work, or better shares of it."""
+    """Explain why the loop waits: workers cannot work, workers are too slow, or the work is badly distributed."""
     stats = view.stats
     if stats.restarts and stats.restarts >= 0.1 * stats.batches:
         return (
             f"dying workers are the bottleneck: {stats.restarts} died within {stats.batches} batches, and the loop "
-            f"waits {view.waiting:.0%} of the time; look at loader.errors, and at the machine's memory"
+            f"waits {view.waiting:.0%} of the time; check loader.errors and the machine's memory"
         )
-    full = view.share("slot wait")
-    if not view.in_process and not view.workers_busy and (full >= FULL or stats.ring_spilled):
+    ring_full = view.share("slot wait")
+    if not view.in_process and not view.workers_busy and (ring_full >= RING_FULL or stats.ring_spilled):
         return (
-            f"the ring is the bottleneck: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in work, "
-            f"which had no room for {min(full, 1.0):.0%} of the time, and the loop waits {view.waiting:.0%} of it; try "
-            f"ring_bytes={max(2 * stats.ring_limit_bytes, 1 << 20):,}"
+            f"the ring is the bottleneck: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in "
+            f"flight. It is full {min(ring_full, 1.0):.0%} of the time, and the loop waits {view.waiting:.0%} of the "
+            f"time; try ring_bytes={max(2 * stats.ring_limit_bytes, 1 << 20):,}"
         )
     if view.workers_busy and (sentence := _tiny_images(view)):
         return sentence
@@ -226,131 +227,131 @@ def _wait(view: _View) -> str:
     if view.workers_busy:
         return _reading(view) if view.work(*view.reading) > 0.5 else _working(view)
     busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
-    others = 0.5 * (view.workers - 1)
-    if busiest is not None and others and busiest.busy >= BUSY and view.busy - busiest.busy <= others:
+    half_of_others = 0.5 * (view.workers - 1)
+    if busiest is not None and half_of_others and busiest.busy >= BUSY and view.busy - busiest.busy <= half_of_others:
         return (
-            f"worker {busiest.number} is the bottleneck: it is busy {busiest.busy:.0%} of the time, all {view.workers} "
-            f"together {view.busy / view.workers:.0%}, and the loop waits {view.waiting:.0%}; give workers equal "
-            "shares, or in_order=False"
+            f"worker {busiest.number} is the bottleneck: it is busy {busiest.busy:.0%} of the time, the average of all "
+            f"{view.workers} workers is {view.busy / view.workers:.0%}, and the loop waits {view.waiting:.0%}; give "
+            "workers equal shares of the data, or set in_order=False"
         )
     return (
-        f"the bottleneck is too few batches in work: {view.how_busy}, so work comes in bursts; raise prefetch_factor, "
-        f"to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)} say, or lower chunk_size"
+        f"the bottleneck is too few batches in flight: {view.how_busy}, so work comes in bursts; raise prefetch_factor "
+        f"(for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower chunk_size"
     )
 
 
 def _tiny_images(view: _View) -> str:
-    """Explain that the work for each sample, whatever its size, takes most of the time; "" if it does not."""
-    slow = view.work(*view.reading) > 0.5 and view.each_ms("read") > 1.0
+    """Explain that the fixed cost per sample takes most of the time; return "" if it does not."""
+    slow = view.work(*view.reading) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""
     return (
-        f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time goes to "
-        f"the samples around them ({view.how_busy}); keep them decoded in one file: `gpuload pack --to array`, then "
-        "gl.ArrayFile"
+        f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time is spent "
+        f"on the overhead of each sample ({view.how_busy}); store the images decoded in one file: `gpuload pack --to "
+        "array`, then gl.ArrayFile"
     )
 
 
 def _reading(view: _View) -> str:
     """Explain that the dataset is slow, and whether it computes or waits."""
     stats = view.stats
-    what, each = "reading is the bottleneck", f"a sample takes {view.each_ms(*view.reading):.3g} ms"
+    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading):.3g} ms"
     remedies = []
-    if view.on_cpu and not view.in_process:
-        what, each = f"{what}, and takes CPU time", f"{each} in the dataset's own code"
+    if view.cpu_bound and not view.in_process:
+        bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
     elif "cache" in stats.untried and not view.in_process and (view.decodes or not stats.bytes_decoded):
-        remedies.append("gl.Cached(dataset, …) keeps what was read for the next epochs")
-    if (view.on_cpu or view.in_process) and not view.decodes:
+        remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
+    if (view.cpu_bound or view.in_process) and not view.decodes:
         remedies.append(
-            "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and give "
-            "its transforms to the Loader: then only what the crop needs is decoded"
+            "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
+            "its transforms to the Loader, which decodes only the region that the crop needs"
         )
     if "block" in stats.untried:
         remedies.append('shuffle="block" reads neighbours together')
-    return "; ".join([f"{what} ({each}): {view.how_busy}", view.more_workers, *remedies])
+    return "; ".join([f"{bottleneck} ({cost}): {view.how_busy}", view.more_workers, *remedies])
 
 
 def _working(view: _View) -> str:
-    """Explain which part of the workers' work takes most of their time."""
+    """Name the part of the workers' work that takes longest."""
     names = {"decode": "decode is" if view.decodes else "copying the dataset's arrays is",
              "header": "headers and draws are", "pack": "packing labels is", "collate": "collate_fn is",
              "plan": "planning batches is", "read": "reading is"}  # fmt: skip
-    most = max(names, key=view.work)
-    what, whole, remedy = f"{names[most]} the bottleneck", view.stats.decoded_whole, view.more_workers
-    if most == "decode" and view.stats.decoders.keys() - {"Pillow"}:  # JPEGs
-        if view.work("decode") > 0.5 and 2 * whole >= view.stats.part("decode").count:
+    slowest = max(names, key=view.work)
+    bottleneck, full_decodes, remedy = f"{names[slowest]} the bottleneck", view.stats.decoded_whole, view.more_workers
+    if slowest == "decode" and view.stats.decoders.keys() - {"Pillow"}:  # JPEGs
+        if view.work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
             remedy = (
-                f"nvImageCodec cannot be used here, so {whole:,} JPEGs were decoded whole for a part of them: `gpuload "
-                "doctor` says why, pip install 'gpuload[cu12]' (or cu13) brings it"
+                f"nvImageCodec cannot be used here, so {full_decodes:,} JPEGs were fully decoded where a part would "
+                "do; `gpuload doctor` says why, and pip install 'gpuload[cu12]' (or cu13) installs it"
             )
         elif view.work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
-            what += f", as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded of each)"
-            remedy = f"make them smaller once: `gpuload pack --short-side 512`; {remedy}"
+            bottleneck += f", as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded per image)"
+            remedy = f"shrink them once with `gpuload pack --short-side 512`; {remedy}"
         elif view.better is None:
             remedy += ": smaller or cuttable JPEGs would (`gpuload pack`)"
-    return f"{what}: {view.how_busy}; {remedy}"
+    return f"{bottleneck}: {view.how_busy}; {remedy}"
 
 
 def _issuing(view: _View, takes: str, name: str = "") -> str:
-    """Explain what a part of ``next()`` takes, by default the bottleneck, and what to do about it."""
+    """Explain how long a part of ``next()`` takes (by default the bottleneck), and name a remedy."""
     stats, name = view.stats, name or view.bottleneck
     share = view.issuing.get(name, view.waiting)
     if stats.resident_bytes and name in ("wait", "rest"):
         return (
-            f"cutting batches out of kept samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
-            "process; workers would not help, as nothing is read: larger batches, and fewer values in a sample, take "
-            "less for each image"
+            f"cutting batches from cached samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
+            "process; workers would not help, as nothing is read: larger batches, and fewer values per sample, reduce "
+            "the cost per image"
         )
     took = f"{takes} {share:.0%} of the loop's time"
     if name == "stage":
         each = 1e3 * stats.part("stage", "main").seconds / stats.batches
         remedy = (
-            "transforms run on the CPU, in this process: fewer or cheaper transforms, smaller images, or a GPU"
+            "transforms run on the CPU, in this process: use fewer or cheaper transforms, smaller images, or a GPU"
             if stats.device == "cpu"
-            else "print(loader.plan()) says what runs where"
+            else "print(loader.plan()) shows what runs where"
         )
-        return f"the stage {took}, {each:.3g} ms for each batch; {remedy}"
+        return f"the stage {took}, {each:.3g} ms per batch; {remedy}"
     if name == "copy":
-        remedy = "decode less of each image, by a crop or a smaller Resize as the first transform"
+        remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
         if stats.pinning_refused:
-            remedy = f"{view.not_locked}, so each makes the host wait; {UNLOCK}"
+            remedy = f"{view.not_locked}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
         return f"copying batches to the device {took}; {remedy}"
     if name == "device decode":
         return f"waiting for the device's decoder {took}; Decode(where='both', device_share=…) leaves some to workers"
-    what = "a collate_fn, or samples of many parts" if view.share("collate") > share / 2 else "many small chunks"
+    cause = "a collate_fn, or samples of many parts" if view.share("collate") > share / 2 else "many small chunks"
     return (
-        f"the main process {took} to put batches together; {what} may be why: larger batches, or fewer values in a "
-        "sample"
+        f"the main process {took} to put batches together, probably because of {cause}; use larger batches, or fewer "
+        "values per sample"
     )
 
 
 def _step(view: _View) -> str:
-    """Explain that the stage takes the device's time, or that loading keeps up."""
+    """Explain that the stage occupies the device, or that loading keeps up."""
     on_device = view.share("stage", where="device")
     if on_device > 0.5:
         return (
-            f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) says "
-            "what runs where, and fewer of them leave more to the training"
+            f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) shows "
+            "what runs where, and fewer transforms on the device leave more time for training"
         )
-    more = view.loading / max(1.0 - view.loading, 0.01)
+    gain = view.loading / max(1.0 - view.loading, 0.01)
     clauses = [
         f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
-        f"could bring at most {max(more, 0.01):.0%} more throughput"
+        f"could bring at most {max(gain, 0.01):.0%} more throughput"
     ]
-    if view.issuing[view.most_issuing] >= LITTLE:
-        clauses.append(_issuing(view, "takes", view.most_issuing))
+    if view.issuing[view.costliest_issuing] >= NEGLIGIBLE:
+        clauses.append(_issuing(view, "takes", view.costliest_issuing))
     elif view.stats.pinning_refused:
-        clauses.append(f"{view.not_locked}: {UNLOCK}")
-    enough = max(1, math.ceil(view.busy / BUSY))
-    if view.stats.workers and view.busy < 0.5 * view.workers and enough < view.workers:
-        clauses.append(f"{view.busy:.1f} of {view.workers} workers are busy, {enough} would do")
+        clauses.append(f"{view.not_locked}: {RAISE_LOCK_LIMIT}")
+    sufficient = max(1, math.ceil(view.busy / BUSY))
+    if view.stats.workers and view.busy < 0.5 * view.workers and sufficient < view.workers:
+        clauses.append(f"{view.busy:.1f} of {view.workers} workers are busy, and {sufficient} would be enough")
     return "; ".join(clauses)
 
 
 def better_setting(stats: Stats) -> tuple[int, int] | None:
-    """Return the ``num_workers`` and ``prefetch_factor`` that the advice names; None if it is not workers that are
-    missing."""
-    if stats.batches < FEW_BATCHES:
+    """Return the ``num_workers`` and ``prefetch_factor`` that the advice suggests; None if more workers would not
+    help."""
+    if stats.batches < MIN_BATCHES:
         return None
     view = _View(stats)
     if view.bottleneck != "wait" or not view.workers_busy or view.better is None:

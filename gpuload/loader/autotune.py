@@ -1,13 +1,13 @@
-"""How many workers, and how many batches ahead: what ``"auto"`` decides, and does. Runs in the main process.
+"""The controller behind ``num_workers="auto"`` and ``prefetch_factor="auto"``. Runs in the main process.
 
-`Autotune` is the rule, without clock, processes or randomness. It belongs to a `Loader`, and outlives its sessions. It
-is fed once a batch with how long the batch took and how much of that the loop waited for it. From time to time these
-make a *window*, long enough for its means to say something, and `decide` looks at it. Each step is a *trial*: the next
-window says whether it did what it was for. If not, it is taken back, and that direction is *barred* for many batches.
-docs/autotuning.md has the rule, and its limits.
+`Autotune` is the pure rule, without clock, processes or randomness. It belongs to a `Loader` and outlives its sessions.
+For each batch it receives the duration, and the part of it that the loop waited. When enough batches form a *window*
+with meaningful means, `decide` evaluates the window. Each step is a *trial*: the next window shows whether the step had
+the intended effect. If not, the step is reverted, and its direction is *barred* for many batches. docs/autotuning.md
+describes the rule and its limits.
 
-A `Tuner` measures for it while a session runs, does what it says, and logs it. It is called once a batch, which costs
-some microseconds, and some more at the end of a window.
+A `Tuner` measures while a session runs, applies the decisions, and logs them. It is called once per batch, which takes
+a few microseconds, and a few more at the end of a window.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from gpuload.workers.pool import WorkerPool
 
 __all__ = ["LEAP", "MOST_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
 
-# The share of the time that matters: the loop waits for more, or a step up would save so much: up. Else, down, as long
-# as it costs no more.
+# The share of the time that matters. If the loop waits longer, and a step up would save that much, step up. Otherwise
+# step down, as long as that costs no more.
 THRESHOLD: Final = 0.03
-TIGHT: Final = 0.75  # the share of the workers' time above which they are the reason for waiting
-KEPT: Final = 1 / 3  # a step up is kept if it brought this part of what was expected
-LEAP: Final = 4  # times as many workers at most, in one step
+SATURATED: Final = 0.75  # busier workers are the reason for waiting
+MIN_EFFECT: Final = 1 / 3  # keep a step up if it achieved this part of its expected effect
+LEAP: Final = 4  # the maximum growth factor for workers in one step
 MOST_AHEAD: Final = 16
-# A window's length: batches and seconds at least, then until its halves agree, but at most this many times as many. If
-# the loop waits for more than this part of the time, it is clear before.
-MIN_BATCHES, MIN_S, AGREE, MOST_TIMES, CLEAR = 4, 0.1, 0.1, 3, 0.5
-RARE_BATCHES: Final = 12  # at least, for waits that are rare, and when nothing is to be found out
+# A window has at least MIN_BATCHES and MIN_S. It ends once its two halves agree, once it has MAX_STRETCH times the
+# minimum, or immediately if the loop waits so much (OBVIOUS) that the result is clear.
+MIN_BATCHES, MIN_S, AGREE, MAX_STRETCH, OBVIOUS = 4, 0.1, 0.1, 3, 0.5
+RARE_BATCHES: Final = 12  # the minimum where waits are rare, and once tuning has settled
 BARRED, MOST_BARRED = 500, 16_000  # batches
-OTHER: Final = 0.3  # by so much the time of a batch changes, in two windows, if the loop or the data are others
-PAUSE = 5, 0.005  # the loop's own time counts up to this many times its median, and seconds: it may validate in between
-MEMORY_SHARE: Final = 2  # a step takes at most 1/MEMORY_SHARE of the memory left: a guess has to be far from the limit
+DIFFERENT: Final = 0.3  # if a batch's time changes this much in two windows, the loop or the data have changed
+PAUSE = 5, 0.005  # cap a step's own time at 5 times the median plus 5 ms: the loop may validate in between
+MEMORY_SHARE: Final = 2  # a step uses at most 1/MEMORY_SHARE of the free memory, since its need is only estimated
 
 Way = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
 logger = logging.getLogger("gpuload")
 
 
 class Setting(NamedTuple):
-    """`workers` processes; `ahead` batches in work besides the one in use."""
+    """The number of `workers`, and of batches to prepare `ahead` of the one in use."""
 
     workers: int
     ahead: int
 
 
 class Load(NamedTuple):
-    """Means over a window: how many workers were at chunks, and how many CPUs they all used or waited for."""
+    """Means over a window: the number of busy workers, and the number of CPUs that workers used or waited for."""
 
     busy: float
     cpus: float
 
 
 class Room(NamedTuple):
-    """Limits of the machine now; `by` is what limits the workers."""
+    """The machine's current limits; `by` names what limits the workers."""
 
     workers: int
     ahead: int
@@ -81,7 +81,7 @@ class Room(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A change, and why; the first `skip` batches after it say nothing yet."""
+    """A change of the setting, and the reason; the first `skip` batches after it are not representative."""
 
     before: Setting
     after: Setting
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 
 class _Means(NamedTuple):
-    """The means of a window: seconds of a batch, seconds of these that the loop waited, and the workers' load."""
+    """The means of a window: seconds per batch, the part of them that the loop waited, and the workers' load."""
 
     seconds: float
     waited_s: float
@@ -108,30 +108,30 @@ class _Means(NamedTuple):
 
     @property
     def own_s(self) -> float:
-        """Seconds that the loop itself needs for a batch."""
+        """Return the seconds per batch that the loop itself needs."""
         return self.seconds - self.waited_s
 
     @property
     def work_s(self) -> float:
-        """Seconds that all workers together need for a batch."""
+        """Return the seconds per batch that all workers together need."""
         return self.load.busy * self.seconds
 
     @property
-    def is_tight(self) -> bool:
-        """Whether workers had enough to do."""
-        return self.load.busy > TIGHT * self.workers
+    def is_busy(self) -> bool:
+        """Whether workers were busy most of the time."""
+        return self.load.busy > SATURATED * self.workers
 
     def gain(self, workers: int) -> float:
-        """Return the share of the time that more workers are expected to save."""
-        return 1 - max(self.own_s, self.work_s / workers) / self.seconds if self.is_tight else self.waiting
+        """Return the share of the time that this many workers are expected to save."""
+        return 1 - max(self.own_s, self.work_s / workers) / self.seconds if self.is_busy else self.waiting
 
     def is_like(self, other: _Means) -> bool:
-        most = OTHER * max(self.seconds, other.seconds)
-        return abs(self.seconds - other.seconds) <= most and abs(self.own_s - other.own_s) <= most
+        tolerance = DIFFERENT * max(self.seconds, other.seconds)
+        return abs(self.seconds - other.seconds) <= tolerance and abs(self.own_s - other.own_s) <= tolerance
 
 
 class _Trial(NamedTuple):
-    """A step that the next window judges by the `means` before it."""
+    """A step that the next window evaluates against the `means` before the step."""
 
     way: Way
     before: Setting
@@ -139,26 +139,29 @@ class _Trial(NamedTuple):
     means: _Means
 
     def helped(self, means: _Means) -> bool:
-        """Whether the step did what it was for."""
+        """Whether the step had the intended effect."""
         if self.way == "more workers":
-            return means.seconds <= (1 - KEPT * self.means.gain(self.after.workers)) * self.means.seconds
+            return means.seconds <= (1 - MIN_EFFECT * self.means.gain(self.after.workers)) * self.means.seconds
         if self.way == "more ahead":
-            return means.waited_s <= (1 - KEPT) * self.means.waited_s
+            return means.waited_s <= (1 - MIN_EFFECT) * self.means.waited_s
         return means.waiting <= THRESHOLD or means.seconds <= (1 + THRESHOLD) * self.means.seconds
 
-    def in_vain(self, means: _Means) -> str:
-        """Say that it did not."""
+    def describe_failure(self, means: _Means) -> str:
         if self.way.startswith("more"):
             return (
-                f"{self.way} did not help: a batch took {_ms(self.means.seconds)} ms with a wait of "
-                f"{_ms(self.means.waited_s)}, and then {_ms(means.seconds)} with {_ms(means.waited_s)}"
+                f"{self.way} did not help: a batch took {_ms(self.means.seconds)} ms, including a wait of "
+                f"{_ms(self.means.waited_s)} ms, before, and {_ms(means.seconds)} ms, including {_ms(means.waited_s)} "
+                "ms, after"
             )
-        return f"{self.way} cost time: the loop waited {self.means.waiting:.1%} of it, and then {means.waiting:.1%}"
+        return (
+            f"{self.way} cost time: the loop waited {self.means.waiting:.1%} of the time before, and "
+            f"{means.waiting:.1%} after"
+        )
 
 
 @dataclass(slots=True)
 class _Bar:
-    """A direction that is not tried for this many `batches`, or until two windows in a row are unlike `means`."""
+    """A direction that is not tried for this many `batches`, or until two consecutive windows differ from `means`."""
 
     batches: int
     until: int
@@ -167,18 +170,18 @@ class _Bar:
 
 
 class Autotune:
-    """Decides; others do it.
+    """The tuning rule. It only decides; a `Tuner` applies its decisions.
 
     Args:
-        start: what it begins with.
+        start: the initial setting.
         cpus: how many CPUs workers may use.
-        workers, ahead: which of the two it may change.
+        workers, ahead: which of the two numbers to tune.
 
     Attributes:
-        setting: what should be.
-        chunks: that a batch is cut into; for somebody who knows to set.
-        settled: nothing is being tried, and nothing is left to try.
-        verdict: why it is settled.
+        setting: the desired setting.
+        chunks: the number of chunks per batch; set by the `Tuner`.
+        settled: whether no trial is running, and there is nothing left to try.
+        verdict: why the rule has settled.
     """
 
     def __init__(self, start: Setting, *, cpus: int, workers: bool = True, ahead: bool = True) -> None:
@@ -189,24 +192,24 @@ class Autotune:
         self._cpus = cpus
         self._tunes = {"workers": workers, "ahead": ahead}
         self._batches = self._changed_at = 0
-        self._window: list[tuple[float, float]] = []  # of each batch: the loop's own seconds, and those it waited
+        self._window: list[tuple[float, float]] = []  # per batch: the loop's own seconds, and the seconds it waited
         self._trial: _Trial | None = None
         self._bars: dict[Way, _Bar] = {}
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float, waited_s: float) -> bool:
-        """Take in that a batch came, so long after the one before. True: the window is long enough for `decide`."""
+        """Add a batch that came `seconds` after the previous one. Return whether the window is ready for `decide`."""
         self._batches += 1
         self._window.append((max(0.0, seconds - waited_s), waited_s))
         count, minimum = len(self._window), self._min_batches
         if count < minimum or (count - minimum) % (minimum // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
             return False
-        is_clear = not self.settled and sum(waited_s for _, waited_s in self._window) > CLEAR * total_s
-        if is_clear or count >= MOST_TIMES * minimum:
+        is_obvious = not self.settled and sum(waited_s for _, waited_s in self._window) > OBVIOUS * total_s
+        if is_obvious or count >= MAX_STRETCH * minimum:
             return True
-        first, second = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
-        return abs(first - second) <= AGREE * (first + second) / 2
+        early, late = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
+        return abs(early - late) <= AGREE * (early + late) / 2
 
     @property
     def _min_batches(self) -> int:
@@ -215,18 +218,18 @@ class Autotune:
 
     @property
     def _wave(self) -> int:
-        """How many batches the workers' chunks are: chunks that are begun together end together."""
+        """Return how many batches the workers process at a time: chunks that begin together also end together."""
         return -(-self.setting.workers // max(1, self.chunks))
 
     def forget(self) -> None:
-        """Forget the batches of this window: they say nothing."""
+        """Discard the batches of this window, since they are not representative."""
         self._window.clear()
 
     def _means(self, load: Load) -> _Means:
         step_times = [own_s for own_s, _ in self._window]
-        most = PAUSE[0] * statistics.median(step_times) + PAUSE[1]
+        maximum_s = PAUSE[0] * statistics.median(step_times) + PAUSE[1]
         waited_s = statistics.fmean(waited_s for _, waited_s in self._window)
-        own_s = statistics.fmean(min(own_s, most) for own_s in step_times)
+        own_s = statistics.fmean(min(own_s, maximum_s) for own_s in step_times)
         return _Means(own_s + waited_s, waited_s, load, self.setting.workers)
 
     # -- trials -----------------------------------------------------------------------------------------------------
@@ -238,8 +241,8 @@ class Autotune:
         self.forget()
 
     def decide(self, load: Load, room: Callable[[], Room]) -> Step | None:
-        """Return what to change after this window, if anything; it is in `setting` already. `room` is asked only if
-        more of something would help."""
+        """Return the change to make after this window, if any, which `setting` already includes. `room` is only called
+        if a larger number would help."""
         means = self._means(load)
         self.forget()
         for bar in self._bars.values():
@@ -248,30 +251,30 @@ class Autotune:
                 bar.until = 0
         trial, self._trial = self._trial, None
         if trial is not None and not trial.helped(means):
-            if trial.way.startswith("more") and not means.is_tight and (step := self._try("more ahead", means, room)):
-                self._trial = trial  # goes on: more of both may help where one alone does not
+            if trial.way.startswith("more") and not means.is_busy and (step := self._try("more ahead", means, room)):
+                self._trial = trial  # continue the trial: raising both numbers may help where one alone does not
                 return step
             batches = self._bar(trial.way, trial.means)
-            return self._step(trial.before, f"{trial.in_vain(means)}; not tried again for {batches} batches")
+            return self._step(trial.before, f"{trial.describe_failure(means)}; not tried again for {batches} batches")
         if trial is not None and trial.way == "more workers":
-            self._bar("fewer workers", means)  # they are needed: not so soon
+            self._bar("fewer workers", means)  # the new workers helped, so do not remove them soon
         ways: tuple[Way, ...] = ("fewer workers", "less ahead")
         self.verdict = f"the loop waits {means.waiting:.1%} of the time"
         if means.waiting > THRESHOLD:
-            ways = ("more workers", "more ahead") if means.is_tight else ("more ahead", "more workers")
-            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and more do not help"
+            ways = ("more workers", "more ahead") if means.is_busy else ("more ahead", "more workers")
+            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and larger numbers do not help"
         step = self._try(ways[0], means, room) or self._try(ways[1], means, room)
         self.settled = step is None
         return step
 
     def _bar(self, way: Way, means: _Means) -> int:
-        """Do not go this way for a while; return for how many batches: each time for twice as many."""
+        """Bar this direction for a while, each time for twice as long; return for how many batches."""
         batches = min(2 * self._bars[way].batches, MOST_BARRED) if way in self._bars else BARRED
         self._bars[way] = _Bar(batches, self._batches + batches, means)
         return batches
 
     def _try(self, way: Way, means: _Means, room: Callable[[], Room]) -> Step | None:
-        """Go a way, if it may be gone, and leads anywhere."""
+        """Begin a trial in this direction, unless it is barred or changes nothing."""
         is_barred = way in self._bars and self._batches < self._bars[way].until
         if is_barred or not self._tunes["workers" if "workers" in way else "ahead"]:
             return None
@@ -279,44 +282,45 @@ class Autotune:
         if way == "more workers":
             after = before._replace(workers=self._more_workers(means, room))
         elif way == "fewer workers":
-            after = before._replace(workers=min(before.workers, max(1, math.ceil(means.load.busy / TIGHT))))
+            after = before._replace(workers=min(before.workers, max(1, math.ceil(means.load.busy / SATURATED))))
         elif way == "more ahead":
             after = before._replace(ahead=self._more_ahead(room))
         else:
-            is_calm = self._batches - self._changed_at >= BARRED
-            after = before._replace(ahead=max(self._start.ahead, before.ahead // 2)) if is_calm else before
+            is_stable = self._batches - self._changed_at >= BARRED
+            after = before._replace(ahead=max(self._start.ahead, before.ahead // 2)) if is_stable else before
         if after == before:
             return None
         self._trial = _Trial(way, before, after, means)
         return self._step(
             after,
-            f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms a "
+            f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms per "
             f"batch), and {means.load.busy:.1f} of {before.workers} workers are busy",
         )
 
     def _more_workers(self, means: _Means, room: Callable[[], Room]) -> int:
-        """Return how many workers the work needs, as far as they are allowed, and if that saves enough."""
-        now = self.setting.workers
-        # More than there are CPUs, only as far as workers leave these idle.
-        most, by = max(self._cpus, int(TIGHT * self._cpus * now / max(means.load.cpus, 1e-3))), "CPUs"
-        if most > now and (allowed := room()).workers < most:
-            most, by = allowed.workers, allowed.by
-        if most <= now:
-            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and more are not possible, limited by {by}"
-            return now
-        needed = means.work_s / (TIGHT * means.own_s) if means.own_s else math.inf
-        workers = min(most, max(now + 1, math.ceil(min(needed, LEAP * now))))
-        return now if means.gain(workers) < THRESHOLD else workers
+        """Return the number of workers that the work needs, within the limits; the current number if more workers would
+        not save enough time."""
+        current = self.setting.workers
+        # Exceed the number of CPUs only as far as workers leave them idle.
+        maximum, by = max(self._cpus, int(SATURATED * self._cpus * current / max(means.load.cpus, 1e-3))), "CPUs"
+        if maximum > current and (allowed := room()).workers < maximum:
+            maximum, by = allowed.workers, allowed.by
+        if maximum <= current:
+            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {by}"
+            return current
+        required = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
+        workers = min(maximum, max(current + 1, math.ceil(min(required, LEAP * current))))
+        return current if means.gain(workers) < THRESHOLD else workers
 
     def _more_ahead(self, room: Callable[[], Room]) -> int:
-        now = self.setting.ahead
-        return now if now >= MOST_AHEAD else max(now, min(2 * now, MOST_AHEAD, room().ahead))
+        current = self.setting.ahead
+        return current if current >= MOST_AHEAD else max(current, min(2 * current, MOST_AHEAD, room().ahead))
 
     def _step(self, after: Setting, why: str) -> Step:
         before, self.setting, self._changed_at = self.setting, after, self._batches
         skip = 2 * self._wave - 1
         if after.workers < before.workers or after.ahead != before.ahead:
-            skip += max(before.ahead, after.ahead)  # what is ready already hides for a while what has changed
+            skip += max(before.ahead, after.ahead)  # batches that are already prefetched hide the effect at first
         return Step(before, after, why, skip)
 
 
@@ -325,7 +329,7 @@ def _ms(seconds: float) -> str:
 
 
 def autotune_for(options: Options) -> Autotune | None:
-    """Return what decides a loader's numbers; None if both were given."""
+    """Return the tuning rule for a loader; None if neither number is "auto"."""
     workers = options.workers
     if not workers.count or "auto" not in (workers.num_workers, workers.prefetch_factor):
         return None
@@ -334,23 +338,23 @@ def autotune_for(options: Options) -> Autotune | None:
 
 
 class Tuner:
-    """Sets the number of workers and of batches ahead of one session."""
+    """Measures one session, and sets its numbers of workers and of batches ahead as its `Autotune` decides."""
 
     def __init__(self, autotune: Autotune, options: Options, pool: WorkerPool, feed: Feed, stage: Stage) -> None:
         self._autotune, self._options, self._pool, self._feed, self._stage = autotune, options, pool, feed, stage
-        self._last: float | None = None  # when the last batch was given
+        self._last: float | None = None  # when the last batch was yielded
         self._skip = 0
-        self._look_at_chunks()
+        self._update_chunks()
         self._restart()
         self._leave_cpus()
 
     def begin(self) -> None:
-        """Begin an epoch: its first batch takes as long as one takes, however many workers there are."""
+        """Begin an epoch, whose first batch is ignored: its time does not depend on the number of workers."""
         self._bank()
         self._last = None
 
     def batch(self, waited_s: float) -> None:
-        """Take in that a batch is about to be given, for which the loop waited so long."""
+        """Record that a batch is about to be yielded after the loop waited `waited_s` for it."""
         now = time.perf_counter()
         last, self._last = self._last, now
         if last is None:
@@ -370,13 +374,13 @@ class Tuner:
                 self._decide()
 
     def _restart(self) -> None:
-        """Begin a window."""
+        """Begin a new window."""
         self._since: tuple[float, dict[int, float]] | None = None  # the workers' clocks when the window (re)began
-        self._busy_s = self._cpu_s = self._seconds = 0.0  # of the window, before that
+        self._busy_s = self._cpu_s = self._seconds = 0.0  # the window's totals before that moment
         self._autotune.forget()
 
     def _bank(self) -> None:
-        """Add up what workers did since the window (re)began."""
+        """Add the workers' times since the window (re)began to its totals."""
         if self._since is not None:
             (busy_s, cpu_s), self._since = self._since, None
             self._busy_s += self._pool.busy_s() - busy_s
@@ -385,8 +389,8 @@ class Tuner:
     def _decide(self) -> None:
         self._bank()
         busy = self._busy_s / self._seconds
-        load = Load(busy, self._cpu_s / self._seconds or busy)  # not known: as if they did nothing but compute
-        self._look_at_chunks()
+        load = Load(busy, self._cpu_s / self._seconds or busy)  # if the CPU time is unknown, assume all is computing
+        self._update_chunks()
         was_settled = self._autotune.settled
         step = self._autotune.decide(load, self._room)
         self._restart()
@@ -398,7 +402,7 @@ class Tuner:
             setting, verdict = self._autotune.setting, self._autotune.verdict
             logger.info("settled at num_workers=%d, prefetch_factor=%d: %s", *setting, verdict)
 
-    def _look_at_chunks(self) -> None:
+    def _update_chunks(self) -> None:
         self._autotune.chunks = -(-self._options.order.size // self._feed.chunk_size)
 
     def _apply(self) -> None:
@@ -409,39 +413,39 @@ class Tuner:
         self._leave_cpus()
 
     def _leave_cpus(self) -> None:
-        """Let the stage have the CPUs that workers leave."""
+        """Give the stage the CPUs that workers do not use."""
         self._stage.cpu_threads = max(1, usable_cpus() - self._autotune.setting.workers)
 
     def _room(self) -> Room:
-        """Return what the machine allows now."""
-        now, memory = self._autotune.setting, memory_left_bytes()
-        allowed = [(self._pool.most, f"{self._pool.most} in all")]
+        """Return the machine's current limits."""
+        current, memory = self._autotune.setting, memory_left_bytes()
+        allowed = [(self._pool.most, f"the maximum of {self._pool.most}")]
         if memory is not None:
-            allowed.append((now.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
+            allowed.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
         if (descriptors := descriptors_left()) is not None:
-            more = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
-            allowed.append((now.workers + more, "open files"))
+            additional = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
+            allowed.append((current.workers + additional, "open files"))
         if (processes := processes_left()) is not None:
-            allowed.append((now.workers + processes[0] // MEMORY_SHARE, "processes"))
+            allowed.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
         workers, by = min(allowed)
-        # What a batch takes of the ring, by what those in work take.
+        # Estimate a batch's memory in the ring from the batches in flight.
         ring = self._feed.ring
-        a_batch = max(1, ring.slot_bytes // (self._feed.ahead + 1))
-        ahead = ring.ring_bytes // a_batch - 2
+        batch_bytes = max(1, ring.slot_bytes // (self._feed.ahead + 1))
+        ahead = ring.ring_bytes // batch_bytes - 2
         if memory is not None:
-            ahead = min(ahead, now.ahead + memory // MEMORY_SHARE // a_batch)
-        if self._options.order.iterable:  # for each worker
-            ahead //= now.workers
+            ahead = min(ahead, current.ahead + memory // MEMORY_SHARE // batch_bytes)
+        if self._options.order.iterable:  # where `ahead` is per worker
+            ahead //= current.workers
         return Room(workers, max(DEFAULT_PREFETCH, ahead), by)
 
     def _worker_bytes(self) -> int:
-        """Return what one more worker takes: what the largest of these has to itself."""
+        """Return the memory to expect for another worker: the largest private memory of the current workers."""
         sizes = [WORKER_BYTES]
         for pid in self._pool.pids:
             try:
                 with open(f"/proc/{pid}/statm") as file:
                     _, resident, shared, *_ = map(int, file.read().split())
-            except OSError:  # it is gone
+            except OSError:  # the worker has ended
                 continue
             sizes.append((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
         return max(sizes)

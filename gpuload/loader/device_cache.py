@@ -1,12 +1,12 @@
-"""Reading a `DeviceCached`: every sample once, by the loader's workers, before the first batch.
+"""Filling a `DeviceCached`: the loader's workers read every sample once, before the first batch.
 
-Why before the first batch and not while the first epoch trains: files are read in their order, which disks and shards
-like; what does not fit is refused before training begins, with figures projected from samples all over the data set,
-and not in the middle of an epoch; and an epoch may begin anywhere, on any rank, with any sampler, since each batch is
-made in the same way. The price is that the loop waits for one pass of decoding.
+Samples are read before the first batch, not during the first epoch, for three reasons. Files are read in their order,
+which is faster on disks and in shards. A dataset that does not fit is rejected before training begins, based on probes
+from the entire data set, not in the middle of an epoch. And an epoch can begin anywhere, on any rank, with any sampler,
+since all batches are made in the same way. The price is that the loop waits for one decoding pass.
 
-Runs in the main process, at the first `iter()` whose samples are not kept yet. Ring and workers of the pass end with
-it. What was read belongs to the `DeviceCached`.
+Runs in the main process, at the first `iter()` whose samples are not cached yet. Ring and workers of this pass end with
+it. The cached samples belong to the `DeviceCached`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from gpuload.workers.signals import deferred_signals
 
 __all__ = ["cached_samples", "describe_cache"]
 
-PROBES = 64  # samples from which the size is projected; they are read twice
-ROOM = 1.03  # more than the projection, for images of different sizes
-CHUNK, CHUNKS_EACH, AHEAD = 16, 2, 2
+PROBES = 64  # samples used to estimate the total size; they are read twice
+HEADROOM = 1.03  # allocate more than the estimate if image sizes differ
+CHUNK, CHUNKS_PER_WORKER, AHEAD = 16, 2, 2
 PROGRESS_S = 10.0
-HALF = ", of which it takes at most half", "give bytes_limit for more"
+HALF = ", of which it uses at most half", "set bytes_limit to use more"
 
 
 def cached_samples(options: Options) -> CachedSamples | None:
-    """Return all samples of the loader's `DeviceCached`, read if need be; None if it has none.
+    """Return all samples of the loader's `DeviceCached`, reading them if necessary; None if the dataset has none.
 
     Raises:
-        LimitError: they do not fit.
+        LimitError: the samples do not fit into memory.
         WorkerError: workers died too often.
     """
     if (cached := options.device_cached) is None:
@@ -63,19 +63,19 @@ def cached_samples(options: Options) -> CachedSamples | None:
 
 
 def describe_cache(options: Options) -> str | None:
-    """Say where the samples of the loader's `DeviceCached` are; None if it has none."""
+    """Describe where the samples of the loader's `DeviceCached` are; None if the dataset has none."""
     if (cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
     samples = cached.on_device.get(_key(options, cached, device))
     if samples is None:
-        return f"{len(cached):,} will be kept on {device}, read at the first iter()"
+        return f"{len(cached):,} will be cached on {device} at the first iter()"
     others = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
-    return f"{len(cached):,} are kept on {device}: {_mb(samples.memory.nbytes)}{others}"
+    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{others}"
 
 
 def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
-    """Return how the loader reads its samples: loaders that read them alike share what is cached."""
+    """Return a key for how the loader reads samples; loaders with the same key share the cache."""
     chain = options.chain
     seed = None if draws_nothing(cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
@@ -84,45 +84,46 @@ def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[
 
 
 class Budget:
-    """The memory that a `DeviceCached` may take: at most `bytes_limit`, or half of what was free at first.
+    """The memory that a `DeviceCached` may use: at most `bytes_limit`, or half of the initially free memory.
 
     Args:
         cached: the dataset.
-        device: where its pixels go; all else is on the CPU.
+        device: the device for pixels; all other values are kept on the CPU.
     """
 
     def __init__(self, cached: DeviceCached, device: torch.device) -> None:
         limit, self.samples, self.device = cached.bytes_limit, len(cached), device
-        self._limits: list[tuple[int, bool, bool, str, str]] = []  # bytes; whether of pixels, of all else; why; remedy
+        self._limits: list[tuple[int, bool, bool, str, str]] = []  # bytes, for pixels, for other values, reason, remedy
         if limit is not None:
             self._limits.append((limit, True, True, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
-        half, remedy = HALF if limit is None else ("", "free some")
+        half, remedy = HALF if limit is None else ("", "free some memory")
         free = {"cpu": available_bytes()}
         if device.type != "cpu":
             free[str(device)] = devices.Accelerator(device).free_bytes()
         for where, nbytes in free.items():
-            if nbytes is not None:  # None: it is not known, which is no limit
+            if nbytes is not None:  # None means unknown, so there is no limit
                 allowed, reason = nbytes // 2 if half else nbytes, f"{_mb(nbytes)} are free on {where}{half}"
                 self._limits.append((allowed, where == str(device), where == "cpu", reason, remedy))
 
     def with_room(self, pixels: int) -> int:
-        """Return projected bytes of pixels, and some more if that is allowed."""
-        return min([int(pixels * ROOM), *(allowed for allowed, has_pixels, *_ in self._limits if has_pixels)])
+        """Return the estimated bytes of pixels plus some headroom, as far as the limits allow."""
+        return min([int(pixels * HEADROOM), *(allowed for allowed, has_pixels, *_ in self._limits if has_pixels)])
 
     def check(self, pixels: int, others: int, basis: str) -> None:
-        """Raise a LimitError if it is too much: bytes of pixels, and of all else. `basis` says how they are known."""
+        """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` describes where the
+        numbers come from."""
         for allowed, has_pixels, has_others, reason, remedy in self._limits:
             if pixels * has_pixels + others * has_others > allowed:
                 raise LimitError(
-                    f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
-                    f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {reason}. If more can be "
-                    f"had, {remedy}; else keep a part of the dataset, or smaller images (gpuload.pack resizes them), "
-                    "or use gpuload.Cached, which keeps files as they are and lets go of some"
+                    f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
+                    f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {reason}. If possible, "
+                    f"{remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack resizes them), "
+                    "or use gpuload.Cached, which stores encoded files and evicts some when it is full"
                 )
 
 
 def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
-    """Read all samples: first some, for the size of all; then each, in order."""
+    """Read a few samples to estimate the total size, then all samples in order."""
     count, began = len(cached), perf_counter()
     budget = Budget(cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
@@ -130,36 +131,36 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
         if count:
             memory.reserve(_projected(feed, budget))
         logged = perf_counter()
-        size = feed.chunk_size * CHUNKS_EACH * max(1, feed.workers)
+        size = feed.chunk_size * CHUNKS_PER_WORKER * max(1, feed.workers)
         for batch in _batches(feed, np.arange(count), size):
             done = batch.spec.step * size
-            budget.check(memory.used_bytes, samples.host_bytes, f"the first {done:,} of them alone")
+            budget.check(memory.used_bytes, samples.host_bytes, f"for the first {done:,} samples alone")
             _add(batch, samples)
             samples.errors |= {error.index: error for error in batch.errors}
             feed.release(batch)
             if perf_counter() - logged > PROGRESS_S:
                 logged = perf_counter()
                 log.cache_progress(done, count)
-        del batch  # it views the ring
+        del batch  # its arrays are views of the ring
     samples.end()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
-        runtime.synchronize(runtime.current_stream())  # the transfer has another stream
+        runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
     log.cache_filled(samples, device, perf_counter() - began)
     return samples
 
 
 def _projected(feed: Feed, budget: Budget) -> int:
-    """Return the bytes to reserve for all pixels, by some samples; LimitError if they are too many."""
+    """Estimate the bytes to reserve for all pixels from a few samples; LimitError if they do not fit."""
     numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
-    probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # which keeps nothing
+    probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # only measures
     ends = [0]
-    for batch in _batches(feed, numbers, 1):  # one by one, for the size of each
+    for batch in _batches(feed, numbers, 1):  # one at a time, to measure each sample's size
         _add(batch, probes)
         ends.append(memory.used_bytes)
         feed.release(batch)
     pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
-    budget.check(pixels, others, f"by {len(numbers)} of them")
+    budget.check(pixels, others, f"estimated from {len(numbers)} samples")
     log.cache_start(budget.samples, pixels, others, budget.device)
     if len(set(np.diff(ends))) == 1:
         return pixels
@@ -168,13 +169,13 @@ def _projected(feed: Feed, budget: Budget) -> int:
 
 @contextlib.contextmanager
 def _feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
-    """Yield a feed with workers of its own, which end with it."""
+    """Yield a feed with its own workers, which end at the end of the context."""
     job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()
     try:
-        with deferred_signals():  # nothing is started and then forgotten
+        with deferred_signals():  # a signal in between would leak the ring or the workers
             ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=placement.cpus)
             stack.callback(ring.close)
             engine = engine_for(job, options, ring, workers.count, placement)
@@ -185,10 +186,10 @@ def _feed(options: Options, cached: DeviceCached, device: torch.device) -> Itera
             chunk_size=CHUNK,
             ahead=AHEAD,
             workers=workers.count,
-            # Samples that fail are kept as such, and are errors of the batches that have them.
+            # Failed samples are cached as failures, and raise or warn in the batches that contain them.
             faults=Faults(on_error="skip", max_error_rate=1.0, max_restarts=workers.faults.max_restarts),
         )
-        stack.callback(feed.abandon)  # its views of the ring would keep the memory
+        stack.callback(feed.abandon)  # the feed's views would keep the ring's memory alive
         yield feed
     finally:
         with deferred_signals():
@@ -205,7 +206,7 @@ def _batches(feed: Feed, numbers: np.ndarray, size: int) -> Iterator[Batch]:
 
 
 def _add(batch: Batch, samples: CachedSamples) -> None:
-    """Cache the samples of a batch that have come."""
+    """Cache the samples of a batch that were read successfully."""
     for part in batch.parts:
         if part.content is not None and part.content.rows and part.data is not None:
             samples.add(part.content, part.indices, part.data)

@@ -1,8 +1,7 @@
-"""One epoch of a `Loader`: the iterator that a loop takes its batches from, how far it has come, and where the next
-epoch begins.
+"""One epoch of a `Loader`: the iterator that yields its batches, its progress, and the place of the next epoch.
 
-An `Epoch` runs in the thread that iterates. `Cursor` and `Progress` know no session and no worker. A `Cursor` never
-changes: the loader replaces it in one assignment, so a ctrl-C before that leaves everything as it was.
+An `Epoch` runs in the thread that iterates. `Cursor` and `Progress` do not depend on sessions or workers. A `Cursor` is
+immutable: the loader replaces it in one assignment, so a Ctrl-C before that changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ __all__ = ["Cursor", "Epoch", "Progress"]
 
 @dataclass(slots=True)
 class Progress:
-    """How far an epoch has come. It outlives the iterator: after a ``break`` a state is made from it.
+    """The progress of an epoch. It outlives the iterator, so that a state can be saved after a ``break``.
 
     Attributes:
-        start: the place where it began.
-        left: batches that are still to come; None means not known.
-        place: all before it is done. A batch that was raised as an error counts as done when another follows.
-        begun: whether a batch was taken.
-        ended: why it gives no more batches, "" after the last one; None means that it may give more.
+        start: the place where the epoch began.
+        left: the number of remaining batches; None means unknown.
+        place: all samples before this place are done. A batch that was raised as an error counts as done once another
+            follows.
+        begun: whether a batch has been yielded.
+        ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """
 
     start: Place
@@ -40,19 +40,19 @@ class Progress:
 
     @property
     def is_open(self) -> bool:
-        """Whether batches are still to come."""
+        """Whether batches remain."""
         return self.ended is None and (self.left is None or self.left > 0)
 
 
 class Epoch(Iterator[Any]):
-    """The batches of an epoch, or of the rest of one.
+    """An iterator over the batches of an epoch, or over its remaining batches after resuming.
 
     Args:
-        loader: kept alive while the loop runs, and with it the session.
+        loader: the loader, which the iterator keeps alive together with the session.
         session: makes the batches.
-        schedule: says what is in them.
-        progress: where it begins; updated with each batch that is given.
-        epoch_sent: what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
+        schedule: defines the content of the batches.
+        progress: where to begin; updated with each batch.
+        epoch_sent: the argument that workers pass to the dataset's ``set_epoch()``; -1 means that they do not call it.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Epoch(Iterator[Any]):
         self._token = session.begin(schedule.batches(progress.start), epoch_sent)
 
     def __len__(self) -> int:
-        """Batches that are still to come; TypeError if the dataset or sampler has no length."""
+        """Return the number of remaining batches; raise a TypeError if the dataset or sampler has no length."""
         if self._progress.left is None:
-            raise TypeError("how many batches are still to come is not known: the dataset or sampler has no length")
+            raise TypeError("the number of remaining batches is unknown, since the dataset or sampler has no length")
         return max(0, self._progress.left)
 
     def __next__(self) -> Any:
@@ -85,8 +85,8 @@ class Epoch(Iterator[Any]):
                 if not self._loader.persistent_workers:
                     self._loader.close()
                 raise StopIteration
-            # No function is called from here on, so no signal handler and no other thread runs: a ctrl-C that came
-            # before leaves the batch to the next `__next__`.
+            # From here on no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
+            # comes before this line, the next `__next__` yields the batch.
             ready, session.ready = session.ready, None
             if ready is not None:
                 progress.begun = True
@@ -99,27 +99,27 @@ class Epoch(Iterator[Any]):
                         progress.place = ready.after
                     return ready.value
                 finally:
-                    del ready  # else the error would refer to itself, through this frame
+                    del ready  # otherwise the error would refer to itself through this frame
 
     def __del__(self) -> None:
-        # At the interpreter's exit this module's names may be gone already, and the session ends itself.
+        # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
         if sys is None or sys.is_finalizing():
             return
         if self._progress.ended is None and hasattr(self, "_token"):
-            self._progress.ended = "nobody has it any more"
+            self._progress.ended = "it was garbage-collected"
             with deferred_signals():
                 self._session.drop_epoch(self._token)
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a loader is.
+    """The position of a loader.
 
     Attributes:
-        chosen: where the next epoch begins, if it was said after the last one began.
-        loaded: `chosen` is from a state.
-        epoch: the number of the last epoch; before the first, the number it will have.
-        last: how far the last epoch has come; None before the first.
+        chosen: the place of the next epoch, if it was set after the last epoch began.
+        loaded: whether `chosen` comes from a state.
+        epoch: the number of the last epoch, or of the first epoch before it begins.
+        last: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
@@ -131,7 +131,7 @@ class Cursor:
 
     @property
     def next(self) -> Place:
-        """Where the next epoch begins."""
+        """Return the place where the next epoch begins."""
         if self.chosen is not None:
             return self.chosen
         if self.last is None:
@@ -140,21 +140,21 @@ class Cursor:
 
     @property
     def _replaces_last(self) -> bool:
-        """Whether the next epoch takes the place of the last, from which nothing was taken: trainers call `iter()` just
-        to look at the iterator."""
+        """Whether the next epoch replaces the last one, which has yielded no batch: trainers call `iter()` just to
+        inspect the iterator."""
         return self.chosen is None and self.last is not None and not self.last.begun
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
-        """Return the cursor whose next epoch has this number; a place in that epoch stays. `running`: there is a
-        session, so `epoch` still names its last epoch."""
-        stays = epoch == self.next.epoch
-        if stays and self._replaces_last:  # begun already: Lightning calls iter() first
+        """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
+        session is `running`, `epoch` remains the number of its last epoch."""
+        is_same = epoch == self.next.epoch
+        if is_same and self._replaces_last:  # the epoch has already begun: Lightning calls iter() first
             return replace(self, epoch_sent=epoch)
-        cursor = self.go_to(self.next if stays else Place(epoch, 0), running=running, loaded=self.loaded and stays)
+        cursor = self.go_to(self.next if is_same else Place(epoch, 0), running=running, loaded=self.loaded and is_same)
         return replace(cursor, epoch_sent=epoch)
 
     def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
-        """Return the cursor whose next epoch begins there."""
+        """Return the cursor whose next epoch begins at this place."""
         return replace(self, chosen=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
@@ -164,7 +164,7 @@ class Cursor:
         return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._as_saved(start))
 
     def begin(self, progress: Progress) -> Cursor:
-        """Return the cursor once the epoch with this progress has begun."""
+        """Return the cursor after the epoch with this progress has begun."""
         return Cursor(epoch=progress.start.epoch, last=progress, epoch_sent=self.epoch_sent)
 
     def end(self, reason: str) -> None:
@@ -174,13 +174,13 @@ class Cursor:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody has the last epoch's iterator, and batches are still to come."""
+        """Whether the last epoch's iterator is still in use and has batches left."""
         return self.last is not None and self.last.is_open
 
     @property
     def place(self) -> Place:
-        """The place that a state saves: the one that was loaded; else the last epoch's or, if that is over and another
-        was chosen, the next epoch's."""
+        """Return the place to save in a state: the loaded place, if any; otherwise the last epoch's place or, if that
+        epoch has ended and another was chosen, the next epoch's place."""
         if self.loaded:
             return self.next
         if self.last is None or (self.chosen is not None and not self.last.is_open):
@@ -189,12 +189,12 @@ class Cursor:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no sample has been taken, neither by this loader nor in its last epoch."""
+        """Whether no state was loaded and the last epoch has not yielded a batch."""
         return not self.loaded and (self.last is None or not self.last.begun)
 
     def _as_saved(self, place: Place) -> Place:
-        """Return a place; if an epoch begins there, with the sampler's or dataset's state at the end of the one
-        before."""
+        """Return the place; if it is the beginning of an epoch, add the state of the sampler or dataset at the end of
+        the previous epoch."""
         if self.last is None or place != Place(place.epoch, 0):
             return place
         end = self.last.place

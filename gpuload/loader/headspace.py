@@ -1,11 +1,11 @@
-"""`headspace`: how much faster a training loop could be with a loader that costs nothing.
+"""`headspace`: how much faster a training loop could be with a loader that takes no time.
 
-The loop first gets batches of its own loader, then copies of one of them, which are there at once. The second rate is
-what the loop does without a loader, so it bounds what a faster one could bring. Runs in the thread that iterates;
-between the two measurements the loader's epoch is ended, so that its workers do not take CPUs from the second one.
+The loop first gets batches from its own loader, then copies of one batch, which are immediately available. The second
+rate is the loop's speed without a loader, so it bounds the benefit of a faster loader. Runs in the thread that
+iterates. The loader's epoch ends between the two measurements, so that its workers use no CPUs during the second.
 
-The host runs ahead of a GPU, so each measurement begins and ends with the device synchronized, and nothing within it
-waits for the device.
+The host runs ahead of a GPU, so the device is synchronized at the beginning and end of each measurement, but not within
+it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gpuload.stage import device as devices
 
 __all__ = ["Headspace", "HeadspaceRates", "headspace"]
 
-WARM_UP: Final = 3  # batches before the first measurement: workers start, the first steps compile and allocate
-SAME: Final = 1.05  # a smaller gain is noise of the measurement
+WARM_UP: Final = 3  # batches before the first measurement, while workers start and the first steps compile and allocate
+NOISE: Final = 1.05  # a smaller gain is measurement noise
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeadspaceRates:
 
     Attributes:
         loader: batches/s with the loader's own batches.
-        copies: batches/s with copies of one batch: no loader could bring more.
+        copies: batches/s with copies of one batch, the maximum with any loader.
     """
 
     loader: float
@@ -43,8 +43,8 @@ class HeadspaceRates:
 
     @property
     def gain(self) -> float:
-        """How many times as fast the loop would be with a loader that costs nothing; about 1: loading costs nothing
-        now."""
+        """The factor by which a loader that takes no time would speed up the loop; about 1 if loading takes no time
+        already."""
         return self.copies / self.loader
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class HeadspaceRates:
             f"headspace: {_rate(self.loader)} with the loader,",
             f"           {_rate(self.copies)} with copies of one batch",
         ]
-        if self.gain < SAME:
-            lines.append("The loop does not wait for its loader: a faster one would bring nothing.")
+        if self.gain < NOISE:
+            lines.append("The loop does not wait for its loader: a faster loader would not help.")
         else:
             lines.append(f"A faster loader could make this loop at most {self.gain:.2f} times as fast.")
         return "\n".join(lines)
@@ -64,26 +64,27 @@ def _rate(batches_per_s: float) -> str:
 
 
 def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
-    """Measure the most that any loader could bring to a training loop: iterate over this in place of the loader.
+    """Measure how much any loader could speed up a training loop: iterate over the result instead of the loader.
 
-    The loop gets `steps` batches of the loader, then as many copies of its first batch, each made just before its step,
-    since a step may write into its batch. At the end it prints both rates. Three more batches come before, while
-    workers start and the first steps compile; they do not count. If an epoch is shorter, the next one follows; then
-    its smaller last batch counts like the others, unless the loader has ``drop_last=True``.
+    The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches of the
+    loader, then the same number of copies of its first batch. Each copy is made just before its step, since a step may
+    modify its batch. At the end, both rates are printed. If an epoch is shorter than needed, the next epoch follows; a
+    smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
 
-    The steps train the model, also with the copies: do not keep it. What the loader gave is gone from its epoch.
+    All steps train the model, including those on copies, so discard the model afterwards. The loader's epoch has
+    advanced by the batches used.
 
     Args:
-        loader: a `Loader`, torch's ``DataLoader``, or anything else that can be iterated over.
-        steps: of each measurement, at least 1.
+        loader: a `Loader`, torch's ``DataLoader``, or any other iterable of batches.
+        steps: the number of steps in each measurement, at least 1.
 
     Returns:
-        A `Headspace`, an iterator. Once it is through, its ``rates`` has ``loader`` and ``copies`` (batches/s) and
+        A `Headspace`, an iterator. After the last batch, its ``rates`` has ``loader`` and ``copies`` (batches/s) and
         ``gain``, their ratio.
 
     Raises:
-        TypeError, ValueError: `steps` is not an integer of at least 1, or `loader` cannot be iterated over.
-        ValueError: while iterating, if the loader gives too few batches.
+        TypeError, ValueError: `steps` is not an integer of at least 1, or `loader` is not iterable.
+        ValueError: while iterating, if the loader yields too few batches.
 
     Example:
         >>> loop = headspace([torch.zeros(32, 3, 8, 8) for _ in range(4)], steps=10)
@@ -96,15 +97,15 @@ def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
         True
     """
     if not isinstance(loader, Iterable):
-        raise TypeError(f"headspace takes a loader, which can be iterated over; got a {type(loader).__name__}")
+        raise TypeError(f"headspace() needs an iterable loader, got {type(loader).__name__}")
     return Headspace(loader, check_integer("steps", steps, 1))
 
 
 class Headspace(Iterator[Any]):
-    """The batches of `headspace`, and then their rates.
+    """An iterator over the batches of `headspace`, which ends with the rates.
 
     Attributes:
-        rates: both rates; None until the last batch was taken and the loop asked for another one.
+        rates: both rates; None until the loop requests another batch after the last one.
     """
 
     def __init__(self, loader: Iterable[Any], steps: int) -> None:
@@ -113,24 +114,24 @@ class Headspace(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
         self._first: Any = None  # a copy of the first batch, made before the loop saw it
-        self._devices: set[torch.device] = set()  # of its tensors, without the CPU
+        self._devices: set[torch.device] = set()  # the devices of its tensors, except the CPU
         self._began_s = self._loader_s = 0.0
 
     def __len__(self) -> int:
-        """Return the number of batches in all."""
+        """Return the total number of batches."""
         return WARM_UP + 2 * self._steps
 
     def __next__(self) -> Any:
-        of_loader = WARM_UP + self._steps
+        loader_batches = WARM_UP + self._steps
         if self._delivered == WARM_UP:
             self._began_s = self._now()
-        elif self._delivered == of_loader:
+        elif self._delivered == loader_batches:
             self._loader_s = self._now() - self._began_s
-            self._batches = None  # ends the epoch, and the work of its workers
+            self._batches = None  # ends the epoch, so that its workers stop
             self._began_s = self._now()
         elif self._delivered == len(self):
             self._end()
-        batch = self._from_loader() if self._delivered < of_loader else self._copy()
+        batch = self._from_loader() if self._delivered < loader_batches else self._copy()
         self._delivered += 1
         return batch
 
@@ -142,7 +143,7 @@ class Headspace(Iterator[Any]):
         raise StopIteration(self.rates)
 
     def _from_loader(self) -> Any:
-        for batches in (self._batches, self._loader):  # what is left of an epoch, then the next one
+        for batches in (self._batches, self._loader):  # the rest of an epoch, then the next epoch
             if batches is not None:
                 self._batches = iter(batches)
                 for batch in self._batches:
@@ -151,16 +152,15 @@ class Headspace(Iterator[Any]):
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
-        least = WARM_UP + 1
-        remedy = f"steps={self._delivered - WARM_UP}, or " if self._delivered >= least else ""
+        minimum = WARM_UP + 1
+        remedy = f"steps={self._delivered - WARM_UP}, or " if self._delivered >= minimum else ""
         raise ValueError(
-            f"headspace(steps={self._steps}) needs {WARM_UP + self._steps} batches of its loader, of which the first "
-            f"{WARM_UP} do not count, but it ended after {self._delivered}; expected {remedy}a loader that can be "
-            "iterated over again"
+            f"headspace(steps={self._steps}) needs {WARM_UP + self._steps} batches, including {WARM_UP} to warm up, "
+            f"but the loader ended after {self._delivered}; use {remedy}a loader that can be iterated over repeatedly"
         )
 
     def _copy(self) -> Any:
-        """Return a new copy. Making it does not count on the CPU; a GPU copies a batch in microseconds."""
+        """Return a new copy. Copying is not counted on the CPU; a GPU copies a batch in microseconds."""
         began_s = perf_counter()
         batch = _copied(self._first)
         if not self._devices:
@@ -168,7 +168,7 @@ class Headspace(Iterator[Any]):
         return batch
 
     def _now(self) -> float:
-        """Return the time once the current device, and those of the batch, have done all that they were given."""
+        """Wait until the current device and the batch's devices are idle, and return the time."""
         if devices.is_available():
             for device in {devices.current_device(), *self._devices}:
                 torch.accelerator.synchronize(device)
@@ -176,7 +176,7 @@ class Headspace(Iterator[Any]):
 
 
 def _copied(batch: Any) -> Any:
-    """Return a batch in new memory and in new lists and dicts."""
+    """Copy a batch, including its lists and dicts."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,14 +1,14 @@
-"""What the machine allows a loader: CPUs, open files, processes, memory; and which CPUs are near its GPU.
+"""The machine's limits for a loader (CPUs, open files, processes, memory), and the CPUs near its GPU.
 
-A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
-message. So it is checked first, and what does not fit is a `LimitError` with the figures.
+Reaching a limit in the middle of an epoch causes an `OSError` in some library, or kills a process without a message.
+Therefore the limits are checked first, and a `LimitError` with the figures says what does not fit.
 
-On a machine with several NUMA nodes, workers go to the CPUs of the GPU's node, and the ring to its memory, where
-nothing speaks against it: docs/tuning.md has the cases.
+On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in its memory.
+docs/tuning.md lists the exceptions.
 
-Runs in the main process. Nothing is cached, since limits and use change with every file and every batch. A figure that
-is missing or makes no sense counts as no limit: a guess must never stop a program that would have run. `root`, where a
-function takes it, is the folder used as ``/``.
+Runs in the main process. Nothing is cached, since limits and usage change with every file and every batch. A missing or
+implausible figure counts as no limit: a guess must never stop a program that would have run. Where a function takes
+`root`, it is the folder used as ``/``.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ __all__ = [
     "usable_cpus",
 ]
 
-# A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring; the
-# template's socket, lifeline, pidfd and stack file.
+# For a `WorkerPool`: a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates the
+# descriptor), and the template's socket, lifeline, pidfd and stack file.
 POOL_DESCRIPTORS = 12
-# Each worker: the socket of its replies, its lifeline, its pidfd, the file for its stacks, the pipe for its status.
+# For each worker: its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
 WORKER_DESCRIPTORS = 5
-# While one is started: its ends of socket and lifeline, /dev/null, the pipe for a failed exec (2), before the pidfd.
+# While a worker starts, before the pidfd: its ends of socket and lifeline, /dev/null, and the pipe for a failed exec
+# (2).
 START_DESCRIPTORS = 4
-SPARE_DESCRIPTORS = 8  # opened for a moment: imported modules, libraries' files
+SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modules and libraries
 
-# A worker with the JPEG decoder and no torch has 47 to 51 MB resident: 19 MB of its own, and libraries' pages; large
-# images and other decoders soon take the difference.
+# A worker with the JPEG decoder and without torch has 47 to 51 MB resident: 19 MB of private memory, plus shared pages
+# of libraries. Large images and other decoders soon use the difference.
 WORKER_BYTES = 45 * 1000 * 1000
 
-# In the folder of a control group, by version: the files of a limit and of what is used; what can be reclaimed.
+# Files in the folder of a control group, by version: limit and usage, and the entries that can be reclaimed.
 PROCESS_FILES = {"cgroup2": ("pids.max", "pids.current"), "cgroup": ("pids.max", "pids.current")}
 MEMORY_FILES = {
     "cgroup2": ("memory.max", "memory.current"),
@@ -71,10 +72,10 @@ RECLAIMABLE = {
     "cgroup2": ("inactive_file", "active_file", "slab_reclaimable"),
     "cgroup": ("total_inactive_file", "total_active_file"),
 }
-_UNLIMITED = 1 << 60  # version 1 says "none" with the largest multiple of a page below 2**63
+_UNLIMITED = 1 << 60  # version 1 represents "no limit" by the largest multiple of the page size below 2**63
 
 DEVICES = "sys/bus/pci/devices"
-DISPLAY, ACCELERATOR = "0x03", "0x12"  # the classes of PCI devices that GPUs have
+DISPLAY, ACCELERATOR = "0x03", "0x12"  # PCI device classes of GPUs
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
@@ -92,12 +93,13 @@ def _cpu_quota(folder: str, version: str) -> int | None:
         quota, _, period = _read(f"{folder}/cpu.max").partition(" ")
     else:
         quota, period = _read(f"{folder}/cpu.cfs_quota_us"), _read(f"{folder}/cpu.cfs_period_us")
-    quota_us, period_us = _number(quota), _number(period)  # no quota is "max", or -1
+    quota_us, period_us = _number(quota), _number(period)  # "max" or -1 means no quota
     return math.ceil(quota_us / period_us) if quota_us and period_us else None
 
 
 def default_workers(cpus: int, local_ranks: int) -> int:
-    """Return what `num_workers=None` means: a share of the CPUs that this machine's ranks leave, at least 1."""
+    """Return the default `num_workers`: this rank's share of the CPUs that the ranks themselves do not need, at least
+    1."""
     return max(1, (cpus - local_ranks) // local_ranks)
 
 
@@ -105,49 +107,51 @@ def default_workers(cpus: int, local_ranks: int) -> int:
 
 
 def descriptors_left() -> int | None:
-    """Return how many more files this process may open: the soft limit less open files; None if not known."""
+    """Return how many more files this process may open (the soft limit minus open files); None if unknown."""
     limit = _limits_of("RLIMIT_NOFILE")[0]
     if limit is None:
         return None
     try:
-        # The limit is on numbers, not on how many: a number above it (it was lowered later) does not count.
+        # The limit bounds the descriptors' numbers, not their count. Numbers above it, which remain open if the limit
+        # was lowered later, do not count.
         in_use = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
     except (OSError, ValueError):
         return None
-    return max(0, limit - in_use + 1)  # one was listdir's own
+    return max(0, limit - in_use + 1)  # listdir itself had one open
 
 
 def check_workers(workers: int) -> None:
-    """Raise a LimitError if this many worker processes can never be started here: more descriptors or processes than
-    are left, even if all Loaders of this process were closed. When workers start, `check_descriptors` looks again."""
+    """Raise a LimitError if this many worker processes can never start here, because they need more descriptors or
+    processes than would be left if all Loaders of this process were closed. `check_descriptors` checks again when
+    workers start."""
     if workers:
         pools, running = running_workers()
-        check_descriptors(workers, spared=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
-        check_processes(workers, spared=pools + running)
+        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
+        check_processes(workers, releasable=pools + running)
 
 
-def check_descriptors(workers: int, *, spared: int = 0) -> None:
+def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
-    `spared` that are taken count as free."""
+    `releasable` descriptors are in use but count as free."""
     needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
     left = descriptors_left()
-    if left is None or needed <= left + spared:
+    if left is None or needed <= left + releasable:
         return
     soft, hard = _limits_of("RLIMIT_NOFILE")
-    most = "no limit" if hard is None else f"{hard:,}"
+    maximum = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
-        f"num_workers={workers} takes {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} for each "
-        f"worker, {needed - WORKER_DESCRIPTORS * workers} besides), but {left:,} are left of the {soft:,} that it may "
-        "have open. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {most})"
+        f"num_workers={workers} needs {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker and "
+        f"{needed - WORKER_DESCRIPTORS * workers} others), but only {left:,} of the {soft:,} that it may have open are "
+        "left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {maximum})"
     )
 
 
 def processes_left(root: str = "/") -> tuple[int, str] | None:
-    """Return how many more processes and threads may be started, and what limits them; None if nothing does.
+    """Return how many more processes and threads may be started, and what limits them; None means no limit.
 
-    The least of RLIMIT_NPROC less the user's own (it does not bind root), and the limits of the control groups (pids,
-    version 2 and 1).
+    The limit is the minimum of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and of what the
+    control groups (pids, versions 2 and 1) have left.
     """
     left = []
     limit = _limits_of("RLIMIT_NPROC")[0]
@@ -164,18 +168,19 @@ def _tasks_of(user: int, root: str) -> int:
     """Count the threads of all of a user's processes."""
     count = 0
     for entry in os.scandir(os.path.join(root, "proc")):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if entry.name.isdigit() and entry.stat().st_uid == user:
                 count += os.stat(f"{entry.path}/task").st_nlink - 2
     return count
 
 
-def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if this many processes may not be started. `spared` that run count as ended."""
+def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
+    """Raise a LimitError if this many processes may not be started. `releasable` processes are running but count as
+    ended."""
     left = processes_left(root)
-    if left is not None and workers + 1 > left[0] + spared:  # with the template
+    if left is not None and workers + 1 > left[0] + releasable:  # including the template
         raise LimitError(
-            f"num_workers={workers} takes {workers + 1} processes, but {left[0]:,} more are left of {left[1]}. Use "
+            f"num_workers={workers} needs {workers + 1} processes, but only {left[0]:,} are left of {left[1]}. Use "
             "fewer workers, end other programs, or raise the limit"
         )
 
@@ -184,20 +189,20 @@ def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
 
 
 def memory_left_bytes(root: str = "/") -> int | None:
-    """Return how much more memory this process may take before a control group (version 2 or 1) is at its limit.
+    """Return how much more memory this process may use before a control group (version 2 or 1) reaches its limit.
 
-    The least of limit − use + reclaimable memory, over its group and all ancestors; None if there is no limit. Pages of
-    files are reclaimable, in both of the kernel's lists: the active one holds files that were read twice, after an
-    epoch the dataset. Shared memory, such as the ring, is in neither: it has no file to go back to. Memory that could
-    be swapped out does not count.
+    This is the minimum of limit − usage + reclaimable memory over its group and all ancestors; None means no limit.
+    File pages are reclaimable, both in the kernel's inactive list and in its active list, which holds files that were
+    read twice (after the first epoch, the dataset). Shared memory, such as the ring, is in neither list, since no file
+    backs it. Memory that could be swapped out does not count.
     """
     tightest = _tightest(root)
     return None if tightest is None else tightest[0]
 
 
 def available_bytes(root: str = "/") -> int | None:
-    """Return how much more memory this process may take: what the machine has free, or the control group leaves; None
-    if not known."""
+    """Return how much more memory this process may use: the machine's free memory or what the control group has left,
+    whichever is less; None if unknown."""
     lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     left = memory_left_bytes(root)
@@ -205,18 +210,18 @@ def available_bytes(root: str = "/") -> int | None:
 
 
 def lockable_bytes() -> int | None:
-    """Return how much memory this process may lock (``ulimit -l``); None means no limit, or not known."""
+    """Return how much memory this process may lock (``ulimit -l``); None means no limit or unknown."""
     return _limits_of("RLIMIT_MEMLOCK")[0]
 
 
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
     """Raise a LimitError, with figures and advice, if the control group has too little memory left to begin.
 
-    The size of decoded images is not known yet; the ring checks again as it grows.
+    The size of decoded images is still unknown, so the ring checks again as it grows.
 
     Args:
-        workers: processes that will be started.
-        output_bytes: ordinary memory of one finished batch.
+        workers: the number of processes to start.
+        output_bytes: the ordinary memory of one finished batch.
     """
     tightest = _tightest(root)
     needed = workers * WORKER_BYTES + output_bytes
@@ -224,7 +229,7 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
         return
     left_bytes, limit_bytes, folder = tightest
     raise LimitError(
-        f"at least {_mb(needed)} of memory are needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
+        f"at least {_mb(needed)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
         f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
         f"limit of {_mb(limit_bytes)}. Use fewer workers or a smaller batch_size, or raise the limit of the container "
         "or job"
@@ -232,7 +237,8 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
 
 
 def _tightest(root: str) -> tuple[int, int, str] | None:
-    """Return the control group with the least memory left, if any has a limit: left bytes, limit, folder."""
+    """Return the remaining bytes, the limit and the folder of the control group with the least memory left; None if no
+    group has a limit."""
     groups = []
     for limit, use, folder, version in _limited_groups(root, "memory", MEMORY_FILES):
         entries = (line.partition(" ") for line in _read(f"{folder}/memory.stat").splitlines())
@@ -241,18 +247,19 @@ def _tightest(root: str) -> tuple[int, int, str] | None:
     return min(groups, default=None)
 
 
-# -- near the GPU -----------------------------------------------------------------------------------------------------
+# -- placement near the GPU -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where workers and ring of a loader go.
+    """The placement of a loader's workers and ring.
 
     Attributes:
-        device: the GPU, and node: its NUMA node, if the ring goes there.
-        cpus: the CPUs of that node that this process may use; empty if nothing is done.
-        most: how many workers may be there: each has a CPU, also if every rank near that node has as many.
-        why: why nothing is done.
+        device: the GPU; node: its NUMA node, if the ring is placed there.
+        cpus: the CPUs of that node that this process may use; empty if nothing is placed.
+        most: the maximum number of workers to place there, so that each has a CPU even if every rank near that node
+            has this many workers.
+        why: why nothing is placed.
     """
 
     device: str = ""
@@ -262,11 +269,11 @@ class Placement:
     why: str = ""
 
     def cpus_for(self, workers: int) -> frozenset[int]:
-        """Return the CPUs that this many workers run on; empty means wherever this process may."""
+        """Return the CPUs to run this many workers on; empty means all CPUs that this process may use."""
         return self.cpus if workers <= self.most else frozenset()
 
     def describe(self, workers: int) -> str:
-        """Say in words what is done; "" where there is nothing to place."""
+        """Describe the placement; "" if there is nothing to place."""
         if not self.cpus:
             return self.why
         node, count = f"NUMA node {self.node}, near {self.device}", len(self.cpus)
@@ -282,13 +289,13 @@ class Placement:
 def find_placement(
     address: str, *, device: str, ranks: int, allowed: Set[int] | None = None, root: str = "/"
 ) -> Placement:
-    """Decide where the workers of a GPU go, from ``/sys`` and without starting anything.
+    """Decide where to place the workers of a GPU, based on ``/sys`` and without starting anything.
 
     Args:
-        address: the GPU's, on the PCI bus: ``"0000:3b:00.0"``.
-        device: its name, for messages.
-        ranks: how many training processes this machine has.
-        allowed: the CPUs that this process may use; default: as its affinity says.
+        address: the GPU's PCI address, such as ``"0000:3b:00.0"``.
+        device: the GPU's name, for messages.
+        ranks: the number of training processes on this machine.
+        allowed: the CPUs that this process may use; default: its affinity mask.
     """
     if numa_nodes(root) < 2:
         return Placement(why="one NUMA node: nothing to place")
@@ -298,19 +305,19 @@ def find_placement(
     default, allowed = _default_cpus(root), os.sched_getaffinity(0) if allowed is None else allowed
     if default - allowed:
         return Placement(
-            why=f"this process was put on {len(allowed)} of {len(default)} CPUs, and its workers stay there: {device} "
-            f"is near NUMA node {node}"
+            why=f"this process is restricted to {len(allowed)} of {len(default)} CPUs, and so are its workers; "
+            f"{device} is near NUMA node {node}"
         )
     near_cpus = cpus_in(cpus) & allowed
     if not near_cpus:
-        return Placement(why=f"no CPU near {device}, on NUMA node {node}, may be used: nothing is placed")
+        return Placement(why=f"this process may use no CPU near {device}, on NUMA node {node}: nothing is placed")
     if near_cpus == allowed:
-        return Placement(why=f"all CPUs that may be used are near {device}, on NUMA node {node}")
+        return Placement(why=f"all CPUs that this process may use are near {device}, on NUMA node {node}")
     return Placement(device, node, near_cpus, len(near_cpus) // _ranks_near(root, address, node, ranks))
 
 
 def near(address: str | None, root: str = "/") -> tuple[int, str]:
-    """Return the NUMA node of a device on the PCI bus, -1 if not known, and the list of the node's CPUs."""
+    """Return the NUMA node of a PCI device, -1 if unknown, and the list of the node's CPUs."""
     folder = os.path.join(root, DEVICES, str(address))
     node = _number(_read(f"{folder}/numa_node"))
     return -1 if node is None else node, _read(f"{folder}/local_cpulist")
@@ -322,7 +329,7 @@ def numa_nodes(root: str = "/") -> int:
 
 
 def _default_cpus(root: str) -> frozenset[int]:
-    """Return the CPUs that this process has if nobody chose some of them for it: those of its control group."""
+    """Return the CPUs that this process has by default, without an affinity mask: the CPUs of its control group."""
     for folder, version in control_groups(root, "cpuset"):
         for name in ("cpuset.cpus.effective",) if version == "cgroup2" else ("cpuset.effective_cpus", "cpuset.cpus"):
             if cpus := cpus_in(_read(f"{folder}/{name}")):
@@ -331,8 +338,8 @@ def _default_cpus(root: str) -> frozenset[int]:
 
 
 def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
-    """Return how many of this machine's ranks have their GPU near a node, at most: one for each GPU there, or several
-    if there are more ranks than GPUs."""
+    """Return the maximum number of this machine's ranks whose GPU is near a node: one per GPU there, or more if there
+    are more ranks than GPUs."""
     devices = os.path.join(root, DEVICES)
     vendor = _read(f"{devices}/{address}/vendor")
     nodes = []
@@ -343,12 +350,12 @@ def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
     return max(1, min(ranks, nodes.count(node) * -(-ranks // max(1, len(nodes)))))
 
 
-# -- control groups, and reading of files -----------------------------------------------------------------------------
+# -- control groups and files -----------------------------------------------------------------------------------------
 
 
 def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
-    """Yield the folders of this process's groups for a controller, from its own upwards as far as they are visible;
-    with "cgroup2", or "cgroup" for version 1."""
+    """Yield the folder and version ("cgroup2", or "cgroup" for version 1) of this process's groups for a controller,
+    from its own group up to the topmost visible one."""
     mounts = list(_mounts(root, controller))
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -357,17 +364,17 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
         mounted = [(base, point) for kind, base, point in mounts if kind == version]
         mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
-        # In a container the group may be outside of the mounted ones: then the mounted one is the container's.
+        # In a container, the group may be outside the mounts; then the mount itself is the container's group.
         point, below = mounted[0][1], ()
         if ".." not in group.parts:
             inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))
             point, below = next(inside, (point, below))
-        for depth in range(len(below), -1, -1):  # any ancestor's limit counts
+        for depth in range(len(below), -1, -1):  # the limits of all ancestors apply
             yield os.path.join(root, point, *below[:depth]), version
 
 
 def _mounts(root: str, controller: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the mounts that have a controller: version, group, folder relative to the root."""
+    """Yield the version, group and folder (relative to the root) of each mount that has a controller."""
     for line in _read(os.path.join(root, "proc/self/mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
@@ -380,7 +387,8 @@ def _mounts(root: str, controller: str) -> Iterator[tuple[str, str, str]]:
 def _limited_groups(
     root: str, controller: str, names: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the groups that have a limit: limit, use, folder, version; `names` are the files of both, by version."""
+    """Yield the limit, usage, folder and version of each group that has a limit. `names` maps versions to the names of
+    the files with limit and usage."""
     for folder, version in control_groups(root, controller):
         limit, use = (_number(_read(f"{folder}/{name}")) for name in names[version])
         if limit is not None and limit < _UNLIMITED and use is not None:
@@ -388,8 +396,9 @@ def _limited_groups(
 
 
 def _read(path: str) -> str:
-    """Return a file's text, without white space around it; "" if it cannot be read."""
-    # Most of them do not exist. Checked first: a ctrl-C while an error is handled would show that error too.
+    """Return a file's text without surrounding white space; "" if the file cannot be read."""
+    # Most of these files do not exist. Check first instead of handling the error, since the traceback of a Ctrl-C
+    # during error handling would show that error too.
     if not os.access(path, os.R_OK):
         return ""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
@@ -402,13 +411,13 @@ def _number(text: str) -> int | None:
 
 
 def _limits_of(name: str) -> tuple[int | None, int | None]:
-    """Return a soft and a hard limit of this process; None means no limit, or not known."""
+    """Return a soft and a hard limit of this process; None means no limit or unknown."""
     try:
         soft, hard = resource.getrlimit(getattr(resource, name))
     except (OSError, ValueError):
         return None, None
-    none = resource.RLIM_INFINITY
-    return None if soft == none else soft, None if hard == none else hard
+    infinity = resource.RLIM_INFINITY
+    return None if soft == infinity else soft, None if hard == infinity else hard
 
 
 def _mb(nbytes: int) -> str:
@@ -416,7 +425,7 @@ def _mb(nbytes: int) -> str:
 
 
 def cpus_in(text: str) -> frozenset[int]:
-    """Return the numbers of a list as the kernel writes it: ``"0-3,8"``."""
+    """Parse a CPU list in the kernel's format, such as ``"0-3,8"``."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -425,7 +434,7 @@ def cpus_in(text: str) -> frozenset[int]:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Return the list of these CPUs as the kernel writes it."""
+    """Format CPUs as a list in the kernel's format."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:

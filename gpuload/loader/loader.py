@@ -1,8 +1,8 @@
-"""`Loader`: the main interface. Checks its arguments, wires the parts together, iterates.
+"""`Loader`, the main interface: checks its arguments, connects the parts, and iterates.
 
-Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` makes a *session*: the
-ring, the worker processes, the transfer and the compiled stage, which last until `close()`, the Loader's garbage
-collection or the interpreter's exit. An epoch's iterator holds no resources of its own.
+Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` starts a *session*: the
+ring, the worker processes, the transfer and the compiled stage. A session lasts until `close()`, until the Loader is
+garbage-collected or until the interpreter exits. An epoch's iterator holds no resources of its own.
 """
 
 from __future__ import annotations
@@ -55,88 +55,96 @@ logger = logging.getLogger("gpuload.loader")
 
 
 class Loader:
-    """Iterate over a dataset in augmented batches that are on the device.
+    """An iterable over a dataset that yields augmented batches on the device.
 
     Args:
-        dataset: a map-style dataset: ``dataset[i]`` gives a sample, ``len(dataset)`` their number; or an iterable one
-            (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
-            dataclass; its images are `Encoded` (the fast way), `Image` or PIL images; a clip is a list of these, or an
-            `Image` of T×H×W×C. Plain arrays are data, or for `transforms` the image where no other leaf may be it.
-        batch_size: samples in a batch, on each rank; None means samples one by one, their arrays as tensors. Even with
-            MixUp and CutMix.
-        shuffle: a new order each epoch, a function of `seed` and the epoch's number. ``"block"``, or a `BlockShuffle`:
-            neighbours come at about the same time, for media where reading them together is much cheaper.
-        sampler: gives the keys of an epoch's samples, instead of gpuload's order; it is not shared out over ranks.
-        batch_sampler: gives lists of keys, a batch each.
-        collate_fn: makes a batch of a list of samples (of one sample, with ``batch_size=None``). Samples without images
-            are collated in the worker if there are no transforms; others here, with finished images as C×H×W tensors on
-            the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else as `default_collate`.
-        pin_memory: page-lock batches that stay on the CPU (`device`), and call ``pin_memory()`` of a `collate_fn`'s own
-            batch types, if there is CUDA. Memory that goes to a GPU is always page-locked.
-        drop_last: leave out the last batch if it is smaller than `batch_size`.
-        worker_init_fn: called in each worker, and again in one that was restarted, with its number, before its first
-            sample. `iter()` waits for it, and raises a `WorkerError` if it fails.
-        generator: a `torch.Generator` whose initial seed is used as `seed`; nothing is drawn from it.
-        multiprocessing_context: without effect: this process is never forked, and ``"fork"`` is warned of.
-        persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
-            made here; default: they stay.
-        in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no
-            other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
-        transforms: `gpuload.transforms`, in order, as a list or a `Compose`; a `torch.nn.Module` may come last and gets
-            the whole batch.
-        num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
-            process may use, less one for each rank of this machine, shared among the ranks, at least 1; 0 for an
-            iterable dataset. A warning if more than these CPUs, and more than 8. ``"auto"``: as many as are of use,
-            found out while it runs.
-        workers: a `RayWorkers`: workers on other machines, in the place of processes on this one.
-        prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker); default 2.
-            ``"auto"``: more while the loop waits for single slow samples, and that helps.
-        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the number of a GPU, or a
-            `torch.device`. Default: the current GPU, or the CPU if there is none.
-        dtype: of float images, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or a torch dtype; default: that of a
-            `ToDtype`, else float32. Without `Normalize` and `ToDtype` images stay uint8.
-        memory_format: of batches of images, ``"contiguous_format"`` or ``"channels_last"``, or torch's; not of data.
-        ragged: what to do if the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
-            ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
-            widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
-        pad_to: with ``ragged="pad"``, the height and width of a padded batch, and of the masks padded with it, are
-            multiples of this, such as 32 for detection networks. Default: those of the largest image.
-        seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
-        rank, world_size: of this process, among those that share out each epoch. Default: from ``torch.distributed`` if
-            it is up at `iter()`, else torchrun's environment, else 0 of 1.
-        uneven: what to do with an epoch's last samples if they are too few for whole batches on all ranks: ``"pad"``
-            goes on with the epoch's first ones up to a multiple of the ranks, ``"drop"`` cuts to a multiple,
-            ``"exact"`` (for evaluation; needs ``info=True``) counts each once and fills up with rows whose
-            `BatchInfo.valid` is False. With ``drop_last=True`` they are left out. With MixUp, CutMix or CopyPaste each
-            of several ranks has an even number of them, with Mosaic a multiple of 4.
-        weights: one for each sample: draw with replacement, with probabilities in proportion to them.
-        repeats: how many times in a row each sample comes, each time with other draws and on another rank ("repeated
-            augmentation"); an epoch keeps its length, with fewer samples. MixUp and CutMix mix none with itself.
-        decode: a `Decode` with options of decoding.
-        timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
-        on_error: what to do with a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
-            ``"replace"`` it by another one; short for ``faults=Faults(on_error=…)``.
-        faults: a `Faults` with all options of this kind.
-        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for what
-            another one lacks; ``"auto"`` is ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan` shows it.
-        info: give ``(batch, BatchInfo)``.
-        chunk_size: the most samples that a worker does at a time, which changes no batch; default: its share, 8 to 64.
-        ring_bytes: the most shared memory for decoded pixels on their way; default 2 GiB.
-        affinity: ``"auto"``: where there are several NUMA nodes, workers run on the CPUs of the GPU's, if these are
-            enough, and decoded pixels lie in its memory; ``"none"``: anywhere. `plan` says what is done.
+        dataset: a map-style dataset (with ``dataset[i]`` and ``len(dataset)``) or an iterable one (torch's
+            `IterableDataset`, or any object that only has ``__iter__``). A sample is a nested tuple, list, dict or
+            dataclass. Its images are `Encoded` (the fastest), `Image` or PIL images; a clip is a list of images, or a
+            T×H×W×C `Image`. Plain arrays are data, except that `transforms` apply to a plain array if no other leaf can
+            be the image.
+        batch_size: samples per batch on each rank; None yields single samples, with their arrays as tensors. MixUp and
+            CutMix need an even number.
+        shuffle: True draws a new order each epoch, which depends only on `seed` and the epoch number. ``"block"`` or a
+            `BlockShuffle` keeps neighbouring samples close together, for storage where reading them together is much
+            cheaper.
+        sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
+        batch_sampler: yields lists of keys, one list per batch.
+        collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). It runs in the
+            worker if there are neither images nor transforms, otherwise in this process, where it gets finished images
+            as C×H×W tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else like
+            `default_collate`.
+        pin_memory: if CUDA is available, page-lock batches that stay on the CPU (see `device`), and call the
+            ``pin_memory()`` method of custom batch types that `collate_fn` returns. Memory that is copied to a GPU is
+            always page-locked.
+        drop_last: drop the last batch if it is smaller than `batch_size`.
+        worker_init_fn: called with the worker's number in each worker before its first sample, and again after a
+            restart. `iter()` waits for it, and raises a `WorkerError` if it fails.
+        generator: a `torch.Generator` whose initial seed becomes `seed`; nothing is drawn from it.
+        multiprocessing_context: has no effect, since gpuload never forks this process; ``"fork"`` causes a warning.
+        persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
+            process made to the dataset. By default, workers stay alive between epochs.
+        in_order: False yields the batches of an iterable dataset as soon as a worker has finished one, so that a slow
+            worker does not delay the others; states stay exact. Batches of a map-style dataset always come in order,
+            without making workers wait.
+        transforms: `gpuload.transforms` in order, as a list or a `Compose`. The last one may be a `torch.nn.Module`,
+            which is applied to the entire batch.
+        num_workers: processes that read and decode; with 0, this process does the work. Default: the CPUs that this
+            process may use, less one per rank on this machine, divided among these ranks, at least 1; 0 for an
+            iterable dataset. A number above both 8 and these CPUs causes a warning. ``"auto"`` adjusts the number while
+            the loader runs.
+        workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
+        prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset); default 2.
+            ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
+        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, a GPU's number, or a
+            `torch.device`. Default: the current GPU, or the CPU if there is no GPU.
+        dtype: dtype of float images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or a torch dtype. Default: the dtype
+            of a `ToDtype`, else float32. Without `Normalize` and `ToDtype`, images stay uint8.
+        memory_format: ``"contiguous_format"``, ``"channels_last"`` or a torch memory format, for batches of images.
+        ragged: how to batch images whose final sizes differ: ``"error"``, ``"list"`` for a list of tensors, or
+            ``"pad"``, which pads with zeros at the bottom and right and yields ``(images, sizes)`` with int64 (N, 2)
+            heights and widths. On the CPU, listed images that no transform changes are C×H×W views of H×W×C memory.
+        pad_to: with ``ragged="pad"``, round the height and width of a padded batch, and of masks padded with it, up to
+            a multiple of this, such as 32 for detection networks. Default: the size of the largest image.
+        seed: 0 ≤ seed < 2**64; determines the order and every random draw. Default 0.
+        rank, world_size: this process's rank, and the number of ranks that share each epoch. Default: from
+            ``torch.distributed`` if it is initialized at `iter()`, else from torchrun's environment, else 0 of 1.
+        uneven: what to do with an epoch's last samples if they are too few for full batches on all ranks. ``"pad"``
+            repeats the epoch's first samples up to a multiple of the ranks; ``"drop"`` drops samples down to a
+            multiple; ``"exact"`` (for evaluation; needs ``info=True``) counts each sample once and fills up with rows
+            whose `BatchInfo.valid` is False. ``drop_last=True`` drops these samples. On more than one rank, each rank
+            gets an even number of samples with MixUp, CutMix or CopyPaste, and a multiple of 4 with Mosaic.
+        weights: one weight per sample: draw with replacement, with probabilities proportional to the weights.
+        repeats: how many times in a row each sample comes ("repeated augmentation"), each time with different draws and
+            on a different rank. An epoch keeps its length, so it has fewer distinct samples. MixUp and CutMix never mix
+            a sample with itself.
+        decode: a `Decode` with decoding options.
+        timeout: kill and restart a worker that spends more than this many seconds on one sample; 0 means no timeout.
+        on_error: what to do with a sample that fails: ``"raise"`` a `SampleError` (default), ``"skip"`` the sample, or
+            ``"replace"`` it with another one; short for ``faults=Faults(on_error=…)``.
+        faults: a `Faults` with all options for error handling.
+        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for
+            transforms that the backend lacks. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan`
+            shows the result.
+        info: yield ``(batch, BatchInfo)``.
+        chunk_size: the maximum number of samples that a worker processes at a time; it does not affect the batches.
+            Default: the worker's share, 8 to 64.
+        ring_bytes: the maximum shared memory for decoded pixels in flight; default 2 GiB.
+        affinity: ``"auto"``: on a machine with several NUMA nodes, run workers on the CPUs of the GPU's node if it has
+            enough, and keep decoded pixels in its memory. ``"none"``: anywhere. `plan` shows the placement.
 
     Raises:
-        ValueError, TypeError: an argument is wrong; the message says what was expected.
+        ValueError, TypeError: an argument is invalid; the message says what was expected.
         RuntimeError: worker processes cannot be started on this platform.
-        LimitError: more workers than open files or processes allow.
+        LimitError: the limits on open files or processes do not allow this many workers.
 
-    While iterating: `SampleError` names a sample that could not be loaded, `TooManyErrors` says that more were skipped
-    or replaced than `Faults` allows, `CollateError` names two samples that do not fit into one batch, `WorkerError`
-    says that workers cannot start or died too often, `LimitError` that memory or open files are not enough.
+    Iterating raises `SampleError` for a sample that could not be loaded, `TooManyErrors` if more samples were skipped
+    or replaced than `Faults` allows, `CollateError` for two samples that do not fit into one batch, `WorkerError` if
+    workers cannot start or died too often, and `LimitError` if memory or open files run out.
 
     Attributes:
-        errors: the samples that failed so far: a sequence of `ErrorRecord`, each with epoch, position, index, source,
-            cause, traceback and ``replaced_by``.
+        errors: the samples that have failed so far: a sequence of `ErrorRecord`, each with epoch, position, index,
+            source, cause, traceback and ``replaced_by``.
 
     Example:
         >>> import numpy as np
@@ -147,7 +155,7 @@ class Loader:
         [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
     """
 
-    # Its arguments; none of these can be set later.
+    # Arguments that are public attributes; none can be set later.
     dataset: Any
     batch_size: int | None
     shuffle: bool | BlockShuffle
@@ -212,51 +220,53 @@ class Loader:
         self.errors = ErrorLog()
         self._cursor = Cursor()
         self._session: Session | None = None
-        self._ended: Span | None = None  # the last session that was closed
+        self._final_span: Span | None = None  # statistics of the last closed session
         options.check_machine()
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
-        self._starting = _Lock()  # one thread at a time begins an epoch, and so starts workers
-        self._ready = True
+        self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
+        self._initialized = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONS and getattr(self, "_ready", False):
-            raise ValueError(f"{name} cannot be changed once the Loader is made; make another Loader")
+        if name in OPTIONS and getattr(self, "_initialized", False):
+            raise ValueError(f"{name} cannot be changed after the Loader has been created; create another Loader")
         super().__setattr__(name, value)
 
     __class_getitem__ = classmethod(GenericAlias)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, the same on each rank; TypeError if the dataset or sampler has no length."""
+        """Return the number of batches in a full epoch, the same on each rank; raise a TypeError if the dataset or
+        sampler has no length."""
         return steps_of(self._options.order)
 
     @property
     def transforms(self) -> Chain:
-        """The transforms, as a sequence."""
+        """The transforms as a sequence."""
         return self._options.chain
 
     @property
     def device(self) -> torch.device:
-        """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
+        """The device that batches go to. Before the first `iter()` and without `device`, the device that `iter()` would
+        choose now."""
         return self._options.resolve_device() if self._session is None else self._session.stage.device
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are to be; with ``"auto"`` at this moment."""
+        """The number of workers; with ``"auto"`` the current target."""
         return self._options.workers.count if self._autotune is None else self._autotune.setting.workers
 
     @property
     def prefetch_factor(self) -> int:
-        """How many batches ahead were asked for, or chosen; with ``"auto"`` the number of this moment."""
+        """The number of batches to prepare ahead, as requested or by default; with ``"auto"`` the current number."""
         _refuse_rebuilding()
         return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was given, or that of the `batch_sampler`. Else an object that stands for gpuload's own
-        order: it has ``set_epoch(epoch)``, its length is the number of samples of this rank, and iterating gives their
-        indices in the epoch that the next `iter()` begins."""
+        """The `sampler` argument, or the sampler of the `batch_sampler`. Without either, an object that represents
+        gpuload's own order: it has ``set_epoch(epoch)``, its length is this rank's number of samples, and iterating
+        yields their indices in the epoch that the next `iter()` begins."""
         order = self._options.order
         if order.batch_sampler is not None:
             sampler = getattr(order.batch_sampler, "sampler", None)
@@ -267,15 +277,15 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the last `iter()` began; before the first one, the number it will have."""
+        """The number of the epoch that the last `iter()` began, or that the first `iter()` will begin."""
         return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next `iter()` begins, also by the ``set_epoch()`` of the dataset (here
-        and in the workers) and of the sampler, if they have one.
+        """Set the number of the epoch that the next `iter()` begins. Also call ``set_epoch()`` of the dataset (here and
+        in the workers) and of the sampler, if they have this method.
 
-        If `load_state_dict` went to a place in that epoch, the place is kept: a training loop may call this before each
-        epoch, even the first one after resuming.
+        A position in this epoch that `load_state_dict` has loaded is kept, so a training loop can call this before
+        each epoch, even before the first one after resuming.
 
         Raises:
             ValueError: `epoch` is negative.
@@ -284,56 +294,56 @@ class Loader:
         order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
         if (session := self._session) is not None:
             session.note_changes()
-        for other in (self.dataset, order.sampler, self.batch_sampler, inner):
-            if callable(set_epoch := getattr(other, "set_epoch", None)):
+        for owner in (self.dataset, order.sampler, self.batch_sampler, inner):
+            if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
             session.changes.skip()  # workers call the dataset's set_epoch() themselves
         self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader is, as a small dict that JSON can hold: after the batches that it gave, not those that it
-        prefetched; after `load_state_dict`, what was loaded, until the next `iter()`. It is the same on every rank, and
-        any number of ranks and workers can go on from it.
+        """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
+        yielded, not those that were prefetched; after `load_state_dict`, it is the loaded state until the next
+        `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers.
 
-        It also holds a sampler's own ``state_dict()``, and for an iterable dataset an entry for each worker, so that
-        the same number of workers has to go on. These may hold numbers, strings, bytes, arrays, tensors on the CPU, and
-        tuples, lists, sets and dicts of these.
+        The state includes the sampler's ``state_dict()``, and for an iterable dataset one entry per worker, which only
+        the same number of workers can resume. The states of samplers and datasets may contain numbers, strings, bytes,
+        arrays, CPU tensors, and tuples, lists, sets and dicts of these.
 
         Raises:
-            TypeError: the own state of the sampler or dataset holds what a state does not keep; the message says where.
+            TypeError: the state of the sampler or dataset contains an unsupported type; the message says where.
         """
         place = self._cursor.place
-        if self._reads_itself and not place.iterable and self._cursor.is_untouched:
-            # The dataset may be its own iterator, and nobody else puts it back to its beginning.
+        if self._iterates_in_process and not place.iterable and self._cursor.is_untouched:
+            # The dataset may be its own iterator, which nothing else rewinds.
             dataset_state = pickled_state(self.dataset, "dataset")
-            if isinstance(dataset_state, bytes):  # some have a state only once they are iterated over
+            if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
                 place = with_states(place, 0, {"dataset": dataset_state})
         return self._state(place).to_dict()
 
     @property
-    def _reads_itself(self) -> bool:
-        """Whether this process itself iterates over an iterable dataset."""
+    def _iterates_in_process(self) -> bool:
+        """Whether this process, not a worker, iterates over an iterable dataset."""
         return self._options.order.iterable and not self.num_workers
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Go on from a state: the next `iter()` gives the rest of its epoch.
+        """Resume from a state: the next `iter()` yields the remaining batches of its epoch.
 
         Args:
             state: from `state_dict`.
-            strict: refuse a state of a loader with another dataset length, seed, order or other transforms; False: go
-                on with a warning.
+            strict: reject the state of a loader with a different dataset length, seed, order or different transforms;
+                False only warns.
 
         Raises:
-            TypeError, ValueError: the state is not valid, or of another loader.
+            TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
         (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
         place = for_workers(loaded.place, self.num_workers)
         if self._cursor.is_open:
-            text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
+            text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         if (session := self._session) is not None:
-            # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
+            # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
@@ -346,16 +356,16 @@ class Loader:
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
-            # Turned images have other sizes, so other draws.
+            # Rotating images by their Exif orientation changes their sizes, so the draws too.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
         )
 
     def plan(self) -> Plan:
-        """Return which backend runs which transform here and now, and near which GPU workers are:
+        """Return which backend runs each transform on this machine, and where workers are placed:
         ``print(loader.plan())``.
 
         Raises:
-            BackendError: the backend that was asked for cannot be used here.
+            BackendError: the requested backend cannot be used here.
 
         Example:
             >>> from gpuload import transforms as T
@@ -368,40 +378,41 @@ class Loader:
         return replace(self._options.plan(), samples=describe_cache(self._options))
 
     def stats(self, since: Stats | None = None) -> Stats:
-        """Return what loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to
-        do.
+        """Return the loading statistics since the epoch began: ``print(loader.stats())`` names the bottleneck and a
+        remedy.
 
-        May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
+        Can be called at any time and from any thread, and never blocks. After `close`, returns the final statistics.
 
         Args:
-            since: an earlier snapshot: count from there. One from before a `close` counts as what followed's begin.
+            since: an earlier snapshot to count from. A snapshot of a session that has been closed means the beginning
+                of the next session.
         """
         if since is not None and not isinstance(since, Stats):
-            raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")
-        span = self._ended if (session := self._session) is None else session.meter.span()
+            raise TypeError(f"since must be an earlier result of stats(), got {type(since).__name__}: {since!r}")
+        span = self._final_span if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
-        """Make one augmented sample again, with the values drawn for it: for the day a loss is NaN.
+        """Recreate one augmented sample with the same random draws, for example to find out why a loss is NaN.
 
-        It is read, decoded and transformed in this process; so are its partners, if MixUp, CutMix, Mosaic or CopyPaste
-        put it together with some. (With a sampler these are not known, and it is made as if it had none.)
+        The sample is read, decoded and transformed in this process, together with the samples that MixUp, CutMix,
+        Mosaic or CopyPaste combined it with. With a sampler these are unknown, and the sample is made without them.
 
         Args:
-            epoch: its epoch.
-            position: its position in the epoch's order, from `BatchInfo.positions` or `ErrorRecord.position`.
-            index: its index in the dataset; needed with a sampler, from `BatchInfo.indices`.
+            epoch: the sample's epoch.
+            position: the sample's position in the epoch's order, from `BatchInfo.positions` or `ErrorRecord.position`.
+            index: the sample's index in the dataset, from `BatchInfo.indices`; required with a sampler.
 
         Raises:
-            ValueError: there is no such position, or the index is missing.
-            TypeError: an iterable dataset, which cannot give a sample again.
-            SampleError: it cannot be loaded.
+            ValueError: the epoch has no such position, or the index is missing.
+            TypeError: the dataset is iterable and cannot return a sample again.
+            SampleError: the sample cannot be loaded.
         """
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, and end an earlier one that is not exhausted; one from which nothing was taken does not
-        count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
+        """Begin the next epoch and end an unfinished earlier one; an epoch that has yielded no batch does not count.
+        Raise a ValueError if the dataset has too few samples for a batch on each current rank.
         """
         check_begin(self._options.order)
         options = self._options
@@ -409,54 +420,54 @@ class Loader:
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
-        options.chain.at(progress.start.epoch)  # a size that cannot be is an error here, not in every sample
-        with self._starting:
+        options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
+        with self._start_lock:
             return self._begin(schedule, progress)
 
     def _begin(self, schedule: Schedule, progress: Progress) -> Iterator[Any]:
-        """Begin an epoch, in a session that was begun before or now."""
+        """Begin an epoch in the current session, or in a new one."""
         options = self._options
         if self._session is not None:
             self._session.check_process()
             if self._session.usable:
                 self._session.note_changes()
-            else:  # the last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent again
+            else:  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
                 self._cursor.end(NEWER)
                 self.close()
         if self._session is None:
             cached = cached_samples(options)
-            with deferred_signals():  # nothing is started and then forgotten
+            with deferred_signals():  # a signal in between would leak the session's processes
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
-                self._forget = on_collected(self, self._session.ending())
+                self._cancel_finalizer = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
-        if self._reads_itself and (begin := self._session.where_it_begins()):
-            # As DataLoader does; in workers it is with the first batch.
+        if self._iterates_in_process and (begin := self._session.initial_place()):
+            # As in DataLoader; workers send this state with the first batch.
             progress.place = with_states(progress.place, begin.samples, begin.state)
         return iterator
 
     def close(self) -> None:
         """End the worker processes and free the shared memory. The next `iter()` starts new ones. Idempotent."""
-        with deferred_signals():  # a ctrl-C has to wait until all is closed
+        with deferred_signals():  # Ctrl-C waits until everything is closed
             self._close()
 
     def _close(self) -> None:
         self._cursor.end("its Loader was closed")
         if (session := self._session) is not None:
             try:
-                self._ended = self._ended if session.steps.in_forked_child else session.meter.span()
+                self._final_span = self._final_span if session.steps.in_forked_child else session.meter.span()
             finally:
                 session.close()
-                self._forget()
-                del self._forget  # with what it would have ended
+                self._cancel_finalizer()
+                del self._cancel_finalizer  # and its references to the session's resources
         self._session = None
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        with deferred_signals(drop_sigint=kind is KeyboardInterrupt):  # a second ctrl-C is ignored
+        with deferred_signals(drop_sigint=kind is KeyboardInterrupt):  # ignore a second Ctrl-C
             self._close()
 
     def __repr__(self) -> str:
@@ -467,16 +478,16 @@ class Loader:
         )
 
     def _repr_html_(self) -> str:
-        """The options that matter, and where it stands. Starts nothing, and asks no device."""
+        """Return the main options and the current epoch, without starting workers or querying a device."""
         options = self._options
         device = options.stage.device if self._session is None else self._session.stage.device
         samples = options.order.samples
         transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
-        short = Repr()
-        short.maxother = short.maxstring = LONGEST
+        formatter = Repr()
+        formatter.maxother = formatter.maxstring = LONGEST
         rows = [
-            ("dataset", shortened(short.repr(self.dataset))),
-            ("samples", "not known" if samples is None else f"{samples:,}"),
+            ("dataset", shortened(formatter.repr(self.dataset))),
+            ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
             ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),
@@ -487,26 +498,26 @@ class Loader:
         return table("gpuload.Loader", (), rows)
 
 
-# The arguments that are public attributes.
+# Arguments that are public attributes.
 OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
 
 
 def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any:
-    """Apply transforms to one sample, as a `Loader` does to the first of an epoch.
+    """Apply transforms to one sample, as a `Loader` does to the first sample of an epoch.
 
     Args:
-        transforms: a list of them, or one.
-        sample: an image: Pillow's, an array H×W×C or H×W, a tensor C×H×W, `gpuload.Image` or `Encoded`. Or a sample
-            with one in it, beside masks, boxes and keypoints: ``(image, gpuload.Mask(mask))``.
-        seed: of the draws.
-        device: where they are applied.
+        transforms: a list of transforms, or a single one.
+        sample: an image (a PIL image, an H×W×C or H×W array, a C×H×W tensor, a `gpuload.Image` or an `Encoded`), or a
+            sample that contains an image next to masks, boxes and keypoints, such as ``(image, gpuload.Mask(mask))``.
+        seed: seed for the random draws.
+        device: the device that runs the transforms.
 
     Returns:
-        The image as a tensor C×H×W, uint8 unless a transform makes floats; a list of them for a `MultiView`. A sample
-        comes back as it was, with tensors in it.
+        The image as a C×H×W tensor, uint8 unless a transform produces floats; a list of tensors for a `MultiView`. A
+        structured sample keeps its structure and contains tensors.
 
     Raises:
-        SampleError: there is something that no transform can be applied to.
+        SampleError: the transforms cannot be applied to the sample.
         TypeError, ValueError: as for `Loader`.
 
     Example:
@@ -524,7 +535,7 @@ def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -
 
 
 class _Lock:
-    """A reentrant lock; a copy of it, as one of a Loader that was never iterated, is a new one."""
+    """A reentrant lock that copies and pickles as a new lock, so that an unused Loader can be copied."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -539,57 +550,59 @@ class _Lock:
         return _Lock, ()
 
 
-# -- what frameworks ask for ------------------------------------------------------------------------------------------
+# -- support for training frameworks ----------------------------------------------------------------------------------
 
-# Functions of frameworks that make a DataLoader of a loader's dataset, sampler and arguments, without its transforms.
+# Framework functions that build a DataLoader from a loader's dataset, sampler and arguments, without its transforms,
+# and the remedy to name in the error.
 REBUILDING: Final = {
     ("accelerate", "prepare_data_loader"): (
-        "leave the call out, or call accelerator.prepare(loader): a gpuload.Loader puts batches on the device and "
+        "remove the call, or call accelerator.prepare(loader): a gpuload.Loader moves batches to the device and "
         "divides samples among ranks by itself"
     ),
     ("accelerate", "skip_first_batches"): (
-        "leave the call out: loader.load_state_dict(state), or accelerator.load_state() after "
-        "accelerator.register_for_checkpointing(loader), goes on at the batch where the state was saved"
+        "remove the call: loader.load_state_dict(state), or accelerator.load_state() after "
+        "accelerator.register_for_checkpointing(loader), resumes at the batch where the state was saved"
     ),
     ("lightning", "_resolve_overfit_batches"): (
-        "write Trainer(limit_train_batches=…) in place of overfit_batches, and gpuload.Loader(shuffle=False), whose "
+        "use Trainer(limit_train_batches=…) instead of overfit_batches, and gpuload.Loader(shuffle=False), whose "
         "epochs all begin with the same samples"
     ),
 }
+# Public names for private functions, for messages.
 CALLED: Final = {"_resolve_overfit_batches": "overfit_batches"}
 
 
 def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
-    """Refuse to be asked for an attribute by a function that makes a DataLoader of a loader: its batches would come
-    without the transforms, and nothing would tell. Only the frame that reads the attribute, two above this one, shows
-    it, since other code reads the same attributes. All such functions read `sampler`; but with an iterable dataset,
-    accelerate's may read `prefetch_factor` alone.
+    """Raise an error if the caller's caller is a function that rebuilds a loader as a torch DataLoader. The rebuilt
+    loader would silently drop the transforms. Other code reads the same attributes legitimately, so only the stack
+    frame that reads the attribute, two above this one, tells the cases apart. All these functions read `sampler`,
+    except that accelerate's may read only `prefetch_factor` with an iterable dataset.
 
     Raises:
-        TypeError: such a function asks; not Lightning's if the sampler `is_sequential`, since it leaves the loader as
-            it is then.
+        TypeError: the attribute is read by such a function, except by Lightning's if the sampler `is_sequential`,
+            since Lightning then keeps the loader.
     """
     caller = sys._getframe(2)
     package = str(caller.f_globals.get("__name__")).partition(".")[0].removeprefix("pytorch_")
     function = caller.f_code.co_qualname.partition(".")[0]
-    instead = REBUILDING.get((package, function))
-    if instead is not None and not (is_sequential and function in CALLED):
+    remedy = REBUILDING.get((package, function))
+    if remedy is not None and not (is_sequential and function in CALLED):
         raise TypeError(
-            f"{CALLED.get(function, function)} makes a torch DataLoader of a loader, and a gpuload.Loader is none: its "
-            f"batches would come without the transforms; {instead}"
+            f"{CALLED.get(function, function)} would replace this gpuload.Loader with a torch DataLoader, which drops "
+            f"the transforms; {remedy}"
         )
 
 
 class _OwnSampler:
-    """The part of an epoch that this rank gets, as a `DistributedSampler` gives it: what a `Loader` has in place of a
-    DataLoader's sampler, where gpuload itself decides the order.
+    """This rank's part of an epoch, like a `DistributedSampler`: the value of `Loader.sampler` where gpuload decides
+    the order.
 
-    Iterating gives the indices of the whole epoch that the next `iter()` of the loader begins, in their order; its
-    length is their number, the same on each rank. With ``drop_last=True`` those that are left out do not count; with
-    ``uneven="exact"`` rows that only fill up do.
+    Iterating yields the indices of the full epoch that the loader's next `iter()` begins, in order. The length is the
+    number of these indices, which is the same on each rank. Samples that ``drop_last=True`` drops do not count; rows
+    that ``uneven="exact"`` fills up do.
 
     Raises:
-        TypeError: when it is asked for one of these, with an iterable dataset.
+        TypeError: from iterating or `len()`, if the dataset is iterable.
     """
 
     def __init__(self, loader: Loader) -> None:

@@ -95,7 +95,7 @@ def _decoders(options: Options) -> str:
     decoders, missing = Decoder(options.workers.decode).jpeg_decoders
     usable = [decoder.name for decoder in decoders]
     if not missing:
-        return f"crops by {usable[0]}, whole images by {usable[-1]}, other images by Pillow"
+        return f"crops by {usable[0]}, entire images by {usable[-1]}, other images by Pillow"
     text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
     if NvImageCodec.name in usable:
         return text

@@ -1,8 +1,8 @@
-"""What a session counts, in all of its parts, and what that comes to: `Stats`. Runs in the main process.
+"""Collecting the counters of a session, and computing `Stats` from them. Runs in the main process.
 
-Workers' counters come from their shared memory, all others from the main process's own objects. Nothing is locked and
-nobody waits: any thread may ask, also while another is in ``next()``. Numbers that belong together may then differ by a
-chunk or a batch.
+The workers' counters are read from shared memory, all others from objects of the main process. Reading takes no lock
+and never blocks: any thread can read, even while another is in ``next()``. Related numbers can then differ by a chunk
+or a batch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from gpuload.workers.feed import Feed
 
 __all__ = ["Meter", "Span"]
 
-# The parts of the work: name, who does it, the counters of its time and of how often, and the counter that is 0 where
-# there is no such part.
+# The parts of the work: name, place, the counter of its time, the counter of its number, and a counter that must not be
+# 0 for the part to be listed ("" lists it always).
 PARTS: Final[tuple[tuple[str, Literal["workers", "main", "device"], str, str, str], ...]] = (
     ("start", "workers", "start_ns", "started", "start_ns"),
     ("read", "workers", "read_ns", "samples", ""),
@@ -57,8 +57,8 @@ PARTS: Final[tuple[tuple[str, Literal["workers", "main", "device"], str, str, st
     ("copy", "device", "device_copy_s", "batches", "timed"),
     ("stage", "device", "device_stage_s", "batches", "timed"),
 )
-BETWEEN: Final = ("wait", "idle")  # a process that does the workers' part itself is never at these
-# What `Stats` has as it is counted.
+WAITS: Final = ("wait", "idle")  # parts that do not exist if one process does all the work
+# Counters that `Stats` contains unchanged.
 COUNTS: Final = (
     "batches", "images", "errors", "cache_hits", "cache_misses", "ring_grown", "ring_spilled", "bytes_read",
     "bytes_decoded", "restarts",
@@ -69,21 +69,21 @@ _sessions = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Counters of a session so far; it refers to nothing of the session, and outlives it.
+    """The counters of a session up to now. It does not refer to the session, and outlives it.
 
     Attributes:
-        begun, now: the counters as the last epoch began, and now.
-        gauges: what is at this moment, by the names of `Stats`.
+        epoch_start, now: the counters when the last epoch began, and now.
+        gauges: current values, keyed by their names in `Stats`.
     """
 
-    begun: Counters
+    epoch_start: Counters
     now: Counters
     gauges: dict[str, Any]
 
     def stats(self, since: Stats | None, epoch: int) -> Stats:
-        """Return what the session did since its epoch began, or since an earlier snapshot; one of another session
-        counts as the session's begin."""
-        counted, earlier = self.now, self.begun if since is None else since.totals
+        """Return the statistics since the epoch began, or since an earlier snapshot; a snapshot of another session
+        means the beginning of this session."""
+        counted, earlier = self.now, self.epoch_start if since is None else since.totals
         if earlier is not None and earlier.session == counted.session:
             counted -= earlier
         in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
@@ -116,15 +116,15 @@ class Span:
 
 @dataclass(eq=False)
 class Meter:
-    """Counts what a session does; a context for the time within ``next()``, in the thread that iterates.
+    """The counters of a session, and a context manager that measures ``next()`` in the thread that iterates.
 
     Attributes:
-        options: the loader's; the other fields are parts of the session, which count what they do.
-        launched: the batches whose stages were launched.
-        resident_bytes: what a `DeviceCached` keeps on the device; None if there is none.
-        own: the batches and images that the loop was given, and seconds within ``next()``: `waited_s` for workers (with
-            ``num_workers=0``: while it did their work), of these `first_s` before the first batch of an epoch; `held_s`
-            for the device, which is behind; and `next_s`, all others.
+        options: the loader's options; the other fields are parts of the session, which count their own work.
+        launched: the batches whose stages have been launched.
+        resident_bytes: size of the samples that a `DeviceCached` keeps on the device; None without a `DeviceCached`.
+        counts: batches and images yielded, and seconds within ``next()``: `waited_s` for workers (with
+            ``num_workers=0``, doing their work), including `first_s` before the first batch of an epoch; `held_s` for a
+            device that is behind; and `next_s` for everything else.
         last_waited_s: seconds that the last ``next()`` waited for workers.
     """
 
@@ -146,34 +146,34 @@ class Meter:
         self.last_waited_s = 0.0
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
-        self._epochs_s, self._begun_s = 0.0, 0.0  # of epochs that ended; when the present one began, 0.0: none has
-        self._first = False
+        self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
+        self._awaits_first = False
         self._entered = (0.0, 0.0, 0.0)
-        self._before = self._begun = Counters(next(_sessions))
-        self._before = self._now()  # what caches and this process counted before the session
+        self._baseline = self._epoch_start = Counters(next(_sessions))
+        self._baseline = self._now()  # counts of caches and of this process from before the session
 
     @property
     def time_s(self) -> float:
-        """Seconds within epochs, up to now."""
-        begun_s = self._begun_s
-        return self._epochs_s + (perf_counter() - begun_s if begun_s else 0.0)
+        """Return the seconds within epochs, up to now."""
+        began_s = self._epoch_began_s
+        return self._epochs_s + (perf_counter() - began_s if began_s else 0.0)
 
     def begin(self) -> None:
         """Begin an epoch."""
         self.end()
-        self._begun = self._now()
-        self._begun_s, self._first = perf_counter(), True
+        self._epoch_start = self._now()
+        self._epoch_began_s, self._awaits_first = perf_counter(), True
 
     def end(self) -> None:
-        """End the epoch: what follows does not count. Idempotent."""
-        if self._begun_s:
-            self._epochs_s, self._begun_s = self.time_s, 0.0
+        """End the epoch; the time until the next epoch does not count. Idempotent."""
+        if self._epoch_began_s:
+            self._epochs_s, self._epoch_began_s = self.time_s, 0.0
 
     def count_batch(self, images: int) -> None:
-        """Count a batch that the loop gets."""
+        """Count a batch that is yielded to the loop."""
         self.counts["batches"] += 1
         self.counts["images"] += images
-        self._first = False
+        self._awaits_first = False
 
     def __enter__(self) -> None:
         self._entered = perf_counter(), self.feed.engine.waited_s, self.transfer.held_s
@@ -184,16 +184,16 @@ class Meter:
         self.counts["waited_s"] += waited_s
         self.counts["held_s"] += held_s
         self.counts["next_s"] += perf_counter() - start - waited_s - held_s
-        if self._first:
+        if self._awaits_first:
             self.counts["first_s"] += waited_s
         self.last_waited_s = waited_s
 
     def span(self) -> Span:
-        """Return what the session did so far."""
-        return Span(self._begun, self._now(), self._gauges())
+        """Return the session's counters up to now."""
+        return Span(self._epoch_start, self._now(), self._gauges())
 
     def _now(self) -> Counters:
-        """Read all counters, from the begin of the session on."""
+        """Read all counters since the beginning of the session."""
         engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
         decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
         main: dict[str, Any] = {
@@ -217,7 +217,7 @@ class Meter:
         if decoder is not None:
             main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refused)
-        return Counters(self._before.session, Counter(main), decoded, refused, engine.counted()) - self._before
+        return Counters(self._baseline.session, Counter(main), decoded, refused, engine.counted()) - self._baseline
 
     def _gauges(self) -> dict[str, Any]:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
@@ -244,15 +244,15 @@ class Meter:
 
 
 def _untried(options: Options) -> tuple[str, ...]:
-    """Return what the advice may name, as this loader could have it and has not: see `Stats.untried`."""
+    """Return the options that this loader could use but does not, for the advice: see `Stats.untried`."""
     order, dataset, untried = options.order, options.order.dataset, []
     parts = list(datasets_in(dataset))
-    # Samples that lie next to each other are read together where several are in a file, or the dataset says so.
+    # Neighbouring samples are read together if a file contains several samples, or if the dataset has `blocks()`.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
-    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)
-    if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):  # as `Cached` allows
+    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` rejects set_epoch()
+    if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):
         untried.append("cache")
     if not options.workers.persistent_workers:
         untried.append("persistent")
@@ -260,7 +260,7 @@ def _untried(options: Options) -> tuple[str, ...]:
 
 
 def _within_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
-    """Return the workers' rows without the time between epochs, in which workers start and are idle too."""
+    """Return the workers' rows without the time between epochs, when workers also start or are idle."""
     rows = workers.copy()
     busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
     left_ns = np.maximum(0, time_ns - busy_ns)
@@ -270,8 +270,8 @@ def _within_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
 
 
 def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
-    """Yield what workers, the main process and the device spent their time on; in the place of workers, the main
-    process."""
+    """Yield the parts of the work of workers, main process and device. With `in_process`, the workers' parts are listed
+    for the main process."""
     batches, timed = numbers["batches"], numbers["timed"] or 1
     issuing_s = numbers["copy_s"] + numbers["stage_s"] + numbers["collate_s"]
     step_s = numbers["time_s"] - numbers["waited_s"] - numbers["held_s"] - numbers["next_s"]
@@ -281,14 +281,14 @@ def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
         "device_copy_s": numbers["device_copy_s"] / timed * batches,
         "device_stage_s": numbers["device_stage_s"] / timed * batches,
     }
-    for name, where, spent, count, needs in PARTS:
-        if (not needs or numbers[needs]) and not (in_process and name in BETWEEN):
-            seconds = numbers[spent] / 1e9 if where == "workers" else float(derived.get(spent, numbers[spent]))
-            yield Part(name, "main" if in_process and where == "workers" else where, seconds, int(numbers[count]))
+    for name, where, time_key, count_key, condition in PARTS:
+        if (not condition or numbers[condition]) and not (in_process and name in WAITS):
+            seconds = numbers[time_key] / 1e9 if where == "workers" else float(derived.get(time_key, numbers[time_key]))
+            yield Part(name, "main" if in_process and where == "workers" else where, seconds, int(numbers[count_key]))
 
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
-    """Yield the workers that there are, and those that there were."""
+    """Yield the statistics of current and past workers."""
     places = [place_of[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
     for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, places].tolist()):
         if number < count or busy_ns or idle_ns or start_ns or restarts:

@@ -66,7 +66,7 @@ ALWAYS_ALLOWED_WORKERS = 8  # no warning up to this number
 # "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
 # other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
-AUTO_CHUNK = 16  # for any number of workers: many workers gain more from small chunks than few gain from large ones
+AUTO_CHUNK = 16  # fixed, since many workers gain more from small chunks than few workers gain from large ones
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
@@ -133,7 +133,7 @@ class WorkerOptions:
             raise ValueError(f"timeout must be a number of seconds, or 0 for none, got {self.timeout!r}")
         if self.affinity not in ("auto", "none"):
             raise ValueError(
-                "affinity must be 'auto' (workers near the GPU, if enough CPUs are there) or 'none', got "
+                "affinity must be 'auto' (workers near the GPU, if it has enough CPUs there) or 'none', got "
                 f"{self.affinity!r}"
             )
         decode: Any = self.decode
@@ -291,7 +291,7 @@ class Options:
 
     @property
     def plain(self) -> bool:
-        """Whether images get neither transforms nor a module."""
+        """Whether images are neither transformed nor passed to a module."""
         return not len(self.chain) and self.chain.module is None
 
     @property
@@ -412,7 +412,7 @@ class Options:
 
 
 def _group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:
-    """Make a group from those of the arguments that are its fields."""
+    """Make a group from the arguments that are its fields."""
     names = {field.name for field in fields(group_type)}  # pyright: ignore[reportArgumentType]
     return group_type(**{**{name: value for name, value in arguments.items() if name in names}, **extra_arguments})
 
@@ -475,7 +475,7 @@ ANSWERS: Final = {
         "leave it out: an epoch is as long as the dataset, and each loop over the loader starts a new one"
     ),
     "tf_preprocessing": "leave it out: TensorFlow's preprocessing is not in gpuload",
-    "use_multi_epochs_loader": "leave it out: workers stay from epoch to epoch",
+    "use_multi_epochs_loader": "leave it out: workers stay alive from epoch to epoch",
     "use_prefetcher": "leave it out: batches arrive on the device",
     "worker_seeding": "leave it out: random draws depend only on seed, epoch and position",
     "device_id": "write device=…, such as 0 or 'cuda:0'",

@@ -1,8 +1,8 @@
-"""A session: everything of a `Loader` that lasts from its first `iter()` to `close()`.
+"""A session: the resources of a `Loader` that live from its first `iter()` to `close()`.
 
-It owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled stage, and
-makes batches from the feed's chunks. Runs in the main process, in the thread that iterates; it starts no thread. Any
-thread may take the next batch or close it, one at a time.
+The session owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled
+stage, and makes batches from the feed's chunks. Runs in the main process, in the thread that iterates; it starts no
+thread. Any thread may take the next batch or close the session, one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
+import torch.utils._device  # otherwise torch imports it at the first `with torch.device(…)`, within the first batch
 from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
@@ -59,13 +59,13 @@ from gpuload.workers.signals import deferred_signals
 
 __all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
-THREAD_WAIT_S = 5.0  # for another thread to leave its next()
+THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
 logger = logging.getLogger("gpuload.loader")
-OVER = "this iterator is over: {}"
+OVER = "this iterator has ended: {}"
 NEWER = (
-    "a newer iter() of its Loader was started. A Loader gives one epoch at a time: for two at once, as in "
-    "zip(loader, loader) or nested loops, make a second Loader"
+    "a newer iter() of its Loader was started. A Loader runs one epoch at a time; for two at the same time, as in "
+    "zip(loader, loader) or nested loops, create a second Loader"
 )
 
 
@@ -78,15 +78,18 @@ class SessionState(enum.Enum):
 
 
 class Steps:
-    """The steps of a session, and its state, which is right at every line: a ctrl-C, a finalizer, a fork or another
-    thread may come in between. So it is derived from facts that are each set in one operation; those of the end stay.
+    """The steps of a session, and the session's state.
 
-    Shared with the finalizer of the session's `Loader`, so it refers to neither. Steps are taken under the session's
-    lock; a session may be closed without it.
+    A Ctrl-C, a finalizer, a fork or another thread can intervene at any line, and the state must be correct at each of
+    them. So it is derived from attributes that each change in a single operation; `closed` and `ended` never become
+    False again.
+
+    The finalizer of the session's `Loader` shares this object, so it refers neither to the session nor to the Loader.
+    Steps are taken under the session's lock; closing does not need the lock.
 
     Attributes:
-        broken_by: what interrupted a step; empty: nothing.
-        closed: the end has begun; ended: all is freed, or about to be.
+        broken_by: what interrupted a step; empty if no step was interrupted.
+        closed: closing has begun; ended: everything has been freed, or is about to be.
     """
 
     def __init__(self) -> None:
@@ -102,18 +105,19 @@ class Steps:
 
     @property
     def in_forked_child(self) -> bool:
-        """Whether this process was forked from the session's own."""
+        """Whether this process was forked from the session's process."""
         return os.getpid() != self._pid
 
     def begin(self, *, engine_broken: bool) -> Steps:
-        """Begin a step, which is a context: what interrupts it breaks the session, but for errors that are raised on
-        purpose, with nothing in hand. `engine_broken`: the engine itself says why it cannot go on."""
+        """Begin a step, which is a context manager. Exceptions in it break the session, except for gpuload's errors and
+        warnings, which are raised when no event or batch can be lost. With `engine_broken`, the engine reports why it
+        cannot continue."""
         if self.closed:
             raise RuntimeError(OVER.format("its Loader was closed"))
         if self.broken_by and not engine_broken:
             raise RuntimeError(
                 OVER.format(
-                    f"it was broken off by {self.broken_by}, and a batch may be lost. Begin a new epoch with iter()"
+                    f"it was interrupted by {self.broken_by}, and a batch may be lost. Begin a new epoch with iter()"
                 )
             )
         self.broken_by = "an interrupt"
@@ -122,7 +126,7 @@ class Steps:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None and self.closed:  # by a signal handler: the feed is empty, as at the end of an epoch
+        if error is None and self.closed:  # a signal handler closed it; the feed looks as at the end of an epoch
             error = RuntimeError("closed")
         if error is None or isinstance(error, GpuloadError | Warning):
             self.broken_by = ""
@@ -134,11 +138,10 @@ class Steps:
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was launched: the value to give, once what is `postponed` was run; or the error to raise
-    instead.
+    """A batch whose stage has been launched: the value to yield, after `postponed` has run, or the error to raise.
 
-    `after` is the place of the next batch, `remarks` what the user is warned of with this one: each of a kind, of which
-    a loader warns once; or of the kind "", of which it warns each time.
+    `after` is the place of the next batch. `remarks` are warnings to give with this batch, as (kind, text); a loader
+    warns once per kind, except for the kind "", which it repeats.
     """
 
     value: Any = None
@@ -153,19 +156,19 @@ class _Launched:
 
 
 class Session:
-    """The parts that make the batches of a loader, and the batch that is due.
+    """The parts that make a loader's batches, and the next batch.
 
     Args:
-        options: the loader's.
-        errors: where samples that failed are recorded.
+        options: the loader's options.
+        errors: the log of failed samples.
         epoch: the number of the first epoch.
-        autotune: decides what is "auto".
-        cached: all samples, if the dataset is a `DeviceCached`: then there are no workers.
+        autotune: sets the numbers that are "auto".
+        cached: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
-        outdated: workers have something else than the loader now has, so the next epoch begins in another session.
-        ready: the batch that is due; whoever takes it sets None.
-        lock: held while an epoch begins, advances or ends, and until `close` has ended.
+        outdated: the workers' state no longer matches the loader's, so the next epoch needs a new session.
+        ready: the next batch; its consumer sets it to None.
+        lock: held while an epoch begins, advances or ends, and until `close` has finished.
     """
 
     def __init__(
@@ -186,9 +189,10 @@ class Session:
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
         if choice.warning and "decoder" not in self._warned:
             self._warned.add("decoder")
-            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
+            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
         self._ranks = ranks_of(options.order), find_group()
-        # Workers plan batches by where their images will lie, and one that the device refuses would not be there.
+        # Workers plan batches by the location of their images in the ring. Images that the device refuses to decode
+        # would not be there.
         fusing = self.stage.fusing() if workers.processes and not choice.share else None
         job = job_for(options, epoch, fusing, device_share=choice.share)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
@@ -206,7 +210,7 @@ class Session:
             workers=start.workers,
             faults=workers.faults,
         )
-        # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
+        # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
         self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
         self.launched: deque[_Launched] = deque()
@@ -214,8 +218,8 @@ class Session:
         self.outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
-        self._awaits_first_launch = False  # whether the epoch's first batch is still to be launched
-        self._epoch: object = None  # the token of the current one; None between two
+        self._awaits_first_launch = False  # whether the first batch of the epoch has yet to be launched
+        self._epoch: object = None  # the token of the current epoch; None between epochs
         self.meter = Meter(
             options,
             feed=self.feed,
@@ -234,10 +238,11 @@ class Session:
     def _open(
         self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
     ) -> contextlib.ExitStack:
-        """Make the parts that have to be closed, with `count` workers. Return what closes them, from the last: nobody
-        writes any more, nothing is copied, the memory goes.
+        """Create the parts that must be closed, with `count` workers. Return a stack that closes them in reverse order:
+        first the workers that write, then the transfer that copies, last the memory.
 
-        Workers begin to import what the dataset needs before this process locks pages and compiles kernels.
+        Workers start first, so that they import the dataset's modules while this process locks pages and compiles
+        kernels.
         """
         options, workers = self.options, self.options.workers
         with contextlib.ExitStack() as resources, contextlib.ExitStack() as undo:
@@ -255,14 +260,14 @@ class Session:
             self.stage.prepare()
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
             undo.pop_all()
-            if count:  # else it has the dataset, which may refer to whoever has the Loader
+            if count:  # otherwise the engine refers to the dataset, which may refer to an owner of the Loader
                 resources.callback(self.engine.close)
             return resources.pop_all()
 
     @property
     def usable(self) -> bool:
-        """Whether another epoch can begin here: no step was interrupted, the engine works, and workers have what the
-        loader now has, an iterable dataset's also the ranks that there are now."""
+        """Whether another epoch can begin in this session: no step was interrupted, the engine works, and the workers'
+        state matches the loader's; for an iterable dataset also the current ranks."""
         if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
             return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
@@ -270,32 +275,32 @@ class Session:
     def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1) -> object:
         """Start an epoch, and drop the work of an earlier one. Return a token for `drop_epoch`.
 
-        `epoch_sent` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
-        a `worker_init_fn` raises an exception.
+        `epoch_sent` is the argument that workers pass to the dataset's ``set_epoch()``, which they do not call if it is
+        -1. Raise a WorkerError if a `worker_init_fn` raises an exception.
         """
         with self.lock, self.steps.begin(engine_broken=self.engine.broken is not None):
             epoch = self._epoch = object()
             self.ready = None
             self.launched.clear()
             self.meter.begin()
-            self.changes.skip()  # what iter() itself changed
+            self.changes.skip()  # ignore changes that iter() itself made
             self._awaits_first_launch = True
-            self.transfer.follow()  # constants of the user's own transforms may still be on their way
+            self.transfer.follow()  # constants of the user's transforms may still be in flight
             self.feed.begin(batches, epoch_sent, self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
-                with self.meter:  # the loop waits for the start, as it does without a worker_init_fn
-                    self.feed.await_engine()  # it may raise
+                with self.meter:  # count this as waiting, like the start of workers without a worker_init_fn
+                    self.feed.await_engine()  # may raise an error
         return epoch
 
     def note_changes(self) -> None:
-        """Note what the user changed of the dataset, for the workers' next epoch."""
+        """Record the user's changes to the dataset for the workers' next epoch."""
         for text in self.changes.look():
             log.dataset_changed(text)
 
     def advance(self, info: bool) -> bool:
-        """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
+        """Set `ready` to the next batch; return False at the end of the epoch. The caller holds the lock."""
         with self.steps.begin(engine_broken=self.engine.broken is not None):
             with self.meter:
                 self.ready = self._next_launched(info)
@@ -308,16 +313,16 @@ class Session:
                 self.tuner.batch(self.meter.last_waited_s)
         return self.ready is not None
 
-    def where_it_begins(self) -> IterablePlace | None:
-        """Return where this process, without workers and before the first batch, begins with an iterable dataset, whose
-        ``iter()`` is called for it."""
+    def initial_place(self) -> IterablePlace | None:
+        """Call ``iter()`` of an iterable dataset, without workers and before the first batch; return this process's
+        initial place."""
         with self.lock:
             request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
-        """Return the batch that is due; None at the end of the epoch. On a GPU, also launch batches after it that are
-        complete already."""
+        """Return the next batch; None at the end of the epoch. On a GPU, also launch the following batches that are
+        already complete."""
         self.transfer.hold_back()
         if not self.launched:
             try:
@@ -328,13 +333,13 @@ class Session:
                 raise
             if batch is None:
                 return None
-            if self._awaits_first_launch:  # as in `begin`, but for the stream that is current now
+            if self._awaits_first_launch:  # `begin` did this for the stream that was current then
                 self._awaits_first_launch = False
                 self.transfer.follow()
             self.launched.append(self._launch(batch, info))
-        # Their copies and stages run while the consumer works on the current batch. Two at once take the host less time
-        # than one after each of two batches: the second finds all code and tables in the processor's cache. In the
-        # `next()` between, nothing is done at all.
+        # The copies and stages of the following batches run while the consumer works on the current batch. Launching
+        # two batches together takes the host less time than launching one in each `next()`, since the second one finds
+        # all code and tables in the processor's cache. The `next()` in between launches nothing.
         if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
             while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
                 self.launched.append(self._launch(coming, info))
@@ -342,26 +347,26 @@ class Session:
         if current.postponed is not None:
             self._end_batch(current)
         failed, current.failed = current.failed, []
-        self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
+        self.errors.extend(failed, loud=current.error is None)  # if a warning raises an error, the batch stays queued
         while current.remarks:
             kind, text = current.remarks.pop(0)
             if kind not in self._warned:
                 self._warned.update(filter(None, [kind]))
-                warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
+                warnings.warn(text, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
         self.launched.popleft()
         if current.error is None:
             self._hand_over(current)
         return current
 
     def _hand_over(self, launched: _Launched) -> None:
-        """Let the consumer's stream wait for a batch, if it does not yet."""
+        """Make the consumer's stream wait for a batch, unless this was done before."""
         ticket, launched.ticket = launched.ticket, None
         if ticket is not None:
             self.transfer.hand_over(ticket, launched.tensors)
 
     def _end_batch(self, launched: _Launched) -> None:
-        """Run what is postponed of a batch (a `collate_fn`, or what is at the end of the transforms), now that the
-        consumer has issued everything it may depend on."""
+        """Run the postponed part of a batch (a `collate_fn`, or the end of the transforms), now that the consumer has
+        issued everything that this part may depend on."""
         postponed, launched.postponed = launched.postponed, None
         assert postponed is not None
         self._hand_over(launched)
@@ -375,8 +380,8 @@ class Session:
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """Return the next batch that is not dropped, or that has to be raised as an error. Record the failures of the
-        batches that are dropped."""
+        """Return the next batch that is not dropped, or that must be raised as an error. Record the failures of dropped
+        batches."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
@@ -386,10 +391,10 @@ class Session:
         return batch
 
     def check_process(self) -> None:
-        """Refuse to go on in a forked child: ring and workers are its parent's."""
+        """Raise an error in a forked child, since ring and workers belong to its parent."""
         if self.steps.in_forked_child:
             raise RuntimeError(
-                "this Loader's shared memory and workers belong to the process that this one was forked from; make a "
+                "this Loader's shared memory and workers belong to the process that this one was forked from; create a "
                 "new Loader in the child"
             )
 
@@ -407,18 +412,19 @@ class Session:
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
-        """Return a function that ends the session without keeping it: options may refer to whoever has the Loader."""
+        """Return a function that ends the session without keeping it alive: options may refer to an owner of the
+        Loader."""
         return partial(_end, weakref.ref(self), self.steps, self.ring, self._resources)
 
     def close(self) -> None:
-        """End the workers and free the memory, at any time. Idempotent. The caller holds interrupts off."""
+        """End the workers and free the memory, at any time. Idempotent. The caller defers signals."""
         if self.steps.in_forked_child:
-            self.ring.close()  # a child's copy of the descriptor; the rest is the parent's
+            self.ring.close()  # closes the child's copy of the descriptor; everything else belongs to the parent
             return
         if not self.steps.closed:
             self.steps.closed = True
             self.engine.halt()
-        # Another thread leaves its next() now; but a dataset may hang there (num_workers=0).
+        # Another thread leaves its next() now, unless a dataset hangs there (num_workers=0).
         locked = self.lock.acquire(timeout=THREAD_WAIT_S)
         try:
             self._end()
@@ -433,21 +439,21 @@ class Session:
         self._epoch = self.ready = None
         self.meter.end()
         self.launched.clear()
-        with self._resources:  # freed at its end
+        with self._resources:  # freed at the end of this context
             try:
-                self.feed.abandon()  # its views of the ring would keep the memory
+                self.feed.abandon()  # the feed's views would keep the ring's memory alive
             finally:
                 self.engine.close()
 
     def _launch(self, batch: Batch, info: bool) -> _Launched:
-        """Issue a batch (`_issue`). If that fails, give its slots back and keep the error until the batch is due."""
+        """Issue a batch (`_issue`). If that fails, release its slots and keep the error until the batch is due."""
         try:
             return self._issue(batch, info)
         except BaseException as error:
-            loaded = self.transfer.loading is batch
-            with contextlib.suppress(RuntimeError):  # the device is broken, and has ended all work by that
-                self.transfer.finish()  # gives the slots back, once the launched work has ended
-            if not loaded:
+            is_loading = self.transfer.loading is batch
+            with contextlib.suppress(RuntimeError):  # the device is broken, so its work has ended
+                self.transfer.finish()  # releases the slots once the launched work has ended
+            if not is_loading:
                 self.feed.release(batch)
             if not isinstance(error, Exception):
                 raise
@@ -463,25 +469,25 @@ class Session:
             raise SampleError(min(batch.errors, key=lambda record: record.position))
         if batch.lost is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
-                f"nothing could take the place of the sample at position {batch.lost.position} of epoch "
-                f"{batch.spec.epoch}: all substitutes failed, the last one with {batch.lost.describe()}. Check that "
-                "the files can still be reached; loader.errors lists the failures"
+                f"the sample at position {batch.lost.position} of epoch {batch.spec.epoch} could not be replaced: all "
+                f"substitutes failed, the last one with {batch.lost.describe()}. Check that the files can still be "
+                "reached; loader.errors lists the failures"
             )
 
-        state = self.options.chain.holds_state  # the user's stream may still be writing it
+        state = self.options.chain.holds_state  # the user's stream may still be writing this state
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
         images, remark = 0, batch.remark
-        for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
+        for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect
             images += part.samples
             part.content = None
         remarks = [("", assembled.warning)] if assembled.warning else []
-        if assembled.postponed is None:  # else the batch is not yet what the user gets
+        if assembled.postponed is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "strays")
+            kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "unrecognized")
             remarks.append((kind, remark))
         return _Launched(
             assembled.value,
@@ -495,23 +501,24 @@ class Session:
         )
 
     def _remarks_on_layout(self, value: Any) -> list[tuple[str, str]]:
-        """Return what to warn of where ``memory_format="channels_last"`` reaches no tensor of a batch."""
+        """Return a warning if ``memory_format="channels_last"`` affects no tensor of a batch."""
         if self.options.stage.memory_format != "channels_last" or "layout" in self._warned:
             return []
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
         if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
             return []
         if self.options.batches.collate_fn is not None:
-            why, where = "the collate_fn makes the tensors of a batch", "in it, or in the loop"
+            why, where = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
         else:
-            why = "no leaf of the samples is an image, and arrays that are data stay as the dataset makes them"
+            why = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
             where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
         text = f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last)"
         return [("layout", f"{text} {where}")]
 
 
 def _raisable(error: Exception) -> Exception:
-    """Return the error as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
+    """Return an error that `__next__` may raise: a StopIteration becomes a RuntimeError, since it would silently end
+    the epoch."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"making a batch raised {error!r}")
@@ -525,13 +532,13 @@ def _end(session_of: weakref.ref[Session], steps: Steps, ring: Ring, resources: 
             session.close()
         elif steps.in_forked_child:
             ring.close()
-        else:  # it goes together with its Loader, and so does everything that views the ring
+        else:  # the session was collected together with its Loader, and so were all views of the ring
             steps.closed = steps.ended = True
             resources.close()
 
 
 def _forget_tables() -> None:
-    """Let go of what sessions share on devices, if none is open."""
+    """Free the tables that sessions share on devices, if no session is open."""
     if not any(session.steps.state is SessionState.OPEN for session in list(_sessions)):
         forget_tables()
 
@@ -541,18 +548,19 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all sessions at the interpreter's exit. A daemon thread may still be iterating: it must not end with a
+    """Close all sessions at the interpreter's exit. A daemon thread may still be iterating, and must not end with a
     traceback."""
     with deferred_signals(drop_sigint=True):
         for session in list(_sessions):
-            # If that thread is in its next(), the kernel ends the workers with the process. Else it never gets into
-            # the next one: the lock is never released.
+            # If that thread is in next(), leave the session open: the kernel ends the workers with the process.
+            # Otherwise the lock, which is never released, keeps the thread from entering next() again.
             if session.lock.acquire(blocking=False):
                 session.close()
 
 
 class _Consumer(Consumer):
-    """Answers what the feed asks of a session, to which it does not refer: a cycle would wait for the collector."""
+    """The session's callbacks for the feed. It does not refer to the session, since the garbage collector would have to
+    find such a cycle."""
 
     def __init__(
         self, options: Options, transfer: Any, decoder: ImageDecoder | None, planning: Assembly | None
@@ -560,12 +568,12 @@ class _Consumer(Consumer):
         self._options, self._transfer, self._decoder, self._planning = options, transfer, decoder, planning
 
     def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
-        """Return substitutes for a sample: any of the dataset, of a `Mix` any of the same one of its data sets; or, if
-        a sampler chose the keys, others of its batch."""
+        """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
+        sampler chose the keys, other samples of the batch."""
         order = self._options.order
         if not order.sampled:
             begin, count = order.peers(index)
-            return (begin + it for it in substitutes(order.seed, batch.spec.epoch, position, index - begin, count))
+            return (begin + row for row in substitutes(order.seed, batch.spec.epoch, position, index - begin, count))
         keys = list(batch.spec.indices)
         rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
         return (keys[row] for row in rows if keys[row] != index)
@@ -577,21 +585,21 @@ class _Consumer(Consumer):
         return self._transfer.reclaim(wait)
 
     def decode(self, batch: Batch) -> FailedParts:
-        assert self._decoder is not None, "only with a device's decoder workers leave it images"
+        assert self._decoder is not None, "workers only leave images to the device if it has a decoder"
         return self._decoder(batch)
 
 
-# -- what does the chunks, and what it is sent -----------------------------------------------------------------------
+# -- the engine that processes chunks, and its job --------------------------------------------------------------------
 
 
 def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
-    """Return what workers are sent.
+    """Return the job to send to workers.
 
     Args:
-        options: the loader's.
+        options: the loader's options.
         epoch: the number of the first epoch.
-        fusing: plans batches, if workers do that.
-        whole: for images that are kept, not cropped.
+        fusing: plans batches for the fused kernels, if workers do that.
+        whole: decode entire images, to be cached instead of cropped.
         device_share: the share of the samples that the device decodes.
     """
     return Job(
@@ -615,7 +623,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
 
 
 def _module_values(options: Options) -> dict[str, dict[str, Any]]:
-    """Return the values of the user's modules that workers' code refers to."""
+    """Return the values in the user's modules that the workers' code refers to."""
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
     for _, part in objects_in(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
@@ -630,8 +638,8 @@ def engine_for(
     placement: Placement,
     cached: CachedSamples | None = None,
 ) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
-    """Return what does the chunks: processes of this machine, workers of a cluster, or this process, which may cut them
-    out of cached samples."""
+    """Return the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
+    which reads the dataset or cached samples."""
     workers = options.workers
     watch = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if cached is not None:

@@ -1,7 +1,8 @@
-"""What `Loader.stats` gives: a frozen snapshot of what loading took, as numbers, as a table, and as HTML.
+"""The result of `Loader.stats`: a frozen snapshot of the loading statistics, as numbers, as a table, and as HTML.
 
-Plain values, which refer to nothing of their loader, and can be kept, compared and pickled. A snapshot is made of the
-difference of two `Counters`; `gpuload.loader.meter` reads these, and `gpuload.loader.advice` writes the last sentence.
+A snapshot holds plain values without references to the loader, so it can be stored, compared and pickled. It is
+computed from the difference of two `Counters`, which `gpuload.loader.meter` reads; `gpuload.loader.advice` writes the
+last sentence.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from gpuload.workers.start import Start
 
 __all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
 
-NOTHING: Final = "nothing was loaded yet: ask again after some batches"
+NOTHING: Final = "nothing has been loaded yet: ask again after a few batches"
 COLUMNS: Final = 80  # the width of the table
 HEADS: Final = ("part", "where", "share", "total", "each", "rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """Counts of a session up to a moment: numbers that only grow, so two moments can be subtracted.
+    """The counters of a session at one moment. They only grow, so those of an earlier moment can be subtracted.
 
     Attributes:
         session: the session's number in this process.
-        main: of the main process, by name.
-        decoded, refused: images for the device's decoder, by decoder, and by the reason why it refused them.
-        workers: a row for each worker, int64 (workers, `gpuload.workers.counters.FIELDS`).
+        main: counters of the main process, keyed by name.
+        decoded, refused: images sent to the device's decoder: `decoded` counts images per decoder, `refused` counts
+            images per reason for refusing them.
+        workers: one row per worker, int64 (workers, `gpuload.workers.counters.FIELDS`).
     """
 
     session: int
@@ -42,8 +44,8 @@ class Counters:
     workers: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return what was counted since an earlier moment of the session. Numbers that do not grow are 0: the rows of
-        workers are read while these write them."""
+        """Return the counts since an earlier moment of the session. Differences below 0 become 0, since workers write
+        their rows while they are read."""
         main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
         refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
         return Counters(self.session, main, decoded, refused, workers)
@@ -54,17 +56,17 @@ class Part:
     """A part of the work.
 
     Attributes:
-        name: ``"start"`` (of workers, until they can take a chunk), ``"read"`` (the dataset gives a sample),
-            ``"header"`` (samples taken apart, headers read, regions drawn),
-            ``"decode"``, ``"pack"`` (labels and descriptions to the slot), ``"collate"``, ``"plan"`` (of batches, for
-            the fused kernels), ``"idle"`` (workers without a chunk), ``"wait"`` (the loop, for a batch), ``"hold"``
-            (the host, for a device that is behind), ``"device decode"`` (the host, for images that the device decodes),
-            ``"slot wait"`` (chunks, for room in the ring), ``"copy"``, ``"stage"`` (the transforms), ``"rest"`` (what
-            else ``next()`` does), ``"step"`` (the loop itself).
-        where: who does it: the ``"workers"``, all together; the ``"main"`` process; or the ``"device"``, whose times
-            are measured for one batch of eight and scaled up.
-        seconds: how long it took.
-        count: how often: samples for what workers do to each, chunks or batches otherwise.
+        name: ``"start"`` (workers start, until they can process a chunk), ``"read"`` (the dataset returns a sample),
+            ``"header"`` (samples are unpacked, headers read, regions drawn), ``"decode"``, ``"pack"`` (labels and
+            metadata are written to the slot), ``"collate"``, ``"plan"`` (batches are planned for the fused kernels),
+            ``"idle"`` (workers have no chunk), ``"wait"`` (the loop waits for a batch), ``"hold"`` (the host waits for
+            a device that is behind), ``"device decode"`` (the host waits for images that the device decodes), ``"slot
+            wait"`` (chunks wait for room in the ring), ``"copy"``, ``"stage"`` (the transforms), ``"rest"``
+            (everything else in ``next()``), ``"step"`` (the loop itself).
+        where: ``"workers"``, summed over all workers; ``"main"``, the main process; or ``"device"``, measured for one
+            batch in eight and extrapolated.
+        seconds: the total time.
+        count: how often the part ran: samples for parts that process each sample, otherwise chunks or batches.
     """
 
     name: str
@@ -78,10 +80,10 @@ class WorkerStats:
     """Statistics of a worker.
 
     Attributes:
-        number: its number, as in `get_worker_info().id`.
-        busy: the share of the time since its start ended in which it had something to do, 0 to 1.
-        samples: how many it did.
-        restarts: how often it died, and another took its place.
+        number: the worker's number, as in `get_worker_info().id`.
+        busy: the share of the time, since the worker was ready, that it spent working, 0 to 1.
+        samples: the number of samples it processed.
+        restarts: how often the worker died and was replaced.
     """
 
     number: int
@@ -94,45 +96,48 @@ class WorkerStats:
 class Stats:
     """Statistics of a `Loader` since its epoch began, or since an earlier snapshot: ``print(loader.stats())``.
 
-    Only time within epochs counts: not what lies between two of them.
+    The figures cover the time within epochs, not the time between them.
 
     Attributes:
         epoch: the number of the last epoch that began.
-        seconds: how long the snapshot covers.
-        batches, images, images_per_s: what the loop was given; samples count as images.
+        seconds: the time that the snapshot covers.
+        batches, images, images_per_s: the number of batches and images yielded, and the throughput; each sample counts
+            as an image.
         waiting: the share of the time that the loop waited in ``next()`` for a batch, 0 to 1.
-        next_ms: host time of a ``next()``, milliseconds, without that waiting.
-        first_s: how long it waited for the first batch of the epoch, seconds, if that is covered.
-        start: how long the workers that there are now took to start, and what took it, whenever that was; all 0 without
-            workers on this machine, and until they are ready.
-        parts: what took the time.
-        workers: those that there are, and those that left meanwhile; none with ``num_workers=0``, where the main
-            process does their parts.
-        chunks_ready, batches_ready: done and not given yet, at this moment.
-        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of slots in use, of all slots, and the most that
-            there may be, at this moment; ring_segments: slots there are, ring_grown: slots that were made,
-            ring_spilled: chunks that were moved out of a full ring into ordinary memory.
-        pinned_bytes: of `ring_bytes`, what is page-locked; pinning_refused: the driver refused to lock some.
-        bytes_read: of image files and arrays, as the dataset gave them.
-        bytes_decoded: of pixels that went to the slots.
-        decoders: how many images each decoder did; ``"cut"``: crops cut out of a JPEG with restart markers first;
-            ``"scaled"``: images decoded smaller and resized, with ``Decode(scale="fast")``.
-        device_refused: how many images the device's decoder refused, by its reasons; the CPU got them, in this process.
-        decode_peak_bytes: the most that was decoded at a time on the device, before it was cropped.
-        decoded_whole: JPEGs decoded whole for a part of them, since nvImageCodec cannot be used.
-        cache_hits, cache_misses: of `Cached` datasets, by all processes of this machine that share them; and samples of
-            a `DeviceCached`. resident_bytes: the pixels that this one keeps on the device.
+        next_ms: mean host time of ``next()`` without waiting, milliseconds.
+        first_s: seconds the loop waited for the epoch's first batch, if the snapshot covers it.
+        start: how long the current workers took to start, and for what, even if that was before the time covered; all
+            0 without workers on this machine, and until workers are ready.
+        parts: the parts of the work, with their times.
+        workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
+            the main process does their work.
+        chunks_ready, batches_ready: chunks and batches that are ready but not yet yielded, at this moment.
+        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, of all slots, and its limit,
+            at this moment; ring_segments: the number of slots; ring_grown: slots allocated; ring_spilled: chunks moved
+            from a full ring into ordinary memory.
+        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock some.
+        bytes_read: bytes of image files and arrays that the dataset returned.
+        bytes_decoded: bytes of pixels written to the slots.
+        decoders: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
+            markers, ``"scaled"`` images decoded at a smaller size and resized, with ``Decode(scale="fast")``.
+        device_refused: the number of images that the device's decoder refused, by reason; this process decoded them on
+            the CPU.
+        decode_peak_bytes: the largest size of images decoded together on the device, before cropping.
+        decoded_whole: JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
+        cache_hits, cache_misses: of `Cached` datasets, summed over all processes of this machine that share them, and
+            of a `DeviceCached`; resident_bytes: size of the pixels that the `DeviceCached` keeps on the device.
         errors: samples that failed; restarts: workers that died.
-        device: where the batches go; placement: where workers and ring are on a machine with several NUMA nodes, or why
-            they are anywhere; "" for batches on the CPU.
-        num_workers: how many workers there are; elsewhere: they are on other machines; chunk_size: how many samples one
-            does at a time, at most; prefetch_factor: how many batches are in work beside the one in use.
+        device: where the batches go; placement: where workers and ring are placed on a machine with several NUMA nodes,
+            or why they are not; "" for batches on the CPU.
+        num_workers: the number of workers; elsewhere: whether they run on other machines; chunk_size: the maximum
+            number of samples that a worker processes at a time; prefetch_factor: batches prepared ahead of the one in
+            use.
         cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
-            workers_cpu_s: those of workers; workers_queued_s: for how long busy workers were runnable while others had
-            the CPUs, where the kernel tells.
-        untried: what could help and is not in use: ``"block"`` (``shuffle="block"``, of data sets with several samples
-            in a file), ``"cache"`` (`Cached`), ``"persistent"`` (``persistent_workers=True``).
-        advice: what the bottleneck is, and what to do about it, in one sentence.
+            workers_cpu_s: CPU seconds of the workers; workers_queued_s: how long busy workers were runnable but waited
+            for a CPU, if the kernel reports it.
+        untried: options that could help and are not used: ``"block"`` (``shuffle="block"``, for data sets with several
+            samples per file), ``"cache"`` (`Cached`), ``"persistent"`` (``persistent_workers=True``).
+        advice: the bottleneck and a remedy, in one sentence.
 
     Example:
         >>> import gpuload as gl, numpy as np
@@ -192,8 +197,8 @@ class Stats:
     totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
-        """Return the part of this name; one of 0 seconds if there is none. Several (of workers and main) are summed up,
-        unless `where` says which."""
+        """Return the part of this name, or an empty part if there is none. Without `where`, parts of workers and of the
+        main process are added up."""
         parts = [part for part in self.parts if part.name == name and where in (None, part.where)]
         if len(parts) == 1:
             return parts[0]
@@ -202,7 +207,7 @@ class Stats:
 
     @property
     def busy(self) -> float:
-        """How many workers were busy, on average, since they were started."""
+        """The average number of busy workers since they started."""
         return sum(worker.busy for worker in self.workers)
 
     @property
@@ -212,7 +217,7 @@ class Stats:
         return max(0.0, self.waiting * self.seconds - self.first_s) / later_s if later_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
+        """Return all values as a dict that can be stored as JSON."""
         values = asdict(replace(self, totals=None))
         del values["totals"]
         return values | {name: list(values[name]) for name in ("parts", "workers")}
@@ -232,7 +237,7 @@ class Stats:
 
 
 def size_of(nbytes: float) -> str:
-    """Write a number of bytes in the unit that leaves up to four digits."""
+    """Format a number of bytes with at most four digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(nbytes) < 9_999.5:
             return f"{nbytes:,.0f} {unit}"
@@ -254,7 +259,7 @@ def _line(cells: Sequence[str], width: int) -> str:
 
 
 def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each part: the cells under `HEADS`."""
+    """Yield one row of cells per part, in the order of `HEADS`."""
     workers = max(1, stats.num_workers)
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
@@ -274,14 +279,14 @@ def _seconds(seconds: float) -> str:
 
 
 def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of all other figures; a text without a name continues the one before."""
-    yield "next()", f"waited {stats.waiting:.1%} of the time; besides that it takes {stats.next_ms:.2f} ms"
+    """Yield the names and texts of all other figures; a text without a name continues the previous text."""
+    yield "next()", f"waited {stats.waiting:.1%} of the time; takes {stats.next_ms:.2f} ms without waiting"
     if stats.first_s:
         yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
     if stats.num_workers:
         shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
-        more = " …" if len(stats.workers) > 8 else ""
-        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{more}"
+        ellipsis = " …" if len(stats.workers) > 8 else ""
+        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{ellipsis}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
         text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
@@ -292,11 +297,11 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         "ring",
         (
             f"{size_of(stats.ring_used_bytes)} in use of {size_of(stats.ring_bytes)}, at most "
-            f"{size_of(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} new"
+            f"{size_of(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated"
         ),
     )
     if stats.device != "cpu":
-        refused = ": the driver refused more" if stats.pinning_refused else ""
+        refused = "; the driver refused to lock more" if stats.pinning_refused else ""
         yield "", f"{size_of(stats.pinned_bytes)} page-locked{refused}"
     rate = stats.bytes_read / stats.seconds if stats.seconds else 0.0
     yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
@@ -305,7 +310,7 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     for why, count in stats.device_refused.items():
         yield "refused", f"{count:,} by the device's decoder: {why}"
     if stats.resident_bytes:
-        yield "kept", f"{size_of(stats.resident_bytes)} on {stats.device}"
+        yield "cached", f"{size_of(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
@@ -313,9 +318,9 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(name: str, text: str) -> Iterator[tuple[str, str]]:
-    first, *others = textwrap.wrap(text, COLUMNS - 10)
-    yield from ((name, first), *(("", line) for line in others))
+    first_line, *more_lines = textwrap.wrap(text, COLUMNS - 10)
+    yield from ((name, first_line), *(("", line) for line in more_lines))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"

@@ -26,7 +26,7 @@ import numpy as np
 
 from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
-from gpuload.datasets.tables import Found, picked
+from gpuload.datasets.tables import Columns, picked
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
@@ -177,7 +177,7 @@ class Source:
         self.set_worker_info(request.epoch)
         return True
 
-    def plain_samples(self, request: Request) -> Found | None:
+    def plain_samples(self, request: Request) -> Columns | None:
         """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
         return picked(self._dataset, request.indices) if request.iterable is None else None
 

@@ -487,7 +487,7 @@ def test_it_is_a_part_of_a_distributed_model(tmp_path):
     ("backend", "how"),
     [
         ("torch", "images: copied once, to N×H×W×C, unless channels_last"),
-        ("fused", "images: read where they are, if uint8"),
+        ("fused", "images: read in place, if uint8"),
     ],
 )
 def test_the_plan_says_how_images_are_read(backend, how):
@@ -500,13 +500,13 @@ def test_the_plan_says_how_images_are_read(backend, how):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.full((4, 3, 40, 56), 255.0), "batch holds floats from 255 to 255, but images of floats are 0 … 1; "
-         "pass levels 0 … 255 as uint8, normalize by T.Normalize among the transforms and not before"),
-        (torch.full((4, 3, 40, 56), torch.nan), "batch holds floats from nan to nan"),
+        (torch.full((4, 3, 40, 56), 255.0), "batch contains floats from 255 to 255, but float images must be in "
+         "0 … 1; pass levels 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before"),
+        (torch.full((4, 3, 40, 56), torch.nan), "batch contains floats from nan to nan"),
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
-        ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must be of one dtype and have the "
-         "same number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] float32 of shape "
-         "(1, 40, 56) (C×H×W); convert them before"),
+        ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must have the same dtype and "
+         "number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] is float32 of shape "
+         "(1, 40, 56) (C×H×W); convert them first"),
         (torch.zeros(4, 3, 40, 56, requires_grad=True), "batch requires gradients, but augmentation is not "
          "differentiable; pass batch.detach(), or call it within torch.no_grad()"),
     ],
@@ -551,14 +551,14 @@ def test_targets_where_images_are_mixed():
 def test_arrays_that_stay_behind_are_warned_of_once():
     images, masks = photographs(4), torch.zeros(4, 40, 56, dtype=torch.int64)
     augment = gl.Augment(GEOMETRY)
-    with pytest.warns(RuntimeWarning, match="stays as it is while the transforms move the image's pixels") as warned:
+    with pytest.warns(RuntimeWarning, match="stays unchanged while the transforms move the image's pixels") as warned:
         augment(images, {"mask": masks})
     assert warned[0].filename == __file__
     augment(images, {"mask": masks})  # a second warning would be an error
 
 
 def test_an_odd_batch_cannot_be_mixed():
-    message = "CutMix takes images in groups of 2, but there are 5 in this batch; give a multiple of 2"
+    message = "CutMix needs images in groups of 2, but this batch has 5; pass a multiple of 2"
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)])(photographs(5), torch.zeros(5))
 
@@ -570,7 +570,7 @@ def test_frames_cannot_be_chosen_any_more():
 
 @pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
 def test_positions_that_are_none(positions):
-    with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one for each image, got"):
+    with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one per image, got"):
         gl.Augment(CLASSIC)(photographs(4), positions=positions)
 
 
@@ -601,8 +601,8 @@ def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
     images, augment = photographs(), gl.Augment(CLASSIC)
     message = (
-        "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the same; call "
-        "it on the batches in the training loop, or give it positions=…"
+        "Augment counts positions in its own process, so it would draw the same values in each worker of a DataLoader; "
+        "call it on the batches in the training loop, or pass positions=…"
     )
     with pytest.raises(RuntimeError, match=re.escape(message)):
         augment(images)
@@ -616,13 +616,13 @@ def test_it_has_to_be_given_something():
 
 def test_a_mosaic_takes_four():
     images, targets = detection()
-    message = "Mosaic takes images in groups of 4, but there are 3 in this batch; give a multiple of 4"
+    message = "Mosaic needs images in groups of 4, but this batch has 3; pass a multiple of 4"
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment([T.Mosaic((40, 56))])(images[:3], targets[:3])
 
 
 def test_a_state_that_is_none():
-    message = "the state of an Augment is its epoch and next position, a tensor (2,), got 3"
+    message = "the state of an Augment must be a tensor (2,) of epoch and next position, got 3"
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
 

@@ -18,8 +18,8 @@ ARRAYS = {
         "[('a', '<f4')]",
         "return a dict of its fields: {name: x[name] for name in x.dtype.names}",
     ),
-    "texts": (np.array(["a", "b"]), "<U1", "return x.tolist(), whose texts and objects stay in a list, or numbers"),
-    "objects": (np.array([None]), "object", "return x.tolist(), whose texts and objects stay in a list, or numbers"),
+    "texts": (np.array(["a", "b"]), "<U1", "return x.tolist(), which keeps strings and objects in a list, or numbers"),
+    "objects": (np.array([None]), "object", "return x.tolist(), which keeps strings and objects in a list, or numbers"),
 }
 
 
@@ -36,7 +36,7 @@ def refusal(samples, batch_size=2, **options) -> str:
 def test_in_a_batch(kind):
     array, dtype, remedy = ARRAYS[kind]
     said = refusal([{"x": array, "y": 1}] * 2)
-    assert said.startswith("leaf 'x' of the samples cannot be put together into a batch: sample 0 has a ndarray of ")
+    assert said.startswith("leaf 'x' of the samples cannot be collated into a batch: sample 0 has a ndarray of ")
     assert f" of {dtype} (" in said
     assert said.endswith(f"; {remedy}")
 
@@ -46,7 +46,7 @@ def test_one_by_one(kind):
     """As `default_convert` has it, which leaves texts and objects as they are."""
     array, dtype, remedy = ARRAYS[kind]
     said = refusal([{"x": array}], batch_size=None)
-    assert said.startswith(f"sample 0 cannot be turned into tensors: it has a ndarray of {dtype} (")
+    assert said.startswith(f"sample 0 cannot be converted to tensors: it has a ndarray of {dtype} (")
     assert said.endswith(f"; {remedy}")
 
 
@@ -54,7 +54,7 @@ def test_beside_boxes():
     array, _, remedy = ARRAYS["another byte order"]
     image, targets = gl.Image(np.zeros((4, 4, 3), np.uint8)), {"boxes": gl.Boxes([[0, 0, 2, 2]]), "area": np.ones(1)}
     said = refusal([(image, targets), (image, {**targets, "area": array})], transforms=[T.CenterCrop(2)])
-    assert said.startswith("sample 1 cannot be turned into tensors: it has a ndarray of >f4 (")
+    assert said.startswith("sample 1 cannot be converted to tensors: it has a ndarray of >f4 (")
     assert said.endswith(f"; {remedy}")
 
 

@@ -475,11 +475,11 @@ def test_what_the_getter_names_goes_with_the_boxes_and_nothing_else():
     [
         (
             (IMAGE, {**target(), "more": 1}),
-            r"Mosaic puts the samples of a batch together, but sample 0 and sample 1 have",
+            r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have",
         ),
         (
             (IMAGE, {"boxes": gl.Boxes(scene(2).boxes), "labels": scene(2).labels, "area": 1.0}),
-            r"sample 0 and sample 1 have other leaves that belong to their boxes \(numbers 1, 2, 3 and 2, 3\); give M",
+            r"sample 0 and sample 1 have different leaves that belong to their boxes \(numbers 1, 2, 3 and 2, 3\); ",
         ),
     ],
 )
@@ -492,7 +492,7 @@ def test_samples_of_a_batch_must_be_alike(second, text):
 def test_masks_of_whole_images_must_be_alike():
     masks = [np.zeros((30, 40), np.uint8), np.zeros((30, 40), np.int32)]
     dataset = [(np.zeros((30, 40, 3), np.uint8), gl.Mask(mask)) for mask in masks * 2]
-    text = "Mosaic puts masks together that differ: row 0 of the batch has torch.uint8"
+    text = "Mosaic combines masks, but row 0 of the batch has torch.uint8"
     with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], dataset) as made:
         next(iter(made))
 

@@ -106,9 +106,10 @@ def test_torchvisions_tensors_are_told_by_their_types():
     assert kinds(batch) == ["images", "mask", "points"]
 
 
-LAST = "which by its looks has its channels last, but images are"
+LAST = "which looks like channels last, but images must be"
 NONE = (
-    "Augment takes tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of uint8, uint16, or floats of 0 … 1"
+    "Augment needs tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of dtype uint8, uint16, or floats of "
+    "0 … 1"
 )
 
 
@@ -116,32 +117,31 @@ NONE = (
     ("batch", "error", "message"),
     [
         (torch.zeros(4, 40, 56, 3), ValueError,
-         f"batch has shape (4, 40, 56, 3), {LAST} N×C×H×W; write images.permute(0, 3, 1, 2), which copies nothing"),
-        (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LAST} N×T×C×H×W; write images.permute(0, 1, 4, 2, 3)"),
-        ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LAST} C×H×W; write images.permute(2, 0, 1)"),
+         f"batch has shape (4, 40, 56, 3), {LAST} N×C×H×W; use images.permute(0, 3, 1, 2), which does not copy"),
+        (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LAST} N×T×C×H×W; use images.permute(0, 1, 4, 2, 3)"),
+        ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LAST} C×H×W; use images.permute(2, 0, 1)"),
         (torch.zeros(4, 3, 8, 9, dtype=torch.int64), TypeError,
-         "batch is int64 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1; convert it, or "
+         "batch is int64 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats of 0 … 1; convert it, or "
          "declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
         (torch.zeros(4, 3, 8, 9, dtype=torch.float8_e5m2), TypeError,
-         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1"),
-        ({"image": IMAGES, "masks": torch.zeros(2, 1, 8, 9)}, ValueError, 'batch["masks"] has a mask\'s name, but would'
-         " be resampled and normalized like images; declare it as gpuload.Mask(tensor), N×H×W, or give images another "
-         "name"),
+         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats of 0 … 1"),
+        ({"image": IMAGES, "masks": torch.zeros(2, 1, 8, 9)}, ValueError, 'batch["masks"] is named like a mask, but '
+         "would be resampled and normalized like an image; declare it as gpuload.Mask(tensor), N×H×W, or rename it "
+         "if it contains images"),
         (torch.zeros(4, 0, 8, 9), ValueError, "batch has no pixels: its shape is (4, 0, 8, 9)"),
         (torch.zeros(0, 3, 8, 9), ValueError, "batch has no images: its shape is (0, 3, 8, 9)"),
         (torch.zeros(3, 8, 9), TypeError,
-         "Augment takes batches, got one image of shape (3, 8, 9); write augment(image[None])[0]"),
+         "Augment needs a batch, got one image of shape (3, 8, 9); use augment(image[None])[0]"),
         ({"image": np.zeros((4, 8, 9, 3))}, TypeError, "there are no images in {'image': float64 array 4×8×9×3}: "
-         f"{NONE}; arrays become tensors by torch.from_numpy"),
+         f"{NONE}; convert arrays with torch.from_numpy"),
         ((), TypeError, "there are no images in (): "),
         ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, 'batch["b"] has 3 images, but '
-         'batch["a"] has 4 images; give one entry for each image, along the first axis or in a list'),
+         'batch["a"] has 4 images; pass one entry per image, along the first axis or in a list'),
         ((IMAGES, gl.Mask(np.zeros((3, 8, 9)))), ValueError,
-         "batch[1] has 3 entries, but batch[0] has 2 images; give one entry for each image"),
+         "batch[1] has 3 entries, but batch[0] has 2 images; pass one entry per image"),
         ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 entries, but batch[0] has 2"),
         ((IMAGES, BOXES), TypeError,
-         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image, empty where there are "
-         "none"),
+         "batch[1] is the Boxes of a single image; pass a list with one Boxes per image, empty for images "),
     ],
 )  # fmt: skip
 def test_batches_that_are_refused(batch, error, message):
@@ -151,6 +151,6 @@ def test_batches_that_are_refused(batch, error, message):
 
 def test_a_mask_file_is_refused():
     tree = BatchTree((IMAGES, [gl.Mask(gl.Encoded(b"", mode="L"))] * 2))
-    message = "batch[1] holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+    message = "batch[1] is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
     with pytest.raises(TypeError, match=re.escape(message)):
         tree.sample(0)

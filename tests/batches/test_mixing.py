@@ -133,11 +133,11 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             [torch.zeros(3)],
             {},
-            "no labels were found in the batch, a list of 1: they are looked for in its second entry, a tensor, or in "
-            "a dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
-            "labels_getter=None if there are none",
+            "no labels were found in the batch, a list of 1: labels are expected as its second entry, a tensor, or "
+            "in a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, "
+            "or labels_getter=None if there are no labels",
         ),
-        (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): they"),
+        (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): labels"),
         (
             {"image": 1, "target": LABELS},
             {},
@@ -147,13 +147,13 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             {"image": 1, "labels": ["cat", "dog", "cat"]},
             {},
-            "MixUp: the labels must be a tensor, got a list of 3; let the dataset return a number, or give labels",
+            "MixUp: the labels must be a tensor, got a list of 3; let the dataset return a number, or pass a",
         ),
-        ([1, LABELS], {}, "MixUp got integer labels of shape (3,), which need num_classes=… to become soft ones"),
+        ([1, LABELS], {}, "MixUp got integer labels of shape (3,); pass num_classes=… to make them soft labels"),
         (
             [1, LABELS],
             {"num_classes": 2},
-            "MixUp(num_classes=2): sample 11 has the label 2, which is not in 0 … 1; give the number of classes, or",
+            "MixUp(num_classes=2): sample 11 has the label 2, which is not in 0 … 1; increase num_classes, or",
         ),
         ([1, torch.tensor([0, 0, -1])], {"num_classes": 2}, "MixUp(num_classes=2): sample 12 has the label -1, which"),
         (
@@ -167,18 +167,18 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             [1, torch.zeros(3, 4)],
             {"num_classes": 3},
-            "MixUp(num_classes=3) got labels of shape (3, 4), of 4 classes; leave num_classes out, or give",
+            "MixUp(num_classes=3) got labels of shape (3, 4), which have 4 classes; leave num_classes out, or pass",
         ),
         (
             [1, torch.zeros(2, 3)],
             {},
-            "MixUp mixed 3 images, but there are 2 labels in the batch: the collate_fn left some out, or added some; "
-            "labels must stay in the order of their images",
+            "MixUp mixed 3 images, but the batch has 2 labels; let the collate_fn keep one label per "
+            "image, in the same order",
         ),
         (
             [1, LABELS],
             {"labels_getter": lambda batch: batch[1] + 0, "num_classes": 3},
-            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is not in the batch; it must",
+            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is not in the batch; return",
         ),
     ],
 )

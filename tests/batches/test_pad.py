@@ -253,18 +253,18 @@ def test_importing_it_imports_no_torch() -> None:
     [
         (
             [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
-            "leaf 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1: padding keeps "
-            "the number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+            "leaf 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
+            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
         ),
         (
             [(1, np.ones(3)), (1, None)],
-            "leaf '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1: padding keeps the "
-            "number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+            "leaf '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
+            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
         ),
         (
             [np.array(1), np.ones(3)],
-            "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0: padding keeps the "
-            "number of axes; return arrays of one rank (for none, one with an axis of size 0)",
+            "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
+            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
         ),
         (
             [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
@@ -273,12 +273,12 @@ def test_importing_it_imports_no_torch() -> None:
         (
             [(1, {"a": 2}), (1, {"b": 2})],
             "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
-            "first alone, 'b' in the second alone; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
+            "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
             "all samples of a batch must have the same structure; let the dataset return one form",
         ),
         (
             [[1, 2], [1]],
-            "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has the length 2 in the first, 1 in the "
+            "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
             "second): all samples of a batch must have the same structure; let the dataset return one form",
         ),
     ],
@@ -291,8 +291,8 @@ def test_samples_that_differ(samples: list[Any], message: str) -> None:
 def test_larger_than_the_fixed_size() -> None:
     samples = [{"target": [np.ones((2, 4))]}, {"target": [np.ones((6, 4))]}, {"target": [np.ones((7, 4))]}]
     message = (
-        "leaf 'target.0' of sample 1 of the batch has shape (6, 4), more than to=(5, None) has on axis 0; "
-        "let to= be as large as the largest, or cut arrays in the dataset"
+        "leaf 'target.0' of sample 1 of the batch has shape (6, 4), which exceeds to=(5, None) on axis 0; "
+        "increase to=, or truncate arrays in the dataset"
     )
     with pytest.raises(CollateError, match=exactly(message)):
         pad_collate(samples, to=(5, None))
@@ -300,17 +300,17 @@ def test_larger_than_the_fixed_size() -> None:
 
 def test_arrays_that_are_no_numbers() -> None:
     with pytest.raises(
-        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of <U1, which no tensor holds"
+        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of <U1, which torch does not support"
     ):
         pad_collate([{"a": np.array(["x"])}])
     with pytest.raises(
-        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which no t"
+        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which torch"
     ) as caught:
         pad_collate([{"a": np.array([1], ">i2")}])
     assert str(caught.value).endswith('; write x.astype(x.dtype.newbyteorder("="))')
-    with pytest.raises(CollateError, match=r"^leaf 'a' \(Encoded\) cannot be put together into a batch: "):
+    with pytest.raises(CollateError, match=r"^leaf 'a' \(Encoded\) cannot be collated into a batch: "):
         pad_collate([{"a": gl.Encoded(b"x")}])
-    with pytest.raises(CollateError, match=r"^leaf '0' \(NoneType, int\) cannot be put together into a batch: "):
+    with pytest.raises(CollateError, match=r"^leaf '0' \(NoneType, int\) cannot be collated into a batch: "):
         pad_collate([(1,), (None,)])
 
 
@@ -326,12 +326,12 @@ def test_arrays_that_are_no_numbers() -> None:
         (
             {"to": {"box": (5, 4)}},
             ValueError,
-            "to= names the leaf 'box', but the leaves of these samples that are padded are 'boxes'",
+            "to= names the leaf 'box', which is not padded; padded leaves are 'boxes'",
         ),
         (
             {"value": {"label": 1}},
             ValueError,
-            "value= names the leaf 'label', but the leaves of these samples that are padded are 'boxes'",
+            "value= names the leaf 'label', which is not padded; padded leaves are 'boxes'",
         ),
         ({"value": -1}, ValueError, "value=-1 cannot be stored in leaf 'boxes', which is uint8"),
         ({"value": 256}, ValueError, "value=256 cannot be stored in leaf 'boxes', which is uint8"),
@@ -339,16 +339,16 @@ def test_arrays_that_are_no_numbers() -> None:
         ({"value": float("nan")}, ValueError, "value=nan cannot be stored in leaf 'boxes', which is uint8"),
         ({"value": "0"}, TypeError, "value must be a number, got '0'"),
         ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None"),
-        ({"to": 5}, TypeError, "to must be a tuple of sizes, one for each axis, or None for any, got 5"),
+        ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
         (
             {"to": (5, -4)},
             TypeError,
-            "to must be a tuple of sizes, one for each axis, or None for any, got (5, -4)",
+            "to must be a tuple with one size (or None) per axis, got (5, -4)",
         ),
         (
             {"to": {"boxes": (5, 4.0)}},
             TypeError,
-            "to['boxes'] must be a tuple of sizes, one for each axis, or None for any, got (5, 4.0)",
+            "to['boxes'] must be a tuple with one size (or None) per axis, got (5, 4.0)",
         ),
     ],
 )
@@ -406,26 +406,28 @@ def test_captions_in_gpuloads_loader(workers: int, transforms: list[Any]) -> Non
 
 def test_what_pad_cannot_do() -> None:
     for names in ((), (b"x",), (True,)):
-        message = f"pad() takes the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
+        message = f"pad() needs the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
         with pytest.raises(TypeError, match=exactly(message)):
             gl.pad(*names)
-    with pytest.raises(TypeError, match="to must be a tuple of sizes"):
+    with pytest.raises(TypeError, match="to must be a tuple with one size"):
         gl.pad("x", to=5)
     samples = [{"a": np.ones(n), "b": np.ones(n), "c": "x", "d": [n]} for n in (1, 2)]
-    message = "pad() names the leaf 'c', but these samples have no array there; their leaves are 'a', 'b', 'c', 'd.0'"
+    message = (
+        "pad() names the leaf 'c', but the samples have no array of that name; their leaves are 'a', 'b', 'c', 'd.0'"
+    )
     with pytest.raises(ValueError, match=exactly(message)):
         gl.pad("c")(samples)
-    message = "leaf 'b' (ndarray) cannot be put together into a batch: "
+    message = "leaf 'b' (ndarray) cannot be collated into a batch: "
     with pytest.raises(gl.CollateError, match=re.escape(message)) as caught:
         gl.pad("a")(samples)
     assert str(caught.value).endswith("; to pad it too, name it: gpuload.pad('a', 'b')")
-    message = "leaf 'd' of sample 1 of the batch is a list that is no array of numbers"
+    message = "leaf 'd' of sample 1 of the batch is a list that is not an array of numbers"
     with pytest.raises(gl.CollateError, match=re.escape(message)):
         gl.pad("d")([{"d": [1]}, {"d": ["x"]}])
 
 
 def test_no_samples() -> None:
-    with pytest.raises(ValueError, match=exactly("pad_collate() got no samples; a batch has at least one")):
+    with pytest.raises(ValueError, match=exactly("pad_collate() got no samples; a batch must have at least one")):
         pad_collate([])
 
 
@@ -470,12 +472,12 @@ def test_kept_fields_of_a_tuple_have_numbers() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: gl.keep(), TypeError, "keep() takes the names of the fields that it keeps, as in keep('meta') or"),
+        (lambda: gl.keep(), TypeError, "keep() needs the names of the fields that it keeps, as in keep('meta') or"),
         (lambda: gl.keep("a", collate_fn=3), TypeError, "keep(collate_fn=…) must be callable or None, got 3"),
         (
             lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]),
             ValueError,
-            "keep() names the field 'meta', but sample 1 of the batch has none; its fields are 'mete', 'x.y'",
+            "keep() names the field 'meta', which sample 1 of the batch lacks; its fields are 'mete', 'x.y'",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_the_images_of_a_batch_are_found() -> None:
     for batch in (images, (images, labels), {"cls": labels, "jpg": images}, [labels, [images, images]]):
         assert images_of(batch) is images
     assert images_of({"cls": labels, "text": ["a"]}) is labels
-    with pytest.raises(ValueError, match="a batch has no tensors, but is a list"):
+    with pytest.raises(ValueError, match="a batch has no tensors; it is a list"):
         images_of(["a", "b"])
 
 
@@ -99,11 +99,14 @@ def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", w
     ("figures", "device", "rates", "name", "why"),
     [
         ((0.1, 1.9, 0.2), "cpu", (20_000, 1_053, 5_000), "decoding",
-         "decoding is the bottleneck: with 2 workers, reading and decoding would do 1,000 images/s, augmenting 5,000"),
+         "decoding is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
+         "augmenting 5,000"),
         ((1.9, 0.1, 0.2), "cpu", (1_053, 20_000, 5_000), "reading",
-         "reading is the bottleneck: with 2 workers, reading and decoding would do 1,000 images/s, augmenting 5,000"),
+         "reading is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
+         "augmenting 5,000"),
         ((0.1, 1.9, 2.5), "cpu", (20_000, 1_053, 400), "augmenting",
-         "augmenting is the bottleneck: with 2 workers, reading and decoding would do 1,000 images/s, augmenting 400"),
+         "augmenting is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
+         "augmenting 400"),
         ((0.1, 1.9, 0.2), "cuda", (20_000, 1_053, 5_000), "decoding", "decoding is the bottleneck: with 2 workers, "),
     ],
 )  # fmt: skip
@@ -126,7 +129,7 @@ def test_parts_of_a_loader_without_workers() -> None:
     assert [(part.where, round(part.images_per_s)) for part in parts] == [
         ("this process", 10_000), ("this process", 1_111), ("CPU", 5_000),
     ]  # fmt: skip
-    assert bottleneck(row, parts)[1].startswith("decoding is the bottleneck: reading and decoding would do 1,000 ")
+    assert bottleneck(row, parts)[1].startswith("decoding is the bottleneck: reading and decoding would reach 1,000 ")
 
 
 def test_parts_that_take_no_time_are_left_out() -> None:
@@ -134,7 +137,7 @@ def test_parts_that_take_no_time_are_left_out() -> None:
     parts = parts_of(row, CPU)
     assert [part.name for part in parts] == ["decode"]
     assert bottleneck(row, parts) == (
-        "decoding", "decoding is the bottleneck: reading and decoding would do 1,111 images/s"
+        "decoding", "decoding is the bottleneck: reading and decoding would reach 1,111 images/s"
     )  # fmt: skip
     alone = replace(setting(2, 2, 900), stats=stats(0.0, 0.0, 0.2))
     assert (
@@ -155,10 +158,10 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
     [
         (None, ""),
         ((1, 4), ""),
-        ((2, 2), "Of the Loader with 1 worker, loader.stats() may say that 2 would be faster, as it cannot try them: "
+        ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but that is an estimate: "
                  "measured, 2 workers load 879 images/s"),
-        ((9, 2), "Of the Loader with 1 worker, loader.stats() may say that 9 would be faster. So many were not "
-                 "measured: try --workers 9"),
+        ((9, 2), "With 1 worker, loader.stats() may suggest 9 workers. That number "
+                 "was not measured: try --workers 9"),
     ],
 )  # fmt: skip
 def test_what_was_measured_goes_before_what_the_statistics_reckon(better: tuple[int, int] | None, said: str) -> None:
@@ -272,11 +275,11 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
     for text in (
         "The DataLoader does the same with simplejpeg 1.",
         "7 of 7 measurements, DataLoader, 1 worker: ",
-        f"\n2 samples cannot be loaded, and were left out: gpuload inspect {data} names them\n",
+        f"\n2 samples cannot be loaded, and were skipped: gpuload inspect {data} names them\n",
         "CPU s per 1,000 images",
     ):
         assert text in out, out
-    assert re.search(r"DataLoader,\s+by turns +1 worker +1 worker +ratio", out)
+    assert re.search(r"DataLoader,\s+in turn +1 worker +1 worker +ratio", out)
 
 
 @pytest.mark.slow
@@ -300,7 +303,7 @@ def test_a_recipe_is_measured_alone(jpeg_folder: Path, tmp_path: Path, monkeypat
     assert (found["images"], found["batch_size"], found["recipe"], found["failed"]) == (48, 16, recipe, 0)
     assert "peer" not in found
     for text in (
-        "ImageFolder(", f"batches of 16, {recipe}", "measured with the usual recipe only, so not now",
+        "ImageFolder(", f"batches of 16, {recipe}", "compared on the default recipe",
         "3 of 3 measurements", "Recommended: num_workers=",
     ):  # fmt: skip
         assert text in told
@@ -311,7 +314,7 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
         (tmp_path / f"{number}.jpg").write_bytes(b"nothing")
     status, _, told = bench(tmp_path, "--workers", "0")
     assert status == 1
-    assert "nothing could take the place of the sample at position" in told
+    assert "could not be replaced: all substitutes failed" in told
     assert "Traceback" not in told
 
 
@@ -319,10 +322,10 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
     ("arguments", "said"),
     [
         (["nowhere"], "'nowhere' does not exist; expected a folder of images, shards, or a file of a store"),
-        (["{root}/a.zip"], "is of no kind that is known: expected a folder of images, or a name that ends in .tar"),
+        (["{root}/a.zip"], "is unknown: expected a folder of images, or a name that ends in .tar"),
         (["{root}/empty"], "has no images in it"),
         (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: there is no file 'none.py'"),
-        (["{root}/one", "--fields", "jpg"], "--fields is for TarShards"),
+        (["{root}/one", "--fields", "jpg"], "--fields applies to TarShards"),
     ],
 )
 def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -117,12 +117,14 @@ def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for load in (0.9, 4.25):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9, 9))
         warn_if_busy(Console(file=file))
-    assert file.getvalue() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs\n"
+    assert (
+        file.getvalue() == "This machine is busy: its load is 4.2 on 2 CPUs. Other programs will affect the figures\n"
+    )
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("cpu") == torch.device("cpu")
     monkeypatch.setattr(devices, "usual_type", lambda: "cpu")
     assert device_of(None) == torch.device("cpu")
-    with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; leave --device out"):
+    with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; omit --device to run"):
         device_of("xpu")

@@ -75,7 +75,7 @@ def test_data_of_ones_own_with_a_damaged_file(jpeg_folder: Path, tmp_path: Path)
 def test_data_without_classes(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (4000.0, 0.0, 0.0))
     told = demo(jpeg_folder / "bee", tmp_path)
-    assert "This machine is busy: a load of 4000.0 on " in told
+    assert "This machine is busy: its load is 4000.0 on " in told
     assert "16 images in " in told
     assert (tmp_path / "inspect.html").exists()
 

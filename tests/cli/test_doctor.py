@@ -36,14 +36,12 @@ BROKEN = Finding("workers", "broken", "no process can be started", "num_workers=
 
 
 def test_the_worst_is_named_first() -> None:
-    assert summary([FINE, NO_GPU]) == "All that is needed works, and nothing holds it back."
+    assert summary([FINE, NO_GPU]) == "Everything that is needed works, and nothing limits throughput."
     assert summary([FINE, SLOW, SLOWER]) == (
-        "All that is needed works. What holds it back most is nvImageCodec: not installed"
+        "Everything that is needed works. For more throughput, start with nvImageCodec: not installed"
     )
-    assert summary([SLOW, BROKEN]) == (
-        "1 thing is broken, which will hurt; first of all workers: no process can be started"
-    )
-    assert summary([BROKEN, SLOW, BROKEN]).startswith("2 things are broken")
+    assert summary([SLOW, BROKEN]) == ("1 part is broken; start with workers: no process can be started")
+    assert summary([BROKEN, SLOW, BROKEN]).startswith("2 parts are broken")
 
 
 def test_scripts_fail_only_if_something_is_broken() -> None:
@@ -86,7 +84,7 @@ def test_people_get_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "3 of 3 checks" in done.stderr
     assert "3 of 3 checks" not in done.stdout
     assert "  nvImageCodec: pip install 'gpuload[cu13]' [now]\n" in done.stdout
-    assert "What holds it back most is nvImageCodec" in done.stdout
+    assert "For more throughput, start with nvImageCodec" in done.stdout
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -126,7 +124,7 @@ def one_core() -> Iterator[None]:
 def test_one_core_is_named(one_core: None) -> None:
     found = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
     assert found.state == "improve"
-    assert "What holds it back most is CPUs: 1 CPU for this process" in summary([found])
+    assert "For more throughput, start with CPUs: 1 CPU for this process" in summary([found])
     assert "the affinity mask allows 1 of 8" in found.details
     assert "taskset -c" in found.fix
 
@@ -147,10 +145,10 @@ def container(root: Path, limit: int, use: int) -> str:
 @pytest.mark.parametrize(
     ("limit", "workers", "state", "text"),
     [
-        (9000, 7, "works", "8.5 GB free before the limit of the control group"),
-        (1500, 7, "improve", "1 GB free before the limit of the control group, little for batches and decoded images"),
-        (700, 7, "broken", "200 MB free before the limit of the control group, but 7 workers (the default here) take"),
-        (700, 1, "improve", "1 worker (the default here) take about 45 MB"),
+        (9000, 7, "works", "8.5 GB free within the limit of the control group"),
+        (1500, 7, "improve", "1 GB free within the limit of the control group, which leaves little for batches and"),
+        (700, 7, "broken", "200 MB free within the limit of the control group, but the default of 7 workers uses"),
+        (700, 1, "improve", "the default of 1 worker uses about 45 MB"),
     ],
 )
 def test_a_small_control_group(tmp_path: Path, limit: int, workers: int, state: str, text: str) -> None:
@@ -165,7 +163,7 @@ def test_a_machine_that_is_full(tmp_path: Path) -> None:
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 100000 kB\n")
     found = doctor.check_memory(7, root=root)
     assert (found.state, found.details[:26]) == ("broken", "102 MB free on the machine")
-    assert doctor.check_memory(7, root=str(tmp_path / "none")).details == "no limit is known"
+    assert doctor.check_memory(7, root=str(tmp_path / "none")).details == "no known limit"
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ def test_few_open_files_are_named(few_files: int) -> None:
     assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
     found = doctor.check_open_files(7, soft=soft, hard=hard)
     assert found.state == "broken"
-    assert found.details == f"{few_files} more may be opened, of {soft:,} (ulimit -n): too few for 7 workers"
+    assert found.details == f"{few_files} more can be opened, of {soft:,} (ulimit -n): too few for 7 workers"
     assert found.fix == f"ulimit -n {hard}"
     assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
     assert doctor.check_open_files(7, soft=None, hard=None).details == "no limit"
@@ -196,7 +194,7 @@ def test_few_processes() -> None:
     assert doctor.check_processes(8, None).state == "works"
     assert doctor.check_processes(8, 500).state == "works"
     found = doctor.check_processes(8, 20)
-    assert (found.state, found.fix) == ("broken", "a higher limit: ulimit -u, docker run --pids-limit")
+    assert (found.state, found.fix) == ("broken", "raise the limit: ulimit -u, docker run --pids-limit")
 
 
 def test_the_system() -> None:
@@ -232,7 +230,7 @@ def test_no_gpu_is_nothing_to_fix() -> None:
         doctor.check_triton(None, None, compiler=None, devices=0),
     ]
     assert {finding.state for finding in findings} == {"works", "not needed"}
-    assert "64 KB; without a GPU nothing is locked" in findings[2].details
+    assert "64 KB; not used without a GPU" in findings[2].details
 
 
 def test_all_is_well_with_a_gpu() -> None:
@@ -245,17 +243,18 @@ def test_all_is_well_with_a_gpu() -> None:
     ]
     assert {finding.state for finding in findings} == {"works"}
     assert findings[1].details == "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0"
-    assert findings[2].details == "64 MB were locked on trial; the limit (ulimit -l) is 64 KB"
+    assert findings[2].details == "64 MB were locked as a test; the limit (ulimit -l) is 64 KB"
 
 
 @pytest.mark.parametrize(
     ("build", "driver_cuda", "text", "fix"),
     [
-        (torch_trial(None), "13.0", "built for the CPU, but there is an NVIDIA driver: the GPU lies idle",
+        (torch_trial(None), "13.0", "built for the CPU, although there is an NVIDIA driver: the GPU is unused",
          "pip install --force-reinstall torch"),
-        (torch_trial(None), "12.4", "the GPU lies idle",
+        (torch_trial(None), "12.4", "the GPU is unused",
          "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"),
-        (torch_trial("13.0"), "12.4", "built for CUDA 13.0, but the driver runs CUDA up to 12.4", "a newer driver, or"),
+        (torch_trial("13.0"), "12.4", "built for CUDA 13.0, but the driver supports CUDA up to 12.4",
+         "install a newer driver, or"),
         (torch_trial("12.6", version="2.7.1"), "12.6", "gpuload needs 2.8 or newer", "pip install --upgrade torch"),
         ({"ok": False, "why": "ImportError: libc10.so"}, None, "cannot be imported: ImportError: libc10.so", "pip"),
     ],
@@ -278,7 +277,7 @@ def test_newer_minor_versions_of_cuda_run_too() -> None:
 def test_a_driver_without_its_library_or_its_gpus() -> None:
     alone = doctor.check_gpus(torch_trial(), driver="550.1", cuda=None)
     assert (alone.state, alone.details) == (
-        "broken", "NVIDIA's driver 550.1 is there, its library libcuda.so.1 is not"
+        "broken", "NVIDIA's driver 550.1 is installed, but its library libcuda.so.1 is missing"
     )  # fmt: skip
     assert "docker run --gpus all" in alone.fix
     hidden = doctor.check_gpus(torch_trial("12.6", why="No CUDA GPUs are available"), driver="550.1", cuda="12.6")
@@ -292,7 +291,7 @@ def test_what_triton_lacks() -> None:
     absent = doctor.check_triton(None, None, compiler=None, devices=1)
     assert (absent.state, absent.fix) == ("improve", "pip install 'gpuload[fused]'")
     alone = doctor.check_triton("3.6.0", BAD, compiler=None, devices=1)
-    assert (alone.state, alone.fix) == ("broken", "apt-get install gcc, or set CC to the path of one")
+    assert (alone.state, alone.fix) == ("broken", "apt-get install gcc, or set CC to the path of a C compiler")
     assert alone.details.startswith("3.6.0, but the C compiler that it needs is missing: transforms run in torch")
     broken = doctor.check_triton("3.6.0", BAD, compiler="/usr/bin/gcc", devices=1)
     assert (broken.state, broken.details) == ("broken", f"3.6.0, cannot be used: {BAD['why']}")
@@ -324,11 +323,10 @@ def test_a_limit_of_64_kb_that_is_really_set_and_really_refuses() -> None:
     done = subprocess.run([sys.executable, "-c", MEMLOCK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     little, much = json.loads(done.stdout)
-    assert little[:2] == ["works", "16 KB were locked on trial; the limit (ulimit -l) is 64 KB"]
+    assert little[:2] == ["works", "16 KB were locked as a test; the limit (ulimit -l) is 64 KB"]
     assert much[0] == "broken"
     assert (
-        "first of all page-locked memory: 64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB"
-        in much[3]
+        "start with page-locked memory: 64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB" in much[3]
     )
     assert "ulimit -l unlimited" in much[2]
 
@@ -358,7 +356,7 @@ def nvidia(name: str, trial=OK, *, cuda: str | None, codec=None, dali=None) -> F
 def test_no_nvimagecodec_is_named() -> None:
     found = nvidia("nvImageCodec", None, cuda="13.0")
     assert (found.state, found.fix) == ("improve", "pip install 'gpuload[cu13]'")
-    assert "What holds it back most is nvImageCodec: not installed" in summary([found])
+    assert "For more throughput, start with nvImageCodec: not installed" in summary([found])
 
 
 def test_one_that_works() -> None:
@@ -382,7 +380,7 @@ def test_both_at_once_and_one_that_does_not_decode() -> None:
     assert both.fix == ("pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'")
     broken = nvidia("nvImageCodec", BAD, cuda="12.6", codec={"cu12": "0.9.0"})
     assert broken.state == "broken"
-    assert "libnvjpeg.so.12. Whole images are decoded in its place" in broken.details
+    assert "libnvjpeg.so.12. Entire images are decoded instead" in broken.details
 
 
 def test_the_decoders_that_are_always_there() -> None:
@@ -421,7 +419,7 @@ def test_dali_and_nvimagecodec_for_different_cudas() -> None:
 
 def test_extras_are_listed() -> None:
     assert doctor.check_extras({"lmdb": True, "ray": False}, jpegtran=True).details == (
-        "installed: lmdb; not installed: ray, each by pip install 'gpuload[NAME]'"
+        "installed: lmdb; not installed: ray; install one with pip install 'gpuload[NAME]'"
     )
     assert doctor.check_extras({"lmdb": True}, jpegtran=False).details == (
         "installed: lmdb; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
@@ -433,9 +431,9 @@ def test_extras_are_listed() -> None:
 @pytest.mark.parametrize(
     ("trial", "state", "text"),
     [
-        ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU Decode(where="),
-        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: its bits are those of whole images"),
-        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "whole images. Decode(where='device') decodes"),
+        ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU, Decode(where="),
+        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: bit-identical to entire images"),
+        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "entire images. Decode(where='device') decodes"),
         ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0: {GPU}: it refuses."),
         ({**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}, "broken", f"{GPU}: it refuses"),
     ],
@@ -450,7 +448,7 @@ def test_what_is_told_of_regions(trial, state, text):
 def test_workers_that_do_not_start() -> None:
     found = doctor.check_workers(7, BAD)
     assert (found.state, found.details) == ("broken", BAD["why"])
-    assert found.fix == "until this is fixed: num_workers=0. The default here is 7"
+    assert found.fix == "until this is fixed, use num_workers=0; the default here is 7"
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------
@@ -470,7 +468,7 @@ def test_this_machine_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0][0] == 0
     assert told[-1][0] == told[-1][1]
     assert by_name["workers"].state == "works", by_name["workers"]
-    assert by_name["workers"].details.startswith("one started and gave its batch in ")
+    assert by_name["workers"].details.startswith("a worker started and delivered a batch in ")
     assert by_name["torch"].details.startswith(metadata.version("torch"))
     assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
 
@@ -493,7 +491,7 @@ def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
     findings = doctor.findings_of(trials())[9:]
-    told = "All that is needed works. What holds it back most is nvImageCodec: not installed"
+    told = "Everything that is needed works. For more throughput, start with nvImageCodec: not installed"
     assert summary(findings).startswith(told)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
     assert findings[1].details == "1.0: decodes all JPEGs here"

@@ -32,7 +32,7 @@ def test_a_folder_is_told_and_a_page_is_written(tmp_path: Path) -> None:
     assert lines[:3] == ["4 of 4 files", "4 of 4 pixels", f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)"]
     assert "sizes: median 56×40, smallest 56×40, largest 64×40; 2 sizes" in lines
     assert "classes: 2; the largest is a with 3, the smallest b with 1" in lines
-    assert "damaged: 0; refused by a limit 0" in lines
+    assert "damaged: 0; refused by a limit: 0" in lines
     assert any(line.startswith("T.Normalize(mean=(0.") for line in lines)
     assert lines[-1].startswith(f"{page}: ")
     assert page.read_text().startswith("<!DOCTYPE html>")
@@ -72,7 +72,7 @@ def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
     assert told["advice"][0] == {
         "level": "bad",
         "title": "1 image is damaged",
-        "text": "Training stops at the first of them. Fix or remove the files, or let the Loader skip them.",
+        "text": "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
         "code": 'gl.Loader(…, on_error="skip")',
     }
     assert "2 of 2 files" in said

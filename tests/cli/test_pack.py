@@ -48,7 +48,7 @@ def test_a_folder_is_packed_and_verified(tmp_path: Path) -> None:
         f"12 samples, {nbytes:,} bytes in {len(shards)} files in {target}",
         f"Read it with gpuload.TarShards('{target}/shard-*.tar', fields=('jpg', 'cls'))",
     ]
-    assert run("verify", target)[1].splitlines()[-1] == f"{target}: all is as it was packed"
+    assert run("verify", target)[1].splitlines()[-1] == f"{target}: intact"
     shards[1].unlink()
     status, text = run("verify", target)
     assert status == 1
@@ -66,7 +66,7 @@ def test_damage_is_an_error_and_says_what_to_do(tmp_path: Path) -> None:
     assert "skip them with --on-error skip" in text
     status, text = run("pack", source, target, "--to", "tar", "--workers", "0", "--on-error", "skip")
     assert status == 0
-    assert f"left out: {bad}: DecodeError" in text
+    assert f"skipped: {bad}: DecodeError" in text
     assert "12 samples" in text
 
 
@@ -80,7 +80,7 @@ def test_what_is_kept_is_told(tmp_path: Path) -> None:
     status, text = run("pack", source, tmp_path / "set", "--to", "tar", "--short-side", "32", "--workers", "0")
     assert status == 0
     assert text.splitlines()[0] == f"ImageFiles({str(source)!r}: 2 images)"
-    assert "1 image kept as it is, not resized: WEBP of mode RGB" in text
+    assert "1 image kept unchanged, not resized: WEBP of mode RGB" in text
 
 
 def test_all_that_can_be_named_is_read(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_what_is_no_source_is_told(tmp_path: Path) -> None:
     status, text = run("pack", zipped, tmp_path / "set", "--to", "tar")
     assert status == 1
     assert text.startswith(
-        f"{zipped!r} is of no kind that is known: expected a folder of images, or a name that ends in .tar"
+        f"the kind of {zipped!r} is unknown: expected a folder of images, or a name that ends in .tar"
     )
     images(tmp_path / "images")
     status, text = run("pack", tmp_path / "images", tmp_path / "set", "--to", "tar", "--fields", "jpg")
-    assert (status, text) == (1, f"--fields is for TarShards, and '{tmp_path}/images' is read by ImageFolder\n")
+    assert (status, text) == (1, f"--fields applies to TarShards, but '{tmp_path}/images' is read by ImageFolder\n")
     assert run("pack", tmp_path / "images", tmp_path / "set", "--to", "tar", "--shard-bytes", "many")[0] == 2
     assert run("verify", tmp_path)[0] == 1
 
@@ -179,12 +179,12 @@ def test_indexes_are_made_once_and_counted(tmp_path: Path) -> None:
     assert status == 0
     assert text == (
         "1 of 3 shards\n2 of 3 shards\n3 of 3 shards\n"
-        f"3 shards of {size:,} bytes: 6 samples of 12 files\n"
-        f"3 indexes made, 0 fresh; {nbytes:,} bytes, {nbytes / 6:.0f} for a sample\n"
+        f"3 shards of {size:,} bytes: 6 samples in 12 files\n"
+        f"3 indexes built, 0 up to date; {nbytes:,} bytes, {nbytes / 6:.0f} per sample\n"
     )
     os.remove(tmp_path / "train-001.tar.gpuload-index")
-    assert "\n1 index made, 2 fresh; " in index(f"{tmp_path}/*.tar")[1]
-    assert "\n3 indexes made, 0 fresh; " in index(f"{tmp_path}/*.tar", "--again", "--workers", "2")[1]
+    assert "\n1 index built, 2 up to date; " in index(f"{tmp_path}/*.tar")[1]
+    assert "\n3 indexes built, 0 up to date; " in index(f"{tmp_path}/*.tar", "--again", "--workers", "2")[1]
 
 
 def test_damaged_and_missing_shards_are_told(tmp_path: Path) -> None:
@@ -227,4 +227,4 @@ def test_what_pack_wrote_and_printed_is_taken(tmp_path: Path) -> None:
     for named in (f"{tmp_path}/set", pattern):
         status, text = index(named)
         assert status == 0
-        assert "0 indexes made, 1 fresh; " in text
+        assert "0 indexes built, 1 up to date; " in text

@@ -57,7 +57,7 @@ def test_folder_is_made_once_and_finished_after_a_break(tmp_path: Path) -> None:
 def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("…")
-    with pytest.raises(FileExistsError, match="was not made here: remove it, or choose another folder"):
+    with pytest.raises(FileExistsError, match="and is not a demo folder: remove it, or choose another folder"):
         make_folder(tmp_path / "mine", count=8)
     assert (tmp_path / "mine" / "thesis.txt").exists()
 

@@ -68,7 +68,7 @@ def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> No
         ("{file}:val", "{file} has no 'val'; it has train, chain, wrong"),
         ("{file}:number", "number must be a list of gpuload's transforms or a Chain, got one int"),
         ("{file}:crop", "crop must be a list of gpuload's transforms or a Chain, got one RandomResizedCrop of gpuload"),
-        ("{file}:composed", "got one Compose of torchvision; gpuload.transforms.from_torchvision makes a list of it"),
+        ("{file}:composed", "got one Compose of torchvision; convert it with gpuload.transforms.from_torchvision"),
         ("{file}:wrong", "--recipe {file}:wrong: "),
     ],
 )
@@ -85,7 +85,7 @@ def test_what_is_none(file: Path, spec: str, said: str) -> None:
         ("x = (", "the file cannot be run: SyntaxError in line 1: '(' was never closed"),
         ("import no_such_module", "ModuleNotFoundError in line 1: No module named 'no_such_module'"),
         ("raise SystemExit('done')", "the file cannot be run: SystemExit in line 1: done"),
-        ("x = 1", "has no 'train'; it has no list and no Chain at all"),
+        ("x = 1", "has no 'train'; it has no list and no Chain"),
     ],
 )
 def test_files_that_do_not_run(file: Path, text: str, said: str) -> None:

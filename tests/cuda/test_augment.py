@@ -265,7 +265,7 @@ def test_what_comes_after_it_learns_and_autocast_changes_nothing():
 
 def test_floats_on_the_device_are_not_looked_at():
     beyond = torch.full((4, 3, 30, 30), 255.0)
-    with pytest.raises(ValueError, match="holds floats from 255 to 255"):
+    with pytest.raises(ValueError, match="contains floats from 255 to 255"):
         gl.Augment(CROPS, device="cuda")(beyond)
     assert gl.Augment(CROPS)(beyond.to(HERE)).isfinite().all()
 
@@ -279,14 +279,14 @@ def test_boxes_and_keypoints_on_the_device(target):
 
 
 def test_positions_on_the_device():
-    with pytest.raises(ValueError, match="positions are on cuda:0; give them on the CPU, so that nothing waits for it"):
+    with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
         gl.Augment(CROPS)(photographs().to(HERE), positions=torch.arange(6, device=HERE))
 
 
 @pytest.mark.parametrize(
     ("device", "batch", "message"),
     [
-        ("cpu", ["cuda:0"], "Augment works on cpu; bring images and masks to one device, and give"),
+        ("cpu", ["cuda:0"], "Augment works on cpu; move images and masks to one device, and pass"),
         ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
         ("cuda", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda"),
         (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but batch[0] is on cuda:0"),

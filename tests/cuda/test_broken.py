@@ -151,6 +151,6 @@ def test_a_fork_after_cuda_has_loaders_of_its_own_on_the_cpu():
         print("closed", flush=True)
         """
     )
-    assert "make a new Loader in the child" in out
+    assert "create a new Loader in the child" in out
     assert "10 on the CPU" in out
     assert "forked subprocess" in out or "finds no CUDA device" in out

@@ -159,7 +159,7 @@ def test_clips_of_other_lengths_are_refused_by_name_and_left_to_a_collate_fn():
 
     with pytest.raises(
         gl.CollateError,
-        match=r"clips of a batch differ in length: that of sample 0 has 1 frames, that of sample 1 2; cut them to one "
+        match=r"clips of a batch differ in length: sample 0 has 1 frames, and sample 1 has 2; cut clips to one "
         "length in the dataset, or pass a collate_fn",
     ):
         batches(make)

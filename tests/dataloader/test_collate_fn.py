@@ -110,7 +110,7 @@ def test_an_exception_of_it_says_which_samples_and_where(workers):
         batches = iter(loader)
         assert next(batches) == [0, 1, 2]
         with pytest.raises(
-            gl.CollateError, match=r"collate_fn raised KeyError: 'no four', for a batch of 3 .*sample 3"
+            gl.CollateError, match=r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
         ) as caught:
             next(batches)
         assert "raise KeyError" in str(caught.value)

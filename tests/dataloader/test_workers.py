@@ -259,7 +259,7 @@ def test_errors_of_collation_are_of_their_own_type_too():
             gpuload_batches(Made(), **options)
         assert isinstance(caught.value, gl.CollateError)
         assert isinstance(pickle.loads(pickle.dumps(caught.value)), gl.CollateError)
-    with pytest.raises(RuntimeError, match="the samples cannot be put together"):
+    with pytest.raises(RuntimeError, match="the samples cannot be collated"):
         gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
 
 
@@ -268,7 +268,7 @@ def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
     with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
         assert len(list(second)) == 2
-        with pytest.raises(RuntimeError, match="this iterator is over"):
+        with pytest.raises(RuntimeError, match="this iterator has ended"):
             next(first)
     theirs = torch.utils.data.DataLoader(Made(), 5)
     assert len(list(zip(theirs, theirs, strict=True))) == 2

@@ -396,7 +396,7 @@ def test_columns_of_a_file_that_were_cast(hf: ModuleType, tmp_path: Path, log: C
     rows = on_disk(table(hf, path=(hf.Value("string"), str(image))), tmp_path / "rows.arrow")
     assert_same(rows.cast_column("path", hf.Image()), portable=False)
     begin = "workers import datasets to read a datasets.Dataset: "
-    assert log() == [f"{begin}column 'path' is string in its file, and was cast"]
+    assert log() == [f"{begin}column 'path' is string in its file, but was cast"]
 
 
 def test_a_file_whose_structures_were_flattened(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:

@@ -245,7 +245,7 @@ KILLED = """
     elif when == "written":
         module._write = lambda fd, data, offset: (write(fd, data, offset), kill())
     elif when == "evicting":
-        module._give_back = lambda *args: kill()
+        module._punch_hole = lambda *args: kill()
         with cache._locked():
             cache._remove([3])
     cache.put(50, bytes(20000))

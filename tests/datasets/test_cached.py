@@ -322,11 +322,16 @@ class Epochs(Held):
         (Epochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
         ([], {"bytes_limit": "4GB"}, TypeError, "bytes_limit must be a number of bytes, such as 64 << 30, got '4GB'"),
         ([], {"bytes_limit": 1000}, ValueError, "bytes_limit must be at least 1048576 bytes (1 MiB), got 1000"),
-        ([], {"bytes_limit": 1 << 60}, ValueError, "of memory of this machine; use where='disk'"),
+        ([], {"bytes_limit": 1 << 60}, ValueError, "of memory on this machine; use where='disk'"),
         ([], {"where": "gpu"}, ValueError, "where must be 'memory' or 'disk', got 'gpu'"),
-        ([], {"where": "disk"}, ValueError, "where='disk' needs path=, a folder for this dataset alone"),
-        ([], {"path": "a"}, ValueError, "path= is for where='disk'; memory ends with the program"),
-        ([], {"where": "disk", "path": "/tmp"}, TypeError, "whether a list gives the same samples the next time: pass"),
+        (
+            [],
+            {"where": "disk"},
+            ValueError,
+            "where='disk' needs path=, a folder on a local disk that no other dataset uses",
+        ),
+        ([], {"path": "a"}, ValueError, "path= applies to where='disk' only; remove it, or write where='disk'"),
+        ([], {"where": "disk", "path": "/tmp"}, TypeError, "whether a list yields the same samples next time: pass"),
     ],
 )
 def test_wrong_arguments_are_refused(dataset: Any, options: dict[str, Any], error: type, text: str) -> None:
@@ -464,16 +469,16 @@ class Own:
     [
         (
             (1, {"x": Own()}),
-            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached does not keep; expected",
+            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached does not take; expected",
         ),
-        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached does not keep; expected"),
+        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached does not take; expected"),
         (
             (torch.ones(2, requires_grad=True),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep",
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not take",
         ),
         (
             (torch.eye(2).to_sparse(),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep; expected",
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not take; expected",
         ),
         ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
         ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; expected tuples, lists and dicts of gpuload.Encoded"),

@@ -55,14 +55,14 @@ def test_the_list_of_a_data_set_is_copied() -> None:
         (10, TypeError, f"{TAKEN}10"),
         (["ant", 3], TypeError, f"{TAKEN}3 among them"),
         (Split([("tench", "Tinca")]), TypeError, f"{TAKEN}('tench', 'Tinca') among them"),
-        (Subset(), TypeError, f"{TAKEN}Subset(); give the data set inside it"),
-        ([], ValueError, f"{TAKEN}none"),
-        (["ant", "bee", "ant"], ValueError, "classes has 'ant' twice; a name stands for one label"),
+        (Subset(), TypeError, f"{TAKEN}Subset(); pass the data set inside it"),
+        ([], ValueError, f"{TAKEN}no names"),
+        (["ant", "bee", "ant"], ValueError, "classes contains 'ant' twice; names must be unique"),
         (
             Split(None),
             ValueError,
-            "classes=Split() has no names of classes (its targets are numbers, or it has none); leave classes out, or "
-            "give a list of names",
+            "classes=Split() has no class names (its targets are numbers, or it has no targets); remove classes=, "
+            "or pass a list of names",
         ),
     ],
 )

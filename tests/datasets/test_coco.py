@@ -25,7 +25,7 @@ from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.coco import Coco, JsonLists, _unpacked
+from gpuload.datasets.coco import Coco, JsonLists, _unpack_runs
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores import cached as cached_module
 
@@ -191,8 +191,8 @@ def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_ta
     theirs = made(target_transform=len)
     assert [gl.wrap(theirs)[i][1] for i in range(4)] == [2, 0, 3, 1]
     message = (
-        "annotations=('masks',) makes targets of the annotations, but the dataset's target_transform takes them as "
-        "they are; leave one of the two out"
+        "annotations=('masks',) converts the annotations to targets, but the dataset's target_transform expects "
+        "the raw annotations; remove one of the two"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(theirs, annotations=["masks"])
@@ -242,7 +242,7 @@ def test_targets_are_small_when_they_travel(made: Make) -> None:
     assert [target["image_id"] for target in wrapped.targets[1:3]] == IDS[1:3]
 
 
-RAW = "keep the annotations as they are, with gpuload.wrap(dataset, annotations='raw')"
+RAW = "keep the annotations unchanged, with gpuload.wrap(dataset, annotations='raw')"
 NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints',))"
 
 
@@ -256,7 +256,8 @@ NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints'
         ),
         (
             lambda found: found[3].update(keypoints=[1, 2, 2]),
-            "keypoints of COCO must be x, y and visibility of as many points for each object, got 9 numbers "
+            "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, "
+            "got 9 numbers "
             "(annotation 105) and 3 numbers (annotation 103); leave keypoints out, with gpuload.wrap(dataset, "
             f"annotations=('masks',)), or {RAW}",
         ),
@@ -270,9 +271,9 @@ def test_annotations_that_lack_something_are_named(made: Make, change: Any, mess
 def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Path) -> None:
     theirs = made(lambda found: found[1].update(image_id="3"))
     text = (
-        f"1 of the 6 annotations of CocoDetection('{tmp_path}') belong to none of its images, and are left out: "
-        "annotation 101 has the image_id '3', but the ids of images are 3, 5, 8, …. Write the id of one of the images "
-        "there, or leave such annotations out of the file"
+        f"1 of the 6 annotations in CocoDetection('{tmp_path}') belong to none of its images, and are ignored: "
+        "annotation 101 has image_id '3', but the ids of images are 3, 5, 8, …. Correct the image_id, or "
+        "remove such annotations from the file"
     )
     for options in ({}, {"annotations": "raw"}):
         with pytest.warns(UserWarning, match=exactly(text)) as caught:
@@ -280,11 +281,11 @@ def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Pa
         assert caught[0].filename == __file__
         assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
     theirs = made(lambda found: found[1].update(category_id=7))
-    with pytest.warns(UserWarning, match=r"^1 of the 6 annotations of .* belong to none of its categories: annotation"):
+    with pytest.warns(UserWarning, match=r"^1 of the 6 annotations in .* belong to none of its categories: annotation"):
         gl.wrap(theirs)
     theirs = made(lambda found: [one.update(image_id=str(one["image_id"])) for one in found])
     with pytest.raises(
-        ValueError, match=r"^none of the 6 annotations of .* belongs to one of its images: annotation 100"
+        ValueError, match=r"^none of the 6 annotations in .* belongs to one of its images: annotation 100"
     ):
         gl.wrap(theirs)
 
@@ -298,7 +299,7 @@ def test_a_subset_of_the_images_is_no_mistake(made: Make) -> None:
 def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Make) -> None:
     theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(made())
     text = (
-        "which torchvision's wrap_dataset_for_transforms_v2() made, and which decodes images; wrap the CocoDetection "
+        "which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the CocoDetection "
         "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
     )
     for dataset in (theirs, Subset(theirs, [0])):
@@ -311,7 +312,7 @@ def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Mak
 def test_images_without_a_size_are_named(made: Make) -> None:
     theirs = made()
     theirs.coco.imgs[8].pop("width")
-    message = f"the COCO image 8 has the height {SIZES[8][0]} and the width None, but its masks need both; {NO_MASKS}"
+    message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS}"
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(theirs)
     assert "keypoints" in gl.wrap(theirs, annotations=("keypoints",))[2][1]
@@ -323,21 +324,20 @@ def test_images_without_a_size_are_named(made: Make) -> None:
         ([[1, 2, 3, 4, 5, 6, 7]], "the COCO annotation 102 has a polygon of 7 numbers"),
         (
             [[1, 2, 1e9, 4, 5, 6]],
-            "the COCO annotation 102 has a polygon that reaches beyond 1048576 pixels, or holds NaN",
+            "the COCO annotation 102 has a polygon that extends beyond 1048576 pixels, or contains NaN",
         ),
-        ([[1, 2, float("nan"), 4, 5, 6]], "the COCO annotation 102 has a polygon that reaches beyond"),
+        ([[1, 2, float("nan"), 4, 5, 6]], "the COCO annotation 102 has a polygon that extends beyond"),
         # Of run lengths that are too few, pycocotools fills the rest with whatever lay in memory.
         (
             {"counts": [3, 4], "size": [28, 30]},
-            "the COCO annotation 102 has run lengths of 7 pixels with the size [28, 30], but its image has 28 × 30 = "
-            "840",
+            "the COCO annotation 102 has run lengths for 7 pixels and size [28, 30], but its image has 28 × 30 = 840",
         ),
-        ({"counts": [900], "size": [28, 30]}, "has run lengths of 900 pixels with the size [28, 30]"),
-        ({"counts": [850, -10], "size": [28, 30]}, "has run lengths of 840 pixels with the size [28, 30]"),
-        ({"counts": [840], "size": [30, 28]}, "has run lengths of 840 pixels with the size [30, 28]"),
-        ({"counts": "11", "size": [28, 30]}, "has run lengths of 2 pixels"),
-        ({"counts": "zz~", "size": [28, 30]}, "run lengths of COCO are packed in a way that is not valid"),
-        ({"counts": "", "size": [28, 30]}, "run lengths of COCO are packed in a way that is not valid"),
+        ({"counts": [900], "size": [28, 30]}, "has run lengths for 900 pixels and size [28, 30]"),
+        ({"counts": [850, -10], "size": [28, 30]}, "has run lengths for 840 pixels and size [28, 30]"),
+        ({"counts": [840], "size": [30, 28]}, "has run lengths for 840 pixels and size [30, 28]"),
+        ({"counts": "11", "size": [28, 30]}, "has run lengths for 2 pixels"),
+        ({"counts": "zz~", "size": [28, 30]}, "COCO's packed run lengths are invalid"),
+        ({"counts": "", "size": [28, 30]}, "COCO's packed run lengths are invalid"),
     ],
 )
 def test_masks_that_are_not_whole_are_refused(made: Make, segmentation: Any, message: str) -> None:
@@ -350,8 +350,8 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
     wrapped = gl.wrap(made())
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     message = (
-        "masks of COCO's polygons need pycocotools, which is not installed: pip install pycocotools, or leave masks "
-        "out, with gpuload.wrap(dataset, annotations=())"
+        "building masks from COCO's polygons needs pycocotools, which is not installed: pip install pycocotools, or "
+        "leave masks out, with gpuload.wrap(dataset, annotations=())"
     )
     with pytest.raises(ModuleNotFoundError, match=exactly(message)):
         wrapped[0]
@@ -361,7 +361,11 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
     ("given", "error", "message"),
     [
         ("masks", TypeError, "'raw', or some of 'masks' and 'keypoints', as in ('masks',), got 'masks'"),
-        (("boxes", "masks"), ValueError, "as in ('masks',), got 'boxes'; boxes and labels are always there"),
+        (
+            ("boxes", "masks"),
+            ValueError,
+            "as in ('masks',), got 'boxes'; targets always have boxes and labels",
+        ),
     ],
 )
 def test_wrong_choices_are_refused(made: Make, given: Any, error: type[Exception], message: str) -> None:
@@ -374,7 +378,7 @@ def test_packed_run_lengths_are_read_as_pycocotools_packs_them(lengths: list[int
     from pycocotools import mask
 
     packed = mask.frPyObjects({"counts": lengths, "size": [1, sum(lengths)]}, 1, sum(lengths))
-    assert _unpacked(packed["counts"]).tolist() == lengths
+    assert _unpack_runs(packed["counts"]).tolist() == lengths
 
 
 # Read without torchvision.
@@ -509,13 +513,13 @@ def test_annotations_are_kept_for_the_next_time(
     for options in ({}, {"targets": ("masks",)}, {"crowds": False}):
         first = coco(**options)
         with monkeypatch.context() as patch:
-            patch.setattr("gpuload.datasets.coco._parts", None)
+            patch.setattr("gpuload.datasets.coco._read_annotations", None)
             again = Coco(tmp_path, tmp_path / "annotations.json", **options)
         assert alike(first, again)
         assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
     raw = coco(targets="raw").targets
     with monkeypatch.context() as patch:
-        patch.setattr("gpuload.datasets.coco._parts", None)
+        patch.setattr("gpuload.datasets.coco._read_annotations", None)
         assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
     assert len(coco(without_the_last)) == len(FILE_IDS) - 1, "the file is another one"
 
@@ -543,13 +547,13 @@ def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as caught:
         dataset[1]
     assert str(caught.value) == (
-        f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or leave it out of "
-        f"the file: '{tmp_path}/3.jpg'"
+        f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or remove it "
+        f"from the file: '{tmp_path}/3.jpg'"
     )
     assert dataset[0][1]["image_id"] == 2
 
 
-RAW_COCO = "keep the annotations as they are, with gpuload.Coco(…, targets='raw')"
+RAW_COCO = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
 
 
 def test_raw_targets_are_a_sequence_that_has_no_root(coco: Callable[..., Coco]) -> None:
@@ -561,8 +565,8 @@ def test_raw_targets_are_a_sequence_that_has_no_root(coco: Callable[..., Coco]) 
 @pytest.mark.parametrize("box", [[3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5]])
 def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[float]) -> None:
     message = (
-        f"the COCO annotation 101 of image 3 has the bbox {box}, expected left, top, width and height, neither of them "
-        f"negative; fix the file, or {RAW_COCO}"
+        f"the COCO annotation 101 of image 3 has bbox {box}, expected left, top, width and height, with no "
+        f"negative size; fix the file, or {RAW_COCO}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         coco(lambda found: found["annotations"][1].update(bbox=box))
@@ -573,9 +577,9 @@ def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
     coco: Callable[..., Coco], polygons: list[Any]
 ) -> None:
     text = (
-        r"^1 of the 22 annotations of .* have polygons of fewer than three points, which cover nothing and are left "
-        r"out; 1 of them have no other, and an empty mask: the first is annotation 101\. Correct the polygons, or "
-        r"leave such annotations out of the file$"
+        r"^1 of the 22 annotations in .* have polygons of fewer than three points, which have no area and are "
+        r"ignored; 1 of them have no other polygon, so their masks are empty\. The first is annotation 101\. Correct "
+        r"the polygons, or remove them from the file$"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         dataset = coco(change_of("annotations", 1, segmentation=polygons))
@@ -591,7 +595,7 @@ def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
         (
             (40_000, 40_000),
             1,
-            "the COCO image 3, by the size in its file of annotations, has 40,000×40,000 = 1,600,000,000 pixels, more "
+            "the COCO image 3, by the size in its annotation file, has 40,000×40,000 = 1,600,000,000 pixels, more "
             "than max_pixels=178,956,970: perhaps a decompression bomb; if it is not, pass Loader(decode=Decode("
             "max_pixels=…)), or leave masks out, with gpuload.Coco(…, targets=('keypoints',))",
         ),
@@ -625,7 +629,7 @@ def test_limits_of_masks_are_those_of_the_loader(coco: Callable[..., Coco], work
     options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "decode": gl.Decode(max_pixels=100)}
     with gl.Loader(coco(), 4, **options) as loader, pytest.raises(gl.SampleError) as caught:
         next(iter(loader))
-    assert "by the size in its file of annotations, has 32×24 = 768 pixels, more than max_pixels=100" in str(
+    assert "by the size in its annotation file, has 32×24 = 768 pixels, more than max_pixels=100" in str(
         caught.value
     ) or "has 32×32 = 1,024 pixels, more than max_pixels=100" in str(caught.value)
 
@@ -645,14 +649,14 @@ def twice(found: dict) -> None:
             lambda found: found["annotations"][1].pop("segmentation"),
             "the COCO annotation 101 of image 3 has no segmentation; leave masks out, with gpuload.Coco(…, targets=(",
         ),
-        (twice, "lists two images with the id 3; an id names one image"),
+        (twice, "lists two images with the id 3; ids must be unique"),
         (
             lambda found: found.pop("annotations"),
-            "has no lists of images and annotations; expected COCO's format, as in",
+            "does not have lists of images and annotations; expected COCO's format, as in",
         ),
         (lambda found: found["images"][1].pop("file_name"), "lacks an integer id or a file_name: {'id': 3, 'height'"),
-        (lambda found: found["annotations"].append(3), "one of the annotations of "),
-        (lambda found: found["images"][1].update(file_name="../3.jpg"), "file name '../3.jpg', which leads out of"),
+        (lambda found: found["annotations"].append(3), "one of the annotations in "),
+        (lambda found: found["images"][1].update(file_name="../3.jpg"), "file name '../3.jpg', which points outside"),
     ],
 )
 def test_files_that_are_not_cocos_format(coco: Callable[..., Coco], change: Any, message: str) -> None:
@@ -663,11 +667,11 @@ def test_files_that_are_not_cocos_format(coco: Callable[..., Coco], change: Any,
 def test_a_file_that_is_cut_off_or_missing(coco: Callable[..., Coco], tmp_path: Path) -> None:
     coco()
     (tmp_path / "deep.json").write_text("[" * 200_000)
-    with pytest.raises(ValueError, match=r"deep.json' is no JSON, or is cut off: maximum recursion"):
+    with pytest.raises(ValueError, match=r"deep.json' is truncated, or is not JSON: maximum recursion"):
         Coco(tmp_path, tmp_path / "deep.json")
     path = tmp_path / "annotations.json"
     path.write_text(path.read_text()[:500])
-    with pytest.raises(ValueError, match=r"annotations.json' is no JSON, or is cut off: "):
+    with pytest.raises(ValueError, match=r"annotations.json' is truncated, or is not JSON: "):
         Coco(tmp_path, path)
     with pytest.raises(FileNotFoundError, match=r"none.json' does not exist; expected COCO's annotations, a JSON file"):
         Coco(tmp_path, tmp_path / "none.json")
@@ -687,17 +691,17 @@ def change_of(kind: str, number: int | None, **fields: Any) -> Callable[[dict], 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("image_id", str, "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of"),
-        ("image_id", lambda key: f"{key}.jpg", "annotation 100 has the image_id '7.jpg', but the ids of images are 2"),
-        ("image_id", None, "annotation 100 has the image_id None, but the ids of images are 2, 3, 4, …"),
-        ("category_id", lambda key: key + 10, "annotation 105 has the category_id 11, but the ids of categories are 0"),
+        ("image_id", str, "annotation 100 has image_id '7', but the ids of images are 2, 3, 4, …. Correct the"),
+        ("image_id", lambda key: f"{key}.jpg", "annotation 100 has image_id '7.jpg', but the ids of images are 2"),
+        ("image_id", None, "annotation 100 has image_id None, but the ids of images are 2, 3, 4, …"),
+        ("category_id", lambda key: key + 10, "annotation 105 has category_id 11, but the ids of categories are 0"),
     ],
 )
 def test_annotations_none_of_which_belongs_to_anything_are_refused(
     coco: Callable[..., Coco], tmp_path: Path, field: str, value: Any, told: str
 ) -> None:
     kinds = {"image_id": "images", "category_id": "categories"}[field]
-    text = f"none of the 22 annotations of '{tmp_path}/annotations.json' belongs to one of its {kinds}: {told}"
+    text = f"none of the 22 annotations in '{tmp_path}/annotations.json' belongs to one of its {kinds}: {told}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         coco(change_of("annotations", None, **{field: value}))
 
@@ -714,9 +718,9 @@ def test_annotations_of_no_image_are_counted(
         found["annotations"][3]["image_id"] = [3]
 
     text = (
-        f"2 of the 22 annotations of '{tmp_path}/annotations.json' belong to none of its images, and are left out: "
-        "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of one of the images "
-        "there, or leave such annotations out of the file"
+        f"2 of the 22 annotations in '{tmp_path}/annotations.json' belong to none of its images, and are ignored: "
+        "annotation 100 has image_id '7', but the ids of images are 2, 3, 4, …. Correct the image_id, or "
+        "remove such annotations from the file"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         dataset = coco(change, targets=targets)
@@ -731,7 +735,7 @@ def test_annotations_of_no_image_are_counted(
 
 def test_joined_files_whose_categories_differ_are_warned_of(coco: Callable[..., Coco]) -> None:
     one, two = coco(targets=()), coco(change_of("categories", 2, name="dog"), targets=())
-    with pytest.warns(UserWarning, match=r"the label 2 is 'c2' in the first and 'dog' in the second\. Give both"):
+    with pytest.warns(UserWarning, match=r"label 2 is 'c2' in the first and 'dog' in the second\. Pass the same"):
         _ = one + two
     fewer = coco(lambda found: found["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
     assert len(one + fewer) == 2 * len(FILE_IDS), "an id more is no contradiction"
@@ -739,8 +743,8 @@ def test_joined_files_whose_categories_differ_are_warned_of(coco: Callable[..., 
 
 def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> None:
     text = (
-        r"^1 of the 22 annotations of .* belong to none of its categories: annotation 101 has the category_id 9, but "
-        r"the ids of categories are 0, 1, 2, …\. Write the id"
+        r"^1 of the 22 annotations in .* belong to none of its categories: annotation 101 has category_id 9, but "
+        r"the ids of categories are 0, 1, 2, …\. Correct the category_id"
     )
     with pytest.warns(UserWarning, match=text):
         dataset = coco(change_of("annotations", 1, category_id=9))
@@ -754,45 +758,45 @@ def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> No
     [
         (
             change_of("annotations", 1, category_id=2**70),
-            "the COCO annotation 101 of image 3 has the category_id 1180591620717411303424, expected a whole number "
+            "the COCO annotation 101 of image 3 has category_id 1180591620717411303424, expected an integer "
             f"that fits into 64 bits; {RAW_COCO}",
         ),
         (
             change_of("annotations", 1, category_id=1.5),
-            "the COCO annotation 101 of image 3 has the category_id 1.5, expected a",
+            "the COCO annotation 101 of image 3 has category_id 1.5, expected a",
         ),
         (
             change_of("annotations", 1, category_id="cat"),
-            "the COCO annotation 101 of image 3 has the category_id 'cat', expected",
+            "the COCO annotation 101 of image 3 has category_id 'cat', expected",
         ),
         (
             change_of("annotations", 1, iscrowd=2**70),
-            "the COCO annotation 101 of image 3 has the iscrowd 118059162071741130342",
+            "the COCO annotation 101 of image 3 has iscrowd 118059162071741130342",
         ),
         (
             change_of("annotations", 1, area="large"),
-            f"annotation 101 of image 3 has the area 'large', expected a number; {RAW_COCO}",
+            f"annotation 101 of image 3 has area 'large', expected a number; {RAW_COCO}",
         ),
-        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has the bbox ['1', '2', '3', '4'], e"),
-        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has the bbox 5, expected left, top"),
+        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has bbox ['1', '2', '3', '4'], e"),
+        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has bbox 5, expected left, top"),
         (
             change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]),
-            "annotation 101 of image 3 has the bbox [nan, 1, 2",
+            "annotation 101 of image 3 has bbox [nan, 1, 2",
         ),
-        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has the bbox [1e+300, 1, 2"),
+        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has bbox [1e+300, 1, 2"),
         (
             change_of("annotations", 1, keypoints=["a"] * 6),
-            "the COCO annotation 101 of image 3 has the keypoints ['a', 'a', 'a',",
+            "the COCO annotation 101 of image 3 has keypoints ['a', 'a', 'a',",
         ),
         (
             change_of("annotations", 1, keypoints=5),
-            "the COCO annotation 101 of image 3 has the keypoints 5, expected a list of nu",
+            "the COCO annotation 101 of image 3 has keypoints 5, expected a list of nu",
         ),
         (change_of("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
         (change_of("images", 1, file_name="a\0.jpg"), "image 3 has the file name 'a\\x00.jpg', which no file can have"),
         (change_of("images", 1, file_name="\ud800.jpg"), "image 3 has the file name '\\ud800.jpg', which no file can"),
-        (change_of("categories", 1, id=[1]), "one of the categories of"),
-        (change_of("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; an id names one category"),
+        (change_of("categories", 1, id=[1]), "one of the categories in"),
+        (change_of("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; ids must be unique"),
     ],
 )
 def test_entries_that_hold_something_else_are_named(coco: Callable[..., Coco], change: Any, message: str) -> None:
@@ -803,16 +807,22 @@ def test_entries_that_hold_something_else_are_named(coco: Callable[..., Coco], c
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ({"x": 1}, "has the segmentation {'x': 1}, expected polygons, or run lengths as counts and size: 'counts'"),
-        (5, "has the segmentation 5, expected polygons, or run lengths as counts and size: "),
+        ({"x": 1}, "has the segmentation {'x': 1}; expected polygons, or run lengths with counts and size: 'counts'"),
+        (5, "has the segmentation 5; expected polygons, or run lengths with counts and size: "),
         (
             {"counts": ["a"], "size": [24, 32]},
-            "has the segmentation {'counts': ['a'], 'size': [24, 32]}, expected poly",
+            "has the segmentation {'counts': ['a'], 'size': [24, 32]}; expected poly",
         ),
-        ({"counts": 5, "size": [24, 32]}, "has the segmentation {'counts': 5, 'size': [24, 32]}, expected polygons"),
-        ([1, 2, 3, 4, 5, 6], "has the polygon 1, expected a list of numbers below 1048576, in a list of such polygons"),
-        ([["a"] * 6], "has the polygon ['a', 'a', 'a', 'a', 'a', 'a'], expected a list of numbers"),
-        ([[10**400] * 6], "has a polygon that reaches beyond 1048576 pixels, or holds NaN"),
+        ({"counts": 5, "size": [24, 32]}, "has the segmentation {'counts': 5, 'size': [24, 32]}; expected polygons"),
+        (
+            [1, 2, 3, 4, 5, 6],
+            "has the polygon 1; expected a list of polygons, each a list of numbers below 1048576",
+        ),
+        (
+            [["a"] * 6],
+            "has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; expected a list of polygons, each a list",
+        ),
+        ([[10**400] * 6], "has a polygon that extends beyond 1048576 pixels, or contains NaN"),
     ],
 )
 def test_masks_of_something_else_are_named(coco: Callable[..., Coco], segmentation: Any, message: str) -> None:

@@ -65,8 +65,8 @@ def test_a_sparse_file_is_refused_unread(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     path = sparse(tmp_path / "a.jpg", 3 << 30, b"\xff\xd8\xff\xe0")
     text = (
-        f"{str(path)!r}: the file has 3,221,225,472 bytes, more than max_bytes=1,073,741,824: perhaps it is no image; "
-        "if it is one, pass Loader(decode=Decode(max_bytes=…))"
+        f"{str(path)!r}: the file has 3,221,225,472 bytes, more than max_bytes=1,073,741,824: perhaps it is not an "
+        "image; if it is, pass Loader(decode=Decode(max_bytes=…))"
     )
     with pytest.raises(DecodeError, match=re.escape(text)) as caught:
         read_file(path)
@@ -99,7 +99,7 @@ def test_a_loader_says_which_file_and_which_option(tmp_path, jpeg, num_workers):
 
     def epoch(**options) -> tuple[int, dict[str, str]]:
         loader = gl.Loader(dataset, 4, num_workers=num_workers, device="cpu", on_error="skip", ragged="list", **options)
-        with pytest.warns(RuntimeWarning, match="left out"), loader:
+        with pytest.warns(RuntimeWarning, match="it was skipped"), loader:
             images = sum(len(labels) for _, labels in loader)
         return images, {os.path.basename(error.source): error.cause for error in loader.errors}
 
@@ -155,8 +155,8 @@ OTHERS = {
     "a Photoshop document": b"8BPS\0\1",
     "JPEG XL": b"\xff\n\xfa\x7f",
     "JPEG XL; decode it in the dataset": b"\0\0\0\x0cJXL \r\n\x87\n",
-    "what macOS keeps beside a file": b"\0\x05\x16\x07\0\2\0\0",
-    "zeros, as a file has them that was never written": bytes(100),
+    "a file": b"\0\x05\x16\x07\0\2\0\0",
+    "zeros, as in a file that was never written": bytes(100),
 }
 
 

@@ -85,8 +85,8 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
     [
         ("transform", r"gpuload\.Loader\(dataset, transforms=\[…\]\)$"),
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
-        ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
-        ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
+        ("loader", r"decode=gpuload\.Decode\(…\) sets the options$"),
+        ("is_valid_file", r"extensions=\('\.jpg', …\) selects the"),
         ("allow_empty", r"with classes=\[…\], the names of all classes, a class may have no images$"),
         ("rot", r"did you mean root\?$"),
         ("depth", "its arguments: root, (classes, )?extensions, follow_links, mode, storage_options$"),
@@ -434,7 +434,7 @@ class TestRoots:
 
 
 def test_a_root_without_classes(tmp_path: Path) -> None:
-    text = f"'{tmp_path}' has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
+    text = f"'{tmp_path}' has no subfolders; ImageFolder expects one per class, as in root/class/image.jpg."
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
     text += " There are images directly in it: gpuload.ImageFiles reads those, without labels."
@@ -445,10 +445,10 @@ def test_a_root_without_classes(tmp_path: Path) -> None:
 def test_a_class_without_images(tmp_path: Path) -> None:
     make(tmp_path, "cat/1.jpg", "dog/notes.txt")
     text = (
-        f"a class has no images in '{tmp_path}': 'dog'; looked at any depth for names that end in {ENDINGS}. "
-        "Name other endings with extensions=. If this split lacks a class, do not remove its folder, which would "
-        "change the labels of the classes after it: write classes=train, the data set of the train split, or the list "
-        "of all classes. If a folder is no class, move it elsewhere"
+        f"a class has no images in '{tmp_path}': 'dog'; searched at any depth for names that end in {ENDINGS}. "
+        "Pass other endings with extensions=. If this split lacks a class, do not remove its folder, which would "
+        "change the labels of the classes after it: pass classes=train, the data set of the train split, or a list "
+        "of all classes. If a folder is not a class, move it elsewhere"
     )
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
@@ -456,7 +456,7 @@ def test_a_class_without_images(tmp_path: Path) -> None:
 
 def test_many_classes_without_images(tmp_path: Path) -> None:
     make(tmp_path, "cat/1.jpg", *(f"{name}/1.gif" for name in "abdef"))
-    text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; looked at any depth"
+    text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; searched at any depth"
     with pytest.raises(FileNotFoundError, match=f"^{re.escape(text)}"):
         ImageFolder(tmp_path)
 
@@ -489,13 +489,13 @@ def test_labels_are_the_places_in_the_list_of_classes(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_among_the_classes_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "ant/1.jpg", "bee/2.jpg", "eel/1.jpg")
     text = (
-        f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 of classes= ('ant', 'bee', 'cat' and 2 "
-        "more); add it to that list, at its end so that the other labels stay, or leave it out"
+        f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 names in classes= ('ant', 'bee', "
+        "'cat' and 2 more); append it to that list, so that the other labels stay the same, or remove it"
     )
     with pytest.raises(ValueError, match=exactly(text)):
         ImageFolder(tmp_path, classes=["ant", "bee", "cat", "dog", "emu"])
     make(tmp_path / "bare", "ant/notes.txt")
-    with pytest.raises(FileNotFoundError, match=r"^.*/bare' has no images in it: looked at any depth"):
+    with pytest.raises(FileNotFoundError, match=r"^.*/bare' has no images in it: searched at any depth"):
         ImageFolder(tmp_path / "bare", classes=["ant", "bee"])
 
 
@@ -516,9 +516,9 @@ def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path:
     one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg"))
     two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
     text = (
-        f"{one!r} and {two!r} are joined, but number their classes differently: the label 1 is 'bee' in the first and "
-        "'cat' in the second. Give both the same classes=, a list of all names; of COCO's files, make the ids of "
-        "categories the same"
+        f"{one!r} and {two!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
+        "'cat' in the second. Pass the same classes= to both, a list of all names; in COCO's files, "
+        "use the same category ids"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         _ = one + two
@@ -529,7 +529,7 @@ def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path:
 
 
 def test_files_without_any(tmp_path: Path) -> None:
-    text = f"'{tmp_path}' has no images in it: looked at any depth for names that end in .png"
+    text = f"'{tmp_path}' has no images in it: searched at any depth for names that end in .png"
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFiles(make(tmp_path, "a.jpg"), extensions=".png")
 
@@ -555,8 +555,8 @@ class TestLinks:
     def test_that_leave_the_root_are_refused(self, root: Path, kind: Callable, where: str, target: str) -> None:
         (root / where).symlink_to(target)
         text = (
-            f"'{root}/{where}' is a link that leaves '{root}': it leads to "
-            f"'{os.path.realpath(root / where)}'. To follow it write follow_links=True"
+            f"'{root}/{where}' is a link that points outside '{root}', to "
+            f"'{os.path.realpath(root / where)}'. To follow such links, pass follow_links=True"
         )
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root)
@@ -608,7 +608,7 @@ class TestLinks:
         self, root: Path, kind: Callable, follow_links: bool, where: str, target: str
     ) -> None:
         (root / where).symlink_to(target)
-        text = f"'{root}/{where}' is a link that leads in a circle (to '{target}'); remove it"
+        text = f"'{root}/{where}' is a circular link (to '{target}'); remove it"
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root, follow_links=follow_links)
 
@@ -616,13 +616,13 @@ class TestLinks:
         (root / "a/to-b").symlink_to("../b")
         (root / "b").mkdir()
         (root / "b/to-a").symlink_to("../a")
-        with pytest.raises(ValueError, match="leads in a circle"):
+        with pytest.raises(ValueError, match="is a circular link"):
             ImageFolder(root)
         (root / "b/to-a").unlink()
         (root / "b/1.jpg").touch()
         assert relative(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg", "a/to-b/1.jpg", "b/1.jpg"]
         (root / "a/out").symlink_to(root.parent)
-        with pytest.raises(ValueError, match="leads in a circle"):
+        with pytest.raises(ValueError, match="is a circular link"):
             ImageFolder(root, follow_links=True)
 
 

@@ -75,7 +75,7 @@ def test_folders_of_images(
         assert dataset.classes == ["cat", "dog"]
         assert sorted(os.path.relpath(path, root) for path in dataset.paths) == sorted(GOOD)
         (line,) = lines()
-        assert line.startswith(f"{str(root)!r}: left out what other programs keep there: 6 folders and 2 files ('")
+        assert line.startswith(f"{str(root)!r}: skipped files of other programs: 6 folders and 2 files ('")
         assert line.endswith(", …)")
         assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(GOOD)
         assert len(lines()) == 1
@@ -100,7 +100,7 @@ def test_a_folder_at_a_url(root: Path, lines: Callable[[], list[str]]) -> None:
     dataset = gl.ImageFolder(f"file://{root}")
     assert (dataset.classes, len(dataset)) == (["cat", "dog"], 4)
     assert [line.partition(" (")[0] for line in lines()] == [
-        f"'file://{root}': left out what other programs keep there: 8 files"
+        f"'file://{root}': skipped files of other programs: 8 files"
     ]
 
 
@@ -112,7 +112,7 @@ def test_archives(tmp_path: Path, lines: Callable[[], list[str]], stream: bool) 
     told = lines()
     assert len(told) == 1
     assert f"{str(path)!r}" in told[0]
-    assert "left out what other programs keep there: 8 files" in told[0]
+    assert "skipped files of other programs: 8 files" in told[0]
     again: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was kept
     assert len(list(again)) == 3
     assert lines() == told
@@ -124,7 +124,7 @@ def test_patterns(tmp_path: Path, lines: Callable[[], list[str]]) -> None:
         archive(tmp_path / name, {"1.jpg": IMAGE})
     assert gl.TarShards(tmp_path / "**" / "*.tar").shards == [str(tmp_path / "a" / "x.tar")]
     assert [line.partition(" (")[0] for line in lines()] == [
-        f"{str(tmp_path / '**' / '*.tar')!r}: left out what other programs keep there: 2 files"
+        f"{str(tmp_path / '**' / '*.tar')!r}: skipped files of other programs: 2 files"
     ]
     assert len(gl.TarShards(tmp_path / "@eaDir" / "*.tar").shards) == 1
 
@@ -136,5 +136,5 @@ def test_inspect_counts_it_and_the_kind_of_a_folder_does_not_depend_on_it(root: 
     told = json.loads(done.stdout)
     assert told["data"][0]["kind"].startswith("ImageFolder(")
     assert told["data"][0]["ignored"] == {
-        "(images that other programs keep there, as in .ipynb_checkpoints)": 9, ".txt": 2
+        "(images of other programs, as in .ipynb_checkpoints)": 9, ".txt": 2
     }  # fmt: skip

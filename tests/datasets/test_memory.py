@@ -13,7 +13,7 @@ import pytest
 import gpuload as gl
 from gpuload.datasets.memory import memory_file
 
-MISSING = r"^memory that processes share cannot be made \(.*\): gpuload needs the system call memfd_create, of Linux"
+MISSING = r"^shared memory cannot be created \(.*\): gpuload needs the system call memfd_create, which requires"
 
 
 def test_it_has_its_size_and_is_not_inherited():

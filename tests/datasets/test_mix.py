@@ -13,7 +13,7 @@ from matrix import matrix
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.mix import MOST_PARTS
+from gpuload.datasets.mix import MAX_PARTS
 from gpuload.order.mixture import BLOCK
 
 
@@ -80,7 +80,7 @@ def test_weights_become_integers_in_the_same_proportions(weights, parts):
 def test_weights_without_small_integers_become_nearly_proportional_ones(weights):
     parts = gl.Mix([[1], [2]], weights=weights).parts
     assert min(parts) >= 1
-    assert sum(parts) <= MOST_PARTS + 1
+    assert sum(parts) <= MAX_PARTS + 1
     assert abs(Fraction(parts[0], sum(parts)) - Fraction(weights[0]) / sum(map(Fraction, weights))) < 1e-9
 
 
@@ -93,7 +93,7 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
             lambda: gl.Mix([[1], Streamed()], [1, 1]),
             TypeError,
             "Mix() takes map-style data sets, but datasets[1] is of type Streamed, which is iterable and defines "
-            "its own order; mix in its __iter__",
+            "its own order; mix inside its __iter__",
         ),
         (
             lambda: gl.Mix([3], [1]),
@@ -104,7 +104,7 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[1], []], [1, 1]),
             ValueError,
-            "Mix() takes data sets with samples, but datasets[1], of type list, has the length 0; leave it out",
+            "Mix() takes data sets with samples, but datasets[1], of type list, has length 0; remove it",
         ),
         (
             lambda: gl.Mix([[1], [2]], [1]),
@@ -120,8 +120,8 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[1], [2]], [1, 0]),
             ValueError,
-            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; leave out a data set that is not "
-            "to be read",
+            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; remove data sets that should "
+            "not be read",
         ),
         (
             lambda: gl.Mix([[1]], [1], length=2.5),
@@ -132,14 +132,14 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have one form, but datasets[0] (list) gives (int, int), and "
-            "datasets[1] (list) gives {'a': int}; bring them into one with .map(fn)",
+            "Mix() takes data sets whose samples have the same form, but datasets[0] (list) gives (int, int), and "
+            "datasets[1] (list) gives {'a': int}; convert them with .map(fn)",
         ),
         (
             lambda: gl.Mix([[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have one form, but datasets[0] (list) gives (Encoded, int), and "
-            "datasets[1] (list) gives (Encoded, Boxes); bring them into one with .map(fn)",
+            "Mix() takes data sets whose samples have the same form, but datasets[0] (list) gives (Encoded, int), and "
+            "datasets[1] (list) gives (Encoded, Boxes); convert them with .map(fn)",
         ),
     ],
 )
@@ -213,8 +213,8 @@ def test_what_decides_over_the_order_is_refused(options, name):
 )
 def test_a_mix_inside_of_another_dataset_is_refused(around, name):
     text = (
-        f"there is a Mix inside of {name}, where its weights would have no effect; mix last: put {name} around the "
-        "data sets in Mix([…]), or only a DeviceCached around it"
+        f"there is a Mix inside {name}, where its weights would have no effect; wrap the data sets in "
+        f"Mix([…]) with {name} instead; only a DeviceCached can contain a Mix"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         loader(around(mixed()))
@@ -345,7 +345,7 @@ def test_classes_that_are_numbered_differently_are_named(tmp_path):
             (tmp_path / root / name).mkdir(parents=True)
             (tmp_path / root / name / "0.jpg").write_bytes(b"0")
     one, two = gl.ImageFolder(tmp_path / "one"), gl.ImageFolder(tmp_path / "two")
-    with pytest.warns(UserWarning, match="the label 0 is 'a' in the first and 'b' in the second") as caught:
+    with pytest.warns(UserWarning, match="label 0 is 'a' in the first and 'b' in the second") as caught:
         gl.Mix([one, two], [1, 1])
     assert caught[0].filename == __file__
 

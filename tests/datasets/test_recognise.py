@@ -96,7 +96,7 @@ def test_where_two_leaves_can_be_the_image_transforms_refuse_to_guess(sample, fi
     assert f"{first}" in str(caught.value).split(", may be the image, and so may ")[0]
     assert f", may be the image, and so may {second}" in str(caught.value)
     assert str(caught.value).endswith(
-        ": gpuload does not guess what the transforms are for; return gpuload.Image(array), or "
+        ": gpuload does not guess which leaf to transform; return gpuload.Image(array), or "
         "gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
     )
 
@@ -153,7 +153,7 @@ def test_an_image_of_four_axes_is_a_clip():
 RGB = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 LEVELS = RGB[..., 0]
 BOXES = np.array([[1, 2, 10, 12], [3, 4, 9, 9]], np.float32)
-MOVES = "stays as it is while the transforms move the image's pixels; if it"
+MOVES = "stays unchanged while the transforms move the image's pixels; if it"
 FLIP, COLOUR = [T.RandomHorizontalFlip()], [T.ColorJitter(0.4)]
 Pair = namedtuple("Pair", ["image", "gt_mask"])
 
@@ -281,7 +281,7 @@ def test_what_does_not_move_with_the_image_is_told_with_its_remedy(kind):
 def test_a_picture_that_looks_like_a_mask_is_told_whatever_is_applied(sample, place, mode, transforms):
     [said] = told(sample, transforms)
     assert said == (
-        f"{place}, of Pillow's mode '{mode}', is taken as a photograph, and its values as colours; if it is a mask, "
+        f"{place}, of Pillow's mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
         "return gpuload.Mask(picture)"
     )
 

@@ -33,8 +33,8 @@ class Stream(IterableDataset[int]):
     [
         (Stream(), "takes a map-style dataset, with a length and an index for each sample, got Stream"),
         (iter([1]), "got list_iterator"),
-        (Stateful(), "Stateful has state_dict(), so its samples change while it is used, and kept ones would not"),
-        (Changing(), "Changing has set_epoch(), so its samples change while it is used, and kept ones would not"),
+        (Stateful(), "Stateful has state_dict(), so its samples change while it is used, and cached samples would not"),
+        (Changing(), "Changing has set_epoch(), so its samples change while it is used, and cached samples would not"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(dataset, told):
@@ -84,5 +84,5 @@ def test_elsewhere_it_would_do_nothing_and_is_refused(depth):
     dataset: Any = ConcatDataset([gl.DeviceCached([1]), gl.DeviceCached([2])])
     for _ in range(depth):
         dataset = gl.DeviceCached(dataset)
-    with pytest.raises(ValueError, match=r"a DeviceCached inside of ConcatDataset, where a Loader cannot use what it"):
+    with pytest.raises(ValueError, match=r"a DeviceCached inside ConcatDataset, where a Loader cannot use its cache"):
         gl.Loader(dataset, num_workers=0)

@@ -26,7 +26,7 @@ def test_any_bytes_like_object_becomes_bytes(data):
 
 def test_a_path_is_not_the_bytes_of_a_file():
     with pytest.raises(
-        TypeError, match=r"takes the bytes of an image file, got str; to read a file write gpuload.read"
+        TypeError, match=r"takes the bytes of an image file, got str; to read a file, call gpuload.read"
     ):
         gl.Encoded("cat.jpg")
 
@@ -45,7 +45,12 @@ def test_an_image_is_kept_as_height_width_channels():
     ("array", "layout", "error", "text"),
     [
         (np.zeros((2, 2, 3)), "HWC", TypeError, r"uint8, uint16 or float32, got float64 of shape \(2, 2, 3\); convert"),
-        (np.zeros((2, 2, 3), np.int16), "HWC", TypeError, r"got int16 of shape .*; convert it, as with array.astype"),
+        (
+            np.zeros((2, 2, 3), np.int16),
+            "HWC",
+            TypeError,
+            r"got int16 of shape .*; convert it, for example with array.astype",
+        ),
         (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
         (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
@@ -53,13 +58,13 @@ def test_an_image_is_kept_as_height_width_channels():
             np.zeros((20, 30, 3), np.uint8),
             "CHW",
             ValueError,
-            "an image of 20 channels, which by its looks has its chan",
+            "an image of 20 channels; its shape suggests another",
         ),
         (
             np.zeros((13, 20, 30), np.float32),
             None,
             ValueError,
-            "write layout='CHW' for an array C×H×W, layout='HWC' fo",
+            "pass layout='CHW' for an array C×H×W, layout='HWC' fo",
         ),
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
         (np.zeros((3, 20, 30), np.uint8), "NCHW", ValueError, "layout=…. must be 'HWC' or 'CHW', got 'NCHW'"),
@@ -170,7 +175,7 @@ def said(sample) -> str:
 def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
     image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
     assert (
-        f"DecodeError: the PIL image sample[0] holds {text}, which Pillow would clip to 8; for its values as they are "
+        f"DecodeError: the PIL image sample[0] holds {text}, which Pillow would clip to 8; to keep its values, "
         "yield gpuload.Image(array), of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, "
         "yield a gpuload.Mask"
     ) in said((image, 0))
@@ -251,7 +256,7 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
 
 
 IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
-MASK = "the mask of a file is Mask(gpuload.read(path)), or Mask(gpuload.Encoded(bytes))"
+MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ TAKES = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
-OWN = "For any other dataset, return gpuload.read(path) instead of the image from a __getitem__ of your own"
+OWN = "For any other dataset, return gpuload.read(path) instead of the image from its __getitem__"
 
 
 def starting(text: str) -> str:
@@ -250,8 +250,8 @@ def test_transforms_of_images_are_refused(vision: ModuleType, folder: Path) -> N
         return image
 
     message = (
-        f"got a torchvision.datasets.folder.ImageFolder with transform={double!r}, which takes decoded images: move it "
-        "to Loader(transforms=…), with the transforms of gpuload.transforms, and pass the dataset without it"
+        f"got a torchvision.datasets.folder.ImageFolder with transform={double!r}, which takes decoded images: replace "
+        "it with gpuload.transforms in Loader(transforms=…), and pass the dataset without it"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(vision.ImageFolder(folder, transform=double))
@@ -271,13 +271,13 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
 
     name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
     message = (
-        f"got a {name}, whose class has a __getitem__ of its own, and what that does to images would be lost. Return "
+        f"got a {name}, whose class overrides __getitem__, whose effect on images would be lost. Return "
         "gpuload.read(path) from it instead of the image; that needs no wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(Cropped(folder))
     message = (
-        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}: what that does to images would be "
+        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}, whose effect on images would be "
         "lost. If it only reads an image, set dataset.loader = gpuload.read"
     )
     with pytest.raises(TypeError, match=exactly(message)):
@@ -365,8 +365,8 @@ def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, na
     coco.write([{"id": 1, "file_name": name}], [])
     theirs = vision.CocoDetection(coco.root, str(coco.file))
     message = (
-        f"the COCO image 1 has the file name {name!r}, which leads out of {str(coco.root)!r}; give the dataset a root "
-        "that holds all its images"
+        f"the COCO image 1 has the file name {name!r}, which points outside {str(coco.root)!r}; give the dataset a "
+        "root that contains all its images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(theirs)
@@ -374,8 +374,8 @@ def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, na
 
 def test_options_of_coco_are_refused_for_other_datasets(vision: ModuleType, folder: Path) -> None:
     message = (
-        "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= are for torchvision's "
-        "CocoDetection, so leave them out"
+        "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= apply to torchvision's "
+        "CocoDetection only; remove them"
     )
     for options in ({"annotations": "raw"}, {"crowds": False}):
         with pytest.raises(TypeError, match=exactly(message)):
@@ -403,7 +403,7 @@ def test_cocos_transforms_are_refused(vision: ModuleType, coco: Coco) -> None:
         message = f"got a torchvision.datasets.coco.CocoDetection with {option}=<built-in function print>, which takes"
         with pytest.raises(TypeError, match=starting(message)):
             gl.wrap(theirs)
-    with pytest.raises(TypeError, match="Mine, whose class has a _load_target of its own"):
+    with pytest.raises(TypeError, match="Mine, whose class overrides _load_target"):
         gl.wrap(Mine(coco.root, str(coco.file)))
 
 
@@ -487,8 +487,8 @@ def test_modes_and_missing_images(hf: ModuleType) -> None:
     assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1))}
     assert gl.wrap(made(None))[0] == {"x": None}
     message = (
-        "a column is a datasets.Image whose mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; give "
-        "wrap() a mode="
+        "a column is a datasets.Image whose mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
+        "mode= to wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(made(image, mode="CMYK"))
@@ -522,7 +522,7 @@ def test_rows_whose_image_is_not_there(hf: ModuleType, tmp_path: Path) -> None:
 
 def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) -> None:
     advice = (
-        ", which takes decoded images: pass dataset.with_format(None), and move what it does to Loader(transforms=…); "
+        ", which takes decoded images: pass dataset.with_format(None), and transform images with Loader(transforms=…); "
         "gpuload's batches are tensors"
     )
     got = "got a datasets.arrow_dataset.Dataset with "
@@ -533,8 +533,8 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
         with pytest.raises(TypeError, match=exactly(got + what + advice)):
             gl.wrap(formatted)
     message = (
-        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); say "
-        "which is one with dataset.cast_column(name, datasets.Image()), or pass it to gpuload.Loader as it is"
+        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); "
+        "declare one with dataset.cast_column(name, datasets.Image()), or pass the dataset to gpuload.Loader unchanged"
     )
     for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
         with pytest.raises(TypeError, match=exactly(message)):
@@ -550,18 +550,18 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
             return iter(())
 
     message = (
-        ", an iterable dataset, which needs no wrap(): pass it to gpuload.Loader as it is. To leave decoding to "
+        ", an iterable dataset, which needs no wrap(): pass it to gpuload.Loader unchanged. To leave decoding to "
         "gpuload, let it yield gpuload.Encoded(bytes) instead of images"
     )
     with pytest.raises(TypeError, match=f"{re.escape(message)}$"):
         gl.wrap(Stream())
     message = (
-        "got a datasets.dataset_dict.DatasetDict, which holds several datasets; wrap one of them, as in "
+        "got a datasets.dataset_dict.DatasetDict, which contains several datasets; wrap one of them: "
         "gpuload.wrap(dataset['train'])"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(hf.DatasetDict(train=rows))
-    text = "the dataset is a DatasetDict, which holds several; pass one of them: 'train', 'test'"
+    text = "the dataset is a DatasetDict, which contains several datasets; pass one: 'train', 'test'"
     with pytest.raises(TypeError, match=f"^{text}$"):
         gl.Loader(hf.DatasetDict(train=rows, test=rows), device="cpu")
 
@@ -696,8 +696,11 @@ def test_streams_that_cannot_be_read_undecoded_are_refused(hf: ModuleType, strea
     got = "got a datasets.iterable_dataset.IterableDataset "
     for dataset, message in (
         (stream.with_format("numpy"), "with the format 'numpy', which takes decoded images: pass dataset.with_format("),
-        (stream.select_columns("label"), "without images: none of its columns is a datasets.Image ('label'); say whic"),
-        (stream.map(lambda row: row), "whose columns are not known before it is read, as after map(); say what they a"),
+        (
+            stream.select_columns("label"),
+            "without images: none of its columns is a datasets.Image ('label'); declare one",
+        ),
+        (stream.map(lambda row: row), "whose columns are unknown before it is read, as after map(); declare them"),
     ):
         with pytest.raises(TypeError, match=f"^{re.escape(got + message)}"):
             gl.wrap(dataset)
@@ -741,7 +744,7 @@ def test_folders_whose_labels_mean_other_classes_are_warned_of(
     path.parent.mkdir()
     path.write_bytes(jpeg(1))
     both = ConcatDataset([vision.ImageFolder(folder), vision.ImageFolder(tmp_path)])
-    with pytest.warns(UserWarning, match="the label 0 is 'ant' in the first and 'bee' in the second") as caught:
+    with pytest.warns(UserWarning, match="label 0 is 'ant' in the first and 'bee' in the second") as caught:
         gl.wrap(both)
     assert caught[0].filename == __file__
 
@@ -755,8 +758,8 @@ def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
             return [None] * len(indices)
 
     message = (
-        "Mapped, whose class has a __getitem__ of its own, which may not know Encoded. Give it gpuload.wrap() of the "
-        "dataset inside, yourself"
+        "Mapped, whose class overrides __getitem__, which may not support Encoded. Wrap the inner dataset with "
+        "gpuload.wrap() instead"
     )
     with pytest.raises(TypeError, match=re.escape(message)):
         gl.wrap(Mapped(gl.ImageFiles(folder), [0]))

@@ -124,7 +124,7 @@ def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
     """Pillow would clip them: nearly all of such an image becomes white."""
     file, _, what = kind.partition(", ")
     text = (
-        f"this {file} holds {what}, which Pillow would clip to 8; for its values as they are yield "
+        f"this {file} holds {what}, which Pillow would clip to 8; to keep its values, yield "
         "gpuload.Encoded(data, mode='unchanged'), of uint16 or float32, or scale them to 0 … 255; if they are classes "
         "or depths, yield a gpuload.Mask"
     )
@@ -155,7 +155,7 @@ def test_unchanged_grey_of_32_bit_integers_is_refused():
     header = decoder.header(Encoded(DEEP[INTEGERS](), "unchanged"))
     with pytest.raises(
         DecodeError,
-        match=re.escape("for its values as they are yield gpuload.Image(array) of what tifffile.imread gives, of"),
+        match=re.escape("to keep its values, yield gpuload.Image(array) with the result of tifffile.imread, of"),
     ):
         decoder.channels(header, "unchanged")
 
@@ -286,7 +286,7 @@ def test_an_mpo_is_its_first_jpeg(picture, encode):
         (
             b"<html><body>404 Not Found",
             "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 ', an HTML page, as a "
-            "server sends in place of a file that it does not give; download it again",
+            "server sends instead of a file that it refuses; download it again",
         ),
         (
             b"some other text",

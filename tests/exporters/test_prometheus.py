@@ -144,9 +144,9 @@ def test_closing(registry):
 def test_names_are_taken_once(registry):
     loader = loader_of()
     gl.exporters.Prometheus(loader, registry=registry)
-    with pytest.raises(ValueError, match="a loader named 'default' is watched in this registry already") as caught:
+    with pytest.raises(ValueError, match="a loader named 'default' is already watched in this registry") as caught:
         gl.exporters.Prometheus(loader_of(), registry=registry)
-    assert "give this one another name=…, or close() the Prometheus of the other" in str(caught.value)
+    assert "choose another name=…, or close() the Prometheus exporter of the other" in str(caught.value)
 
 
 def test_a_registry_that_refuses_once_is_asked_again(registry, monkeypatch):

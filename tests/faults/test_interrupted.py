@@ -35,7 +35,7 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
                 raise AssertionError
             except RuntimeError as error:
                 assert str(error) == (
-                    "this iterator is over: it was broken off by KeyboardInterrupt, and a batch may be lost. "
+                    "this iterator has ended: it was interrupted by KeyboardInterrupt, and a batch may be lost. "
                     "Begin a new epoch with iter()"
                 ), error
         assert loader.epoch == 0
@@ -91,7 +91,7 @@ def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
             next(iterator)
             raise AssertionError
         except RuntimeError as error:
-            assert "it was broken off by Late, and a batch may be lost" in str(error), error
+            assert "it was interrupted by Late, and a batch may be lost" in str(error), error
     """)
 
 
@@ -224,7 +224,7 @@ def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succe
         try:
             for batch in loader: pass
         except RuntimeError as error:
-            assert str(error).startswith("this iterator is over: its Loader was closed")
+            assert str(error).startswith("this iterator has ended: its Loader was closed")
         except SystemExit:
             pass
         else:

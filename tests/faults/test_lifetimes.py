@@ -107,7 +107,7 @@ def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_one_and_it_s
                 next(outer)
                 raise AssertionError
             except RuntimeError as error:
-                assert str(error).startswith("this iterator is over: a newer iter() of its Loader was started"), error
+                assert str(error).startswith("this iterator has ended: a newer iter() of its Loader was started"), error
         del outer  # does not disturb the newer one
         newer = iter(loader)
         older, newer = newer, iter(loader)
@@ -130,7 +130,7 @@ def test_after_close_an_iterator_says_so_and_the_loader_starts_anew(succeed):
             next(iterator)
             raise AssertionError
         except RuntimeError as error:
-            assert str(error) == "this iterator is over: its Loader was closed", error
+            assert str(error) == "this iterator has ended: its Loader was closed", error
         del iterator
         assert torch.cat(list(loader)).tolist() == list(range(40))
         assert len(workers()) == before == 2

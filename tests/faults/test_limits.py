@@ -103,8 +103,8 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
         """
     )
     text, none_started, same, alive, works_later, started = found
-    assert text.startswith("num_workers=3 takes 39 file descriptors in this process (5 for each worker, 24 besides), ")
-    assert "but 20 are left of the " in text
+    assert text.startswith("num_workers=3 needs 39 file descriptors in this process (5 per worker and 24 others), ")
+    assert "but only 20 of the " in text
     assert none_started
     assert same
     assert alive == []
@@ -258,7 +258,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
         print(json.dumps([text, alive, all(map(right, loader))]))
         """,
     )
-    assert text.startswith("at least 180 MB of memory are needed (4 workers of about 45 MB, 0 MB for a finished batch)")
+    assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for a finished batch)")
     assert f"but the control group {group.parent} has 15" in text
     assert alive == []
     assert good

@@ -172,7 +172,7 @@ def test_the_count_begins_anew_with_each_epoch():
 def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
     with loader(Numbered(1, bad=[0]), on_error="replace") as loader_:
         with pytest.raises(
-            gl.TooManyErrors, match=r"nothing could take the place .* position 0 .*sample 0 \(/data/0.jpg\)"
+            gl.TooManyErrors, match=r"the sample at position 0 .* could not be replaced.*sample 0 \(/data/0.jpg\)"
         ):
             epoch(loader_)
         assert [entry.index for entry in loader_.errors] == [0]

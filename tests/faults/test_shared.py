@@ -98,7 +98,7 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
         assert time.monotonic() - began < 60  # and not for ever, as the sample
         thread.join(LIMIT_S)
         del thread
-        assert errors == ["this iterator is over: its Loader was closed meanwhile"], errors
+        assert errors == ["this iterator has ended: its Loader was closed meanwhile"], errors
         wait_until(lambda: left() == before, left())
     """)
 
@@ -160,7 +160,7 @@ def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent
                     raise AssertionError
                 except RuntimeError as error:
                     assert "belong to the process that this one was forked from" in str(error)
-                    assert str(error).endswith("make a new Loader in the child")
+                    assert str(error).endswith("create a new Loader in the child")
             assert left()[2] <= 1, left()  # what the decoder writes its messages to, and nothing of the parent's Loader
             mine = make(folder)
             assert same(mine, reference)

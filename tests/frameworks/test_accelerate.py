@@ -98,8 +98,8 @@ def test_prepare_data_loader_is_refused_since_it_would_leave_out_the_transforms(
     from accelerate.data_loader import prepare_data_loader
 
     text = (
-        "prepare_data_loader makes a torch DataLoader of a loader, and a gpuload.Loader is none: its batches would "
-        "come without the transforms; leave the call out, or call accelerator.prepare(loader)"
+        "prepare_data_loader would replace this gpuload.Loader with a torch DataLoader, which drops the transforms; "
+        "remove the call, or call accelerator.prepare(loader)"
     )
     with pytest.raises(TypeError, match=re.escape(text)):
         prepare_data_loader(LOADERS[kind](), **options)
@@ -109,9 +109,7 @@ def test_prepare_data_loader_is_refused_since_it_would_leave_out_the_transforms(
 def test_skip_first_batches_is_refused_and_names_the_state(kind):
     from accelerate import Accelerator, skip_first_batches
 
-    text = (
-        r"^skip_first_batches makes a torch DataLoader of a loader, .* loader\.load_state_dict\(state\), or accelerator"
-    )
+    text = r"^skip_first_batches would replace this gpuload.Loader .* loader\.load_state_dict\(state\), or accelerator"
     for skip in (skip_first_batches, Accelerator(cpu=True).skip_first_batches):
         with pytest.raises(TypeError, match=text):
             skip(LOADERS[kind](), 2)

@@ -338,9 +338,9 @@ def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
     """But not with torch's `SequentialSampler`, where Lightning leaves a loader as it is."""
     for name in ("overfit", "overfit, unshuffled"):
         assert results[name] == (
-            "overfit_batches makes a torch DataLoader of a loader, and a gpuload.Loader is none: its batches would "
-            "come without the transforms; write Trainer(limit_train_batches=…) in place of overfit_batches, and "
-            "gpuload.Loader(shuffle=False), whose epochs all begin with the same samples"
+            "overfit_batches would replace this gpuload.Loader with a torch DataLoader, which drops the transforms; "
+            "use Trainer(limit_train_batches=…) instead of overfit_batches, and gpuload.Loader(shuffle=False), whose "
+            "epochs all begin with the same samples"
         )
     for name in ("overfit, in order", "limited, unshuffled"):
         assert [numbers for _, _, numbers, _ in results[name]] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2

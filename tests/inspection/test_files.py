@@ -21,7 +21,7 @@ from gpuload.inspection.files import (
     PIXELS,
     ROW,
     SAMPLINGS,
-    Looked,
+    InspectedImages,
     class_of,
     find_image,
 )
@@ -38,7 +38,7 @@ def encoded(image: Any, form: str, **options: Any) -> bytes:
 def looked_at(sample: Any, *, pixels: bool = False) -> tuple[dict[str, Any], str, str]:
     """The numbers by name, the class, and why the image is damaged."""
     row = np.zeros(1, ROW)
-    number, record, label, cause = Looked([[sample]], row, np.array([0]), pixels=pixels)[0]
+    number, record, label, cause = InspectedImages([[sample]], row, np.array([0]), pixels=pixels)[0]
     assert number == 0
     (record,) = record.view(PIXELS if pixels else ROW)
     found = {name: record[name].tolist() for name in record.dtype.names or ()}
@@ -101,7 +101,7 @@ def test_a_png_that_lies_on_its_side_is_seen() -> None:
 def test_damage_has_a_cause_and_a_limit_is_no_damage() -> None:
     whole = jpeg_bytes(smooth_image(160, 160, 0))
     for data, cause in (
-        (whole[: len(whole) // 2], "cut off"),
+        (whole[: len(whole) // 2], "truncated"),
         (b"", "the file is empty"),
         (b"nothing", "not an image"),
     ):
@@ -160,7 +160,7 @@ def test_a_class_has_the_name_that_the_data_set_gives_it() -> None:
 
 
 def test_a_sample_without_an_image_is_told() -> None:
-    with pytest.raises(TypeError, match="the sample holds no image: int, str"):
+    with pytest.raises(TypeError, match="the sample has no image, but int, str"):
         find_image((1, "x"))
 
 

@@ -124,7 +124,7 @@ def test_what_a_dataset_raises_is_damage() -> None:
 
     found = gather([Broken([gl.Encoded(picture(0)), None, 3])], ["x"], workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, DAMAGED]
-    assert found.causes == {1: "RuntimeError: no such row", 2: "TypeError: the sample holds no image: int"}
+    assert found.causes == {1: "RuntimeError: no such row", 2: "TypeError: the sample has no image, but int"}
 
 
 def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_classes_are_the_same_by_name(tmp_path: Path) -> None:
 def test_captions_are_no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuload.inspection import gather as module
 
-    monkeypatch.setattr(module, "MOST_CLASSES", 3)
+    monkeypatch.setattr(module, "MAX_CLASSES", 3)
     found = gathered([(gl.Encoded(picture(at)), f"a text {at}") for at in range(6)])
     assert found.classes == []
     assert (found.rows["label"] == -1).all()

@@ -21,7 +21,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.inspection import page as page_module
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
-from gpuload.inspection.page import chosen, contact_sheet, listed_rows, pictures, render, visible
+from gpuload.inspection.page import choose_rows, contact_sheet, duplicate_rows, pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -68,8 +68,8 @@ def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int
     found = gather(datasets, names[: len(datasets)], workers=0)
     gather_pixels(found, most=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
-    rows = chosen(found, 4)
-    whole = pictures(found, dict.fromkeys([*rows, *listed_rows(summary)], 32), workers=0)
+    rows = choose_rows(found, 4)
+    whole = pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
     recipe = [T.RandomResizedCrop(16)]
     sheet = contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
     return render(summary, advise(summary), sheet, whole, recipe=repr(recipe[0]), seed=0, version="1.2")
@@ -121,7 +121,7 @@ def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
     assert sections == ["advice", "sheet", "classes", "sizes", "formats", "pixels", "duplicates"]
     images = [attributes for tag, attributes in page.elements if tag == "img"]
     assert all(image["alt"] for image in images)
-    assert {"cat, as it is stored", "cat, draw 1", "dog, draw 2"} <= {image["alt"] for image in images}
+    assert {"cat, original", "cat, draw 1", "dog, draw 2"} <= {image["alt"] for image in images}
     assert "T.Normalize(mean=(" in page.text
     assert "in several data sets" in page.text
     for tag, attributes in page.elements:
@@ -184,7 +184,7 @@ def gathered(dataset: Any) -> Gathered:
 def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
     """The contact sheet, with each image ``before`` the recipe."""
     found = gathered(dataset)
-    rows = chosen(found, images)
+    rows = choose_rows(found, images)
     before = pictures(found, dict.fromkeys(rows, 32), workers=0)
     strips = contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
     return [{**strip, "before": before[strip["row"]][0]} for strip in strips]
@@ -245,10 +245,10 @@ def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> N
 
 def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
     found = gathered(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
-    assert {found.label_of(row) for row in chosen(found, 4)} == set("abcd")
-    assert len(chosen(found, 3)) == 3
-    assert len(chosen(found, 100)) == 14
-    assert chosen(found, 0) == []
+    assert {found.label_of(row) for row in choose_rows(found, 4)} == set("abcd")
+    assert len(choose_rows(found, 3)) == 3
+    assert len(choose_rows(found, 100)) == 14
+    assert choose_rows(found, 0) == []
 
 
 @pytest.mark.parametrize(

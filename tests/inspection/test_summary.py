@@ -106,14 +106,14 @@ def test_whatever_is_odd_is_told() -> None:
     found = advice_of(summary)
     for title, level in {
         "1 image is damaged": "bad",
-        "1 image is stored turned or mirrored, by EXIF orientation": "odd",
-        "1 image has more than 8 bits a channel": "odd",
+        "1 image is stored rotated or mirrored, by EXIF orientation": "odd",
+        "1 image has more than 8 bits per channel": "odd",
         "1 image of one colour": "odd",
         "1 image has transparency": "note",
         "1 image is grey": "note",
         "1 image is for print, in CMYK": "note",
         "1 image is stored as progressive JPEG": "note",
-        "1 image is of another format than the name says": "note",
+        "1 image has another format than the name says": "note",
         "6 files are not read in train": "note",
         "1 image has a side of fewer than 32 pixels": "note",
     }.items():
@@ -133,7 +133,7 @@ def test_classes_that_differ_in_size_and_that_are_missing(tmp_path: Path) -> Non
     val = gl.ImageFolder(folder(tmp_path / "val", {"a": 1}, first=100))
     summary = summary_of(train, val, most=0)
     assert advice_of(summary) == {
-        "Classes differ much in size: the largest has 11 times as many": "odd",
+        "Classes differ greatly in size: the largest has 11 times as many": "odd",
         "1 class has no images in val": "odd",
         "Fewer than 10 images in 1 of 2 classes": "note",
     }

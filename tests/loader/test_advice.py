@@ -103,7 +103,7 @@ def test_no_workers():
     found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decoders={"simplejpeg": 1000})
     sentence = said(found)
     assert sentence == (
-        "decode is the bottleneck: the main process does it itself (num_workers=0), for 75% of the time; with 3 "
+        "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; with 3 "
         "workers, about 4.0 times the throughput"
     )
 
@@ -111,13 +111,13 @@ def test_no_workers():
 def test_without_nvimagecodec():
     sentence = said(stats(waiting=0.31, decoded_whole=950, **DECODING))
     assert sentence.startswith("decode is the bottleneck")
-    assert "950 JPEGs were decoded whole for a part of them: `gpuload doctor` says why" in sentence
+    assert "950 JPEGs were fully decoded where a part would do; `gpuload doctor` says why" in sentence
 
 
 def test_large_images():
     sentence = said(stats(waiting=0.31, **DECODING | {"bytes_decoded": 36_000_000_000}))
     assert sentence.startswith("decode is the bottleneck")
-    assert "12.0 megapixels decoded of each" in sentence
+    assert "12.0 megapixels decoded per image" in sentence
     assert "--short-side 512" in sentence
 
 
@@ -146,9 +146,7 @@ def test_a_small_ring():
     )
     sentence = said(found)
     assert sentence.startswith("the ring is the bottleneck")
-    assert (
-        "ring_bytes=4,194,304 is too small for the batches in work, which had no room for 60% of the time" in sentence
-    )
+    assert "ring_bytes=4,194,304 is too small for the batches in flight. It is full 60% of the time" in sentence
     assert sentence.endswith("try ring_bytes=8,388,608")
     assert said(replace(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers))).startswith(
         "copying the dataset's arrays is the bottleneck"
@@ -165,19 +163,19 @@ def test_dying_workers():
 
 def test_one_worker_has_the_work():
     sentence = said(stats(waiting=0.4, **workers(0.95, 0.1, 0.1, decode=9.0)))
-    assert "worker 0 is the bottleneck: it is busy 95% of the time, all 3 together 38%" in sentence
+    assert "worker 0 is the bottleneck: it is busy 95% of the time, the average of all 3 workers is 38%" in sentence
 
 
 def test_nobody_has_enough_to_do():
     sentence = said(stats(waiting=0.2, **workers(0.5, 0.5, decode=9.0)))
     assert sentence.startswith("the bottleneck is too few")
-    assert sentence.endswith("raise prefetch_factor, to 4 say, or lower chunk_size")
+    assert sentence.endswith("raise prefetch_factor (for example to 4) or lower chunk_size")
 
 
 def test_the_stage():
     sentence = said(stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **workers(0.5, decode=5.0)))
     assert sentence.startswith(
-        "the stage is the bottleneck: it takes 60% of the loop's time, 60 ms for each batch; transforms run"
+        "the stage is the bottleneck: it takes 60% of the loop's time, 60 ms per batch; transforms run"
     )
     sentence = said(stats(on_device={"stage": 7.0, "copy": 1.0}, main={"hold": 8.0}, **workers(0.3, decode=3.0)))
     assert sentence.startswith("the stage is the bottleneck: it takes 70% of the device's time")
@@ -226,7 +224,7 @@ def test_kept_samples():
     found = {"parts": (Part("pack", "main", 6.0, 1000),), "resident_bytes": 600_000_000, "bytes_decoded": 0}
     sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
     assert sentence.startswith(
-        "cutting batches out of kept samples is the bottleneck: it takes 60% of the loop's time, in this process; work"
+        "cutting batches from cached samples is the bottleneck: it takes 60% of the loop's time, in this process; work"
     )
     assert said(stats(waiting=0.01, main={"step": 9.0}, **found)).startswith("the training step is the bottleneck")
 
@@ -235,7 +233,7 @@ def test_the_step():
     sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
     assert sentence == (
         "the training step is the bottleneck: the loop waits 0.4% of the time, and a faster loader could bring at most "
-        "1% more throughput; 1.6 of 8 workers are busy, 3 would do"
+        "1% more throughput; 1.6 of 8 workers are busy, and 3 would be enough"
     )
 
 
@@ -246,8 +244,8 @@ def test_the_start_of_workers():
     sentence = said(found)
     assert sentence == (
         "the start of the workers is the bottleneck so far: 10.0 of 10.4 s, in which they import the dataset's modules "
-        "and unpack the dataset; it comes once, not in each epoch: ask again later, or for what came since with "
-        "stats(since=…)"
+        "and unpickle the dataset; workers start only once, not in each epoch: ask again later, or exclude the start "
+        "with stats(since=…)"
     )
     # Of 60 s the start is of no account; where it comes with each epoch, it is, unless the loop waits longer for more.
     later = replace(found, seconds=60.0, waiting=0.2)
@@ -277,7 +275,7 @@ def test_a_stage_of_16_percent_beside_a_step_of_81():
     sentence = said(found, cpus=2)
     assert sentence.startswith(
         "the training step is the bottleneck: the loop waits 0.0% of the time, and a faster loader could bring at most "
-        "23% more throughput; the stage takes 16% of the loop's time, 16.5 ms for each batch; transforms run on the CPU"
+        "23% more throughput; the stage takes 16% of the loop's time, 16.5 ms per batch; transforms run on the CPU"
     )
 
 
@@ -293,9 +291,7 @@ def test_a_dataset_that_computes_on_a_busy_machine():
         "93% of their time for a CPU; " in sentence
     )
     sentence = said(replace(found, num_workers=1, workers=found.workers[:1]), cpus=2)
-    assert (
-        "with 2 workers it would wait less, but workers wait 93% of their time for a CPU that others have" in sentence
-    )
+    assert "it would wait less, but workers wait 93% of their time for a CPU that other programs use" in sentence
 
 
 @pytest.mark.parametrize(("count", "images", "cpu_s", "wanted"), [
@@ -334,7 +330,7 @@ def test_what_takes_no_jpegs_has_none_to_blame():
 
 
 @pytest.mark.parametrize(("batches", "sentence"), [
-    (0, "nothing was loaded yet: ask again after some batches"),
+    (0, "nothing has been loaded yet: ask again after a few batches"),
     (1, "1 batch, too few to name the bottleneck: ask again later"),
     (2, "2 batches, too few to name the bottleneck: ask again later"),
 ])  # fmt: skip

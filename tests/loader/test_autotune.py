@@ -203,7 +203,7 @@ def test_where_decoding_bounds_it_takes_all_cpus_and_no_more(cpus, sigma):
     make = lambda: Plant(noisy(decoding(cpus), sigma), quick, chunks=max(4, cpus // 2))  # noqa: E731
     found = run(make(), cpus=cpus, start=min(8, max(1, cpus - 1)))
     assert found.auto.setting.workers == cpus
-    assert found.auto.verdict == "the loop waits {:.0%} of the time, and more are not possible, limited by CPUs".format(
+    assert found.auto.verdict == "the loop waits {:.0%} of the time, and workers are limited by CPUs".format(
         float(found.auto.verdict.split()[3].rstrip("%")) / 100
     )
     assert found.rate > 0.95 * best(make, 2 * cpus)
@@ -276,7 +276,7 @@ def test_what_did_not_help_is_tried_again_once_the_data_are_others():
 def test_memory_bounds_it_and_it_says_so():
     found = run(Plant(decoding(8), quick), cpus=8, most=3)
     assert found.auto.setting.workers == 3
-    assert found.auto.verdict.endswith("and more are not possible, limited by the memory")
+    assert found.auto.verdict.endswith("and workers are limited by the memory")
 
 
 @pytest.mark.parametrize("every", [5, 13])
@@ -395,7 +395,7 @@ def test_the_same_makes_the_same():
     runs = [run(Plant(noisy(decoding(8), 0.4), quick), cpus=8) for _ in range(2)]
     assert runs[0].steps == runs[1].steps
     assert runs[0].steps[0][1].why == (
-        "the loop waits 99% of the time ({:.1f} of {:.1f} ms a batch), and 1.0 of 1 workers are busy".format(
+        "the loop waits 99% of the time ({:.1f} of {:.1f} ms per batch), and 1.0 of 1 workers are busy".format(
             *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].why)[:2])
         )
     )
@@ -418,9 +418,9 @@ def test_a_start_that_was_refused_ends_the_trial():
     assert auto.setting.workers == 2
     while not auto.watch(0.1, 0.099):
         pass
-    step = auto.decide(Load(2.0, 2.0), lambda: Room(2, 16, "2 in all"))
+    step = auto.decide(Load(2.0, 2.0), lambda: Room(2, 16, "the maximum of 2"))
     assert step is None
-    assert auto.verdict.endswith("limited by 2 in all")
+    assert auto.verdict.endswith("limited by the maximum of 2")
 
 
 # -- a tuner ----------------------------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_its_numbers_are_those_of_this_moment_and_cannot_be_set(four_cpus):
     auto = loader(num_workers="auto", prefetch_factor="auto")
     assert (auto.num_workers, auto.prefetch_factor) == (3, 2)
     assert "num_workers=3" in repr(auto)
-    with pytest.raises(ValueError, match="num_workers cannot be changed once the Loader is made"):
+    with pytest.raises(ValueError, match="num_workers cannot be changed after the Loader"):
         auto.num_workers = 2  # pyright: ignore
 
 
@@ -671,7 +671,7 @@ def test_a_pool_that_cannot_grow_is_taken_as_it_is(clockwork):
 @pytest.mark.parametrize(
     ("limits", "room"),
     [
-        ({}, Room(8, 8, "8 in all")),
+        ({}, Room(8, 8, "the maximum of 8")),
         ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it, 45 MB each
         ({"memory_left_bytes": 0}, Room(2, 2, "memory")),
         ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while one is started, 5 each

@@ -107,7 +107,7 @@ def test_a_slow_disk(many_cpus):
 @pytest.mark.processes
 def test_huge_images(many_cpus):
     found = measured(Photos(4000, 3000), batches=3, batch_size=2, transforms=[T.CenterCrop(2000)])
-    check(found, "the images are large (4.0 megapixels decoded of each)", "--short-side 512")
+    check(found, "the images are large (4.0 megapixels decoded per image)", "--short-side 512")
 
 
 @pytest.mark.processes
@@ -158,7 +158,7 @@ def lose_nvimagecodec(worker: int) -> None:
 def test_without_nvimagecodec(many_cpus):
     photos = Photos(1600, 1200)
     found = measured(photos, transforms=[T.CenterCrop(64)], worker_init_fn=lose_nvimagecodec)
-    check(found, "nvImageCodec cannot be used here, so ", " JPEGs were decoded whole", "gpuload doctor")
+    check(found, "nvImageCodec cannot be used here, so ", " JPEGs were fully decoded", "gpuload doctor")
     assert found.decoders.keys() == {"simplejpeg"}
     assert found.decoded_whole == found.decoders["simplejpeg"]
 
@@ -320,7 +320,7 @@ def test_a_dataset_that_waits_has_no_use_for_cpus(monkeypatch):
 def test_the_start_of_workers():
     """Most of an epoch's time is a row of the table, and no worker counts as idle in it."""
     found = whole_epoch(SlowToUnpack())
-    check(found, "the start of the workers is the bottleneck so far: ", "it comes once, not in each epoch")
+    check(found, "the start of the workers is the bottleneck so far: ", "workers start only once, not in each epoch")
     start = found.part("start", "workers")
     assert (start.count, start.seconds > 1.9) == (1, True)
     assert found.first_s > 1.9
@@ -351,7 +351,7 @@ def test_a_dataset_that_decodes_by_itself(many_cpus, lazily: bool):
 def test_a_dataset_that_decodes_in_the_main_process():
     """How much of its work waits is not known there, so that no more workers are named than there are CPUs."""
     found = measured(Opened(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
-    check(found, "the main process does it itself (num_workers=0)", "let it return gl.read(path) or gl.Encoded(bytes)")
+    check(found, "main process does this itself (num_workers=0)", "let it return gl.read(path) or gl.Encoded(bytes)")
     (count,) = re.findall(r"with (\d+) workers?", found.advice)
     assert int(count) <= found.cpus
 

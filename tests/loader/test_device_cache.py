@@ -294,9 +294,9 @@ def test_more_than_the_limit_is_refused_from_a_sample_of_it():
     )
     told = refused(gl.DeviceCached(dataset, bytes_limit=1 << 20))
     assert told.startswith(
-        "to keep the 20,000 samples of a DeviceCached takes 245.8 MB of pixels on cpu and 0.2 MB of other values on "
-        "cpu (by 64 of them), but bytes_limit=1048576 allows 1.0 MB. If more can be had, raise bytes_limit; else keep "
-        "a part"
+        "caching the 20,000 samples of a DeviceCached takes 245.8 MB of pixels on cpu and 0.2 MB of other values on "
+        "cpu (estimated from 64 samples), but bytes_limit=1048576 allows 1.0 MB. If possible, raise bytes_limit; "
+        "otherwise cache a part"
     )
     assert len(dataset.asked) == 64
 
@@ -307,11 +307,9 @@ def test_more_than_is_free_is_refused(limit, monkeypatch):
     told = refused(gl.DeviceCached(images(200, 64), bytes_limit=limit))
     assert "takes 2.5 MB of pixels on cpu" in told
     if limit is None:
-        assert (
-            "2.0 MB are free on cpu, of which it takes at most half. If more can be had, give bytes_limit for" in told
-        )
+        assert "2.0 MB are free on cpu, of which it uses at most half. If possible, set bytes_limit to use" in told
     else:
-        assert "2.0 MB are free on cpu. If more can be had, free some" in told
+        assert "2.0 MB are free on cpu. If possible, free some" in told
 
 
 def test_what_a_projection_missed_is_refused_while_it_is_read():
@@ -320,7 +318,7 @@ def test_what_a_projection_missed_is_refused_while_it_is_read():
     small = set(np.linspace(0, count - 1, device_cache.PROBES).astype(int).tolist())
     dataset = [images(1, 8 if number in small else 100)[0] for number in range(count)]
     told = refused(gl.DeviceCached(dataset, bytes_limit=1 << 20))
-    assert "of them alone), but bytes_limit=1048576 allows 1.0 MB" in told
+    assert "samples alone), but bytes_limit=1048576 allows 1.0 MB" in told
 
 
 def test_arrays_that_are_no_images_count_too():
@@ -335,13 +333,13 @@ def test_arrays_that_are_no_images_count_too():
 
 def test_plan_stats_and_log(caplog):
     with gl.Loader(gl.DeviceCached(images(128, 32)), **OPTIONS_OF_IMAGES) as loader:
-        assert str(loader.plan()).endswith("samples: 128 will be kept on cpu, read at the first iter()")
+        assert str(loader.plan()).endswith("samples: 128 will be cached on cpu at the first iter()")
         with caplog.at_level(logging.INFO, "gpuload.loader"):
             list(loader)
-        assert "samples: 128 are kept on cpu: 0.4 MB" in str(loader.plan())
+        assert "samples: 128 are cached on cpu: 0.4 MB" in str(loader.plan())
         stats = loader.stats()
         assert (stats.resident_bytes, stats.cache_hits, stats.num_workers) == (128 * 32 * 32 * 3, 128, 0)
-        assert "kept      393 kB on cpu" in str(stats)
+        assert "cached    393 kB on cpu" in str(stats)
     told = [record.getMessage() for record in caplog.records if record.name == "gpuload.loader"]
     assert told[0].startswith("caching 128 samples: about 0.4 MB of pixels on cpu, ")
     assert told[1].startswith("cached 128 samples, 0.4 MB on cpu, in ")

@@ -167,7 +167,7 @@ def test_the_refusal_says_what_is_needed_for_what_and_what_is_left_of_which_limi
     with pytest.raises(gl.LimitError) as refusal:
         check_memory(workers=4, output_bytes=121 * MB, root=root)
     assert str(refusal.value) == (
-        "at least 301 MB of memory are needed (4 workers of about 45 MB, 121 MB for a finished batch), but the control "
+        "at least 301 MB of memory is needed (4 workers of about 45 MB, 121 MB for a finished batch), but the control "
         f"group {root}/sys/fs/cgroup/job has 300 MB left of its limit of 500 MB. Use fewer workers or a smaller "
         "batch_size, or raise the limit of the container or job"
     )
@@ -233,8 +233,8 @@ def test_too_few_descriptors_are_refused_with_the_remedies(allow):
     with pytest.raises(gl.LimitError) as refusal:
         check_descriptors(5)
     assert str(refusal.value) == (
-        f"num_workers=5 takes {needed} file descriptors in this process (5 for each worker, {needed - 25} besides), "
-        f"but {needed - 1} are left of the {soft} that it may have open. Use fewer workers, close files, or raise the "
+        f"num_workers=5 needs {needed} file descriptors in this process (5 per worker and {needed - 25} others), but "
+        f"only {needed - 1} of the {soft} that it may have open are left. Use fewer workers, close files, or raise the "
         "limit: `ulimit -n` in the shell, or resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program "
         "(hard limit: 4,096)"
     )
@@ -243,7 +243,7 @@ def test_too_few_descriptors_are_refused_with_the_remedies(allow):
 @pytest.mark.parametrize("workers", [10_000, 100])
 def test_more_workers_than_open_files_allow_are_refused_when_the_loader_is_made(allow, workers, recwarn):
     soft = allow(300)
-    with pytest.raises(gl.LimitError, match=rf"num_workers={workers} takes .* but 300 are left of the {soft} that"):
+    with pytest.raises(gl.LimitError, match=rf"num_workers={workers} needs .* but only 300 of the {soft} that"):
         gl.Loader([1, 2], num_workers=workers)
 
 
@@ -256,9 +256,9 @@ def test_what_workers_of_other_loaders_take_does_not_count_before_the_first_iter
         monkeypatch.setattr(limits, "descriptors_left", lambda: left)
         monkeypatch.setattr(limits, "processes_left", lambda root: (0, "a limit"))
         check_workers(3)
-        with pytest.raises(gl.LimitError, match="num_workers=3 takes"):
+        with pytest.raises(gl.LimitError, match="num_workers=3 needs"):
             check_descriptors(3)
-        with pytest.raises(gl.LimitError, match="num_workers=4 takes"):
+        with pytest.raises(gl.LimitError, match="num_workers=4 needs"):
             check_workers(4)
 
 
@@ -328,11 +328,11 @@ def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, 
     nproc(monkeypatch, resource.RLIM_INFINITY)
     root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
     check_processes(9, root=root)  # and the template
-    check_processes(11, spared=2, root=root)
+    check_processes(11, releasable=2, root=root)
     with pytest.raises(gl.LimitError) as refusal:
         check_processes(10, root=root)
     assert str(refusal.value) == (
-        f"num_workers=10 takes 11 processes, but 10 more are left of the 100 that the control group "
+        f"num_workers=10 needs 11 processes, but only 10 are left of the 100 that the control group "
         f"{root}/sys/fs/cgroup/job may have (pids.max). Use fewer workers, end other programs, or raise the limit"
     )
 
@@ -467,11 +467,11 @@ def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, 
             TWO,
             [0],
             "0-15",
-            "this process was put on 16 of 64 CPUs, and its workers stay there: cuda:0 is near NUMA node 0",
+            "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0",
         ),
-        (TWO, [0], "0-62", "this process was put on 63 of 64 CPUs, .*"),
-        (["0-63", ""], [1], "", "no CPU near cuda:0, on NUMA node 1, may be used: nothing is placed"),
-        (["", "0-63"], [1], "", "all CPUs that may be used are near cuda:0, on NUMA node 1"),
+        (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
+        (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
+        (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
     ],
     ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"],
 )
@@ -487,7 +487,7 @@ def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
     machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
     assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
     assert machine.place(0, allowed="0-3,16-31").describe(5).endswith("5 workers run on all CPUs, as that node has 4")
-    assert machine.place(0, allowed="0-3").describe(4).startswith("this process was put on 4 of 20 CPUs")
+    assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
 
 
 def test_a_gpu_that_is_not_on_the_bus(tmp_path):

@@ -374,7 +374,7 @@ def test_an_iterator_is_over_when_a_newer_one_starts():
         assert list(new) == []
 
 
-SECOND = r"is over: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, make a second Loader"
+SECOND = r"has ended: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, create a second Loader"
 
 
 def test_two_epochs_at_once_are_told_to_take_a_second_loader():
@@ -535,12 +535,12 @@ TAKERS = {
 @pytest.mark.parametrize("taker", TAKERS)
 def test_a_loader_or_a_class_is_no_dataset(taker):
     for name, loader in loaders().items():
-        text = f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
+        text = f"the dataset is a {name}, which yields batches; pass its dataset, loader.dataset, and give "
         with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
             TAKERS[taker](loader)
     for cls in (Samples, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
-        text = f"the dataset is the class {cls.__name__} itself; pass an object of it, {cls.__name__}(…), with the "
-        with pytest.raises(TypeError, match=f"^{re.escape(text)}arguments that it takes$"):
+        text = f"the dataset is the class {cls.__name__} itself; pass an instance, {cls.__name__}(…)"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
             TAKERS[taker](cls)
 
 
@@ -588,13 +588,11 @@ def test_paths_without_transforms_are_told_too():
 
 def test_dicts_of_other_keys_are_shown():
     samples = [{"image": picture(0), "mask": 1, "x": 2}, {"image": picture(1), "x": 2, "label": 3}]
-    text = "(the keys of the sample differ: 'mask' in the first alone, 'label' in the second alone): all samples"
+    text = "(the keys of the sample differ: 'mask' in the first only, 'label' in the second only): all samples"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(samples, batch_size=2, num_workers=0)
     nested = [(picture(0), {"a": {"b": 1}}), (picture(1), {"a": {}})]
-    text = (
-        "(the keys of '1.a' differ: 'b' in the first alone, none in the second alone; collate_fn=gpuload.keep('1.a') k"
-    )
+    text = "(the keys of '1.a' differ: 'b' in the first only, none in the second only; collate_fn=gpuload.keep('1.a') k"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(nested, batch_size=2, num_workers=0)
 
@@ -602,21 +600,19 @@ def test_dicts_of_other_keys_are_shown():
 def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
     samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
     text = (
-        "leaf 'caption' of the samples cannot be put together into a batch: sample 0 has shape (3,) and sample 1 has "
+        "leaf 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
         "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
         "collate_fn=gpuload.pad('caption') pads them"
     )
     with pytest.raises(gl.CollateError, match=f"^{re.escape(text)}$"):
         epoch(samples, batch_size=2, num_workers=0)
     boxes = [(picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
-    text = (
-        "collate_fn=gpuload.pad('1.boxes') pads them; boxes of an image come as a list if they are gpuload.Boxes(array"
-    )
+    text = "collate_fn=gpuload.pad('1.boxes') pads them; boxes returned as gpuload.Boxes(array"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(boxes, batch_size=2, num_workers=0)
     lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
     text = (
-        "('1.tokens' has the length 3 in the first, 4 in the second; collate_fn=gpuload.pad('1.tokens') pads a list of "
+        "('1.tokens' has length 3 in the first, 4 in the second; collate_fn=gpuload.pad('1.tokens') pads a list of "
         "numbers, gpuload.keep('1.tokens') keeps any list): all samples of a batch"
     )
     with pytest.raises(gl.CollateError, match=re.escape(text)):
@@ -645,7 +641,7 @@ def test_a_dataset_of_length_0_is_refused():
 
 
 def test_a_dataset_without_a_length_is_refused():
-    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over once only"):
+    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over only once"):
         gl.Loader((i for i in range(3)), device="cpu")
 
 
@@ -800,7 +796,7 @@ def test_a_ctrl_c_without_workers_ends_the_epoch_and_the_next_one_is_whole():
         next(iterator)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
-        with pytest.raises(RuntimeError, match="this iterator is over: it was broken off by KeyboardInterrupt"):
+        with pytest.raises(RuntimeError, match="this iterator has ended: it was interrupted by KeyboardInterrupt"):
             next(iterator)
         assert torch.cat(list(loader)).tolist() == list(range(10))
 
@@ -827,7 +823,7 @@ def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(worke
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     *texts, total = os.read(read_end, 10_000).decode().split("|")
     assert len(texts) == 2
-    assert all("make a new Loader in the child" in text for text in texts)
+    assert all("create a new Loader in the child" in text for text in texts)
     assert int(total) == 20 << 22
     os.close(read_end)
     os.close(write_end)

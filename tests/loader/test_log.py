@@ -104,7 +104,7 @@ def test_decoders_that_are_there(listen):
     heard = listen(logging.INFO)
     with loader() as found:
         next(iter(found))
-    assert heard.lines()[1] == "JPEGs: crops by nvImageCodec, whole images by simplejpeg, other images by Pillow"
+    assert heard.lines()[1] == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
 
 
 def test_nothing_is_put_together_where_nobody_listens(listen, monkeypatch):

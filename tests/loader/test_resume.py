@@ -110,7 +110,7 @@ def test_a_state_loaded_while_an_epoch_is_open_is_taken_up_by_the_next_and_said_
         state = {**loader_.state_dict(), "epoch": 7, "position": 25}
         batches = iter(loader_)
         taken(batches, 2)
-        expected = r"an epoch is open: it goes on .* the next iter\(\) takes the state up"
+        expected = r"load_state_dict\(\) does not affect the epoch .* the next iter\(\) resumes from"
         with pytest.warns(RuntimeWarning, match=expected):
             loader_.load_state_dict(state)
         assert [batch[:2] for batch in taken(batches)] == [(0, step) for step in range(2, 7)]
@@ -286,7 +286,7 @@ def test_the_ranks_of_torchrun_are_found(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rank": 1}, "rank and world_size go together"),
+        ({"rank": 1}, "rank and world_size must be given together"),
         ({"uneven": "split"}, "uneven must be one of"),
         ({"uneven": "exact", "info": False}, "uneven='exact' needs info=True"),
     ],

@@ -118,7 +118,7 @@ def test_what_was_given_can_be_asked_for_and_not_set():
         assert (loader.device, type(loader.device)) == (torch.device("cpu"), torch.device)
         assert next(iter(loader)).device == loader.device
         for name in ("transforms", "device", "sampler", "batch_size"):
-            with pytest.raises(ValueError, match=f"{name} cannot be changed once the Loader is made; make another"):
+            with pytest.raises(ValueError, match=f"{name} cannot be changed after the Loader has been created"):
                 setattr(loader, name, None)
     assert gl.Loader([1], num_workers=0).device == torch.device("cuda", 0) if torch.cuda.is_available() else True
 

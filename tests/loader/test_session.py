@@ -351,7 +351,7 @@ def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
     assert all(images.is_contiguous() for images in batches)
     assert [(str(warning.message), warning.filename) for warning in warned] == [
         (
-            f"{LAYOUT}no leaf of the samples is an image, and arrays that are data stay as the dataset makes them. "
+            f"{LAYOUT}no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them. "
             "Write images.to(memory_format=torch.channels_last) in the loop, or let the dataset return "
             "gpuload.Image(array, layout=…)",
             __file__,
@@ -364,7 +364,7 @@ def test_a_memory_format_does_not_reach_what_a_collate_fn_makes():
         return torch.stack([image for image, _ in samples])
 
     options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
-    text = f"{LAYOUT}the collate_fn makes the tensors of a batch. Write .* in it, or in the loop"
+    text = f"{LAYOUT}the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"
     loader = gl.Loader(Levels(), 4, transforms=[T.CenterCrop(3)], **options)
     with loader, pytest.warns(RuntimeWarning, match=text):
         batches = list(loader)
@@ -404,7 +404,7 @@ def test_a_step_that_was_interrupted_is_told_by_the_next(error):
     with pytest.raises(error), steps.begin(engine_broken=False):
         raise error
     assert steps.state is SessionState.BROKEN
-    expected = f"over: it was broken off by {error.__name__}, and a batch may be lost. Begin a new epoch"
+    expected = f"ended: it was interrupted by {error.__name__}, and a batch may be lost. Begin a new epoch"
     with pytest.raises(RuntimeError, match=expected), steps.begin(engine_broken=False):
         raise AssertionError("no work is done")
     with steps.begin(engine_broken=True):  # the engine's own reason is told
@@ -417,7 +417,7 @@ def test_closed_before_or_in_the_midst_of_a_step_it_stays_closed():
         steps.closed = True
     assert steps.state is SessionState.CLOSED
     with (
-        pytest.raises(RuntimeError, match="this iterator is over: its Loader was closed"),
+        pytest.raises(RuntimeError, match="this iterator has ended: its Loader was closed"),
         steps.begin(engine_broken=False),
     ):
         raise AssertionError("no work is done")

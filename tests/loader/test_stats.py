@@ -59,9 +59,9 @@ def test_before_the_first_batch_all_is_zero():
     made = loader()
     assert made.stats() == Stats()
     assert str(made.stats()) == (
-        "epoch 0: 0.0 s, 0 batches, 0 images, 0 images/s\n\nnothing was loaded yet: ask again after some batches"
+        "epoch 0: 0.0 s, 0 batches, 0 images, 0 images/s\n\nnothing has been loaded yet: ask again after a few batches"
     )
-    with pytest.raises(TypeError, match=r"^since must be what stats\(\) gave before, got float: 1.5$"):
+    with pytest.raises(TypeError, match=r"^since must be an earlier result of stats\(\), got float: 1.5$"):
         made.stats(since=1.5)  # type: ignore[arg-type]
 
 
@@ -265,10 +265,10 @@ def test_the_table():
         "stage      device       0%   29.10 ms     300.0 µs         3,333/s",
     ]
     assert lines[10:20] == [
-        "next()    waited 31.2% of the time; besides that it takes 1.34 ms",
+        "next()    waited 31.2% of the time; takes 1.34 ms without waiting",
         "workers   8.8 of 9 busy: 98% 98% 98% 98% 98% 98% 98% 98% …",
         "ready     3 chunks; 1 batch",
-        "ring      12 MB in use of 48 MB, at most 2,147 MB; 12 slots, 2 new",
+        "ring      12 MB in use of 48 MB, at most 2,147 MB; 12 slots, 2 allocated",
         "          48 MB page-locked",
         "read      2,400 MB, 194 MB/s; decoded 14 GB",
         "decoders  nvImageCodec 24,000, cut 1,000",

@@ -240,9 +240,9 @@ def test_a_loader_takes_the_blocks_that_a_dataset_tells():
 @pytest.mark.parametrize(
     ("bounds", "error", "text"),
     [
-        ([0, 5], ValueError, "from 0 on; got 0, 5"),
-        ([1, 9], ValueError, "from 0 on; got 1, 9"),
-        ([0, 6, 4, 9], ValueError, "from 0 on; got 0, 6, 4, 9"),
+        ([0, 5], ValueError, "from 0; got 0, 5"),
+        ([1, 9], ValueError, "from 0; got 1, 9"),
+        ([0, 6, 4, 9], ValueError, "from 0; got 0, 6, 4, 9"),
         ([], TypeError, "as integers; got float64 of shape (0,)"),
         ([0.0, 9.0], TypeError, "as integers; got float64 of shape (2,)"),
     ],
@@ -250,7 +250,7 @@ def test_a_loader_takes_the_blocks_that_a_dataset_tells():
 def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error, text):
     with pytest.raises(error, match=re.escape(text)) as caught:
         loader(Numbers(9, bounds))
-    assert "Numbers.blocks() must give where each block begins, and the length 9 as the last" in str(caught.value)
+    assert "Numbers.blocks() must return the first index of each block, then the length 9" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "clips of two lengths": (
         lambda: load(lambda i: np.stack([scene(i)] * (i + 1))),
-        ("cut them to one length", "pass a collate_fn"),
+        ("cut clips to one length", "pass a collate_fn"),
     ),
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
@@ -127,7 +127,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a transform without a list": (lambda: load(scene, T.RandomCrop(8)), ("must be a list", "write [RandomCrop(")),
     "a function beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, T.Lambda(torch.fliplr)]),
-        ("gets the images alone", "transforms of gpuload"),
+        ("gets only the images", "gpuload's transforms"),
     ),
     "an own transform beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
@@ -186,8 +186,8 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), scene(i))),
         ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
     ),
-    "zip(loader, loader)": (zipped, ("make a second Loader",)),
-    "nested loops": (nested_loops, ("make a second Loader",)),
+    "zip(loader, loader)": (zipped, ("create a second Loader",)),
+    "nested loops": (nested_loops, ("create a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore
     "gl.DataLoader": (lambda: gl.DataLoader, ("write gpuload.Loader",)),  # pyright: ignore
     "means of levels": (

@@ -234,7 +234,7 @@ def test_boxes_of_torchvision_on_a_device():
     boxes = torch.zeros(1, 4, device="meta")
     targets = [tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(14, 18))] * 4  # pyright: ignore
     with pytest.raises(
-        ValueError, match="on meta, but boxes and keypoints are moved on the CPU, so that nothing waits"
+        ValueError, match="on meta, but boxes and keypoints are transformed on the CPU, to avoid waiting"
     ):
         gl.Augment(CROPS)(photographs(), targets)
 

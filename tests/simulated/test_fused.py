@@ -73,7 +73,7 @@ def test_labels_that_came_with_a_plan_are_kept_for_a_step_that_is_late(policy, m
 
     def watched(assembly: Assembly, *given: Any, **named: Any) -> Any:
         finished = finish(assembly, *given, **named)
-        placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.placed.values())
+        placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.planned_columns.values())
         return finished
 
     monkeypatch.setattr(Assembly, "finish", watched)

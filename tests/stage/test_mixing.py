@@ -251,7 +251,7 @@ def test_a_collate_fn_gets_mixed_images_and_its_labels_are_mixed():
     whole = by_position(loader(shuffle=True))
     batches = loader(shuffle=True, collate_fn=collated)
     same(by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), whole)
-    text = "MixUp mixed 4 images, but there are 3 labels in the batch: the collate_fn left some out, or added some"
+    text = "MixUp mixed 4 images, but the batch has 3 labels; let the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(collate_fn=partial(collated, drop=1))))
 

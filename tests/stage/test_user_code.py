@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 
 def example() -> dict[str, Any]:
     """What the example of the page defines."""
-    text = PAGE.read_text().split("## Transforms of your own")[1].split("```python\n")[1].split("```")[0]
+    text = PAGE.read_text().split("## Your own transforms")[1].split("```python\n")[1].split("```")[0]
     found: dict[str, Any] = {"__name__": __name__}
     exec(text, found)
     return found
@@ -436,23 +436,21 @@ def batches(kind, transforms):
 @pytest.mark.parametrize("kind", ["masks", "boxes", "keypoints"])
 def test_targets_that_stay_behind_are_told_of_once(kind):
     text = (
-        f"Gain has no apply_{kind}: {kind} stay where they are. If it moves pixels, write one; if not, say so in its "
-        "class, with moves_pixels = False"
+        f"Gain has no apply_{kind}, so {kind} are not moved. If it moves pixels, write this method; if not, set "
+        "moves_pixels = False in its class"
     )
     with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
         assert len(batches(kind, [T.RandomApply([Gain()], 0.5)])) == 2
     assert len(caught) == 1
     batches(kind, [ColourCast()])  # it says that they may
-    text = "the module torch's ReLU gets the images alone; masks, boxes and keypoints stay where they are."
+    text = "the module torch's ReLU gets only the images; masks, boxes and keypoints are not moved."
     with pytest.warns(RuntimeWarning, match=re.escape(text)):
         batches(kind, [torch.nn.ReLU()])
 
 
 def test_targets_that_cannot_follow_are_refused():
     batches("masks", [Flip()])
-    text = (
-        "Flip moves pixels (moves_pixels = True) and has no apply_boxes, but there are boxes; write one, or return no"
-    )
+    text = "Flip moves pixels (moves_pixels = True) but has no apply_boxes, which boxes need; write this method, or"
     with pytest.raises(ValueError, match=re.escape(text)):
         batches("boxes", [Flip()])
 
@@ -596,8 +594,8 @@ TARGETS = {
 @pytest.mark.parametrize("collate_fn", [None, list])
 def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate_fn):
     text = (
-        "the module kornia's Shifted at the end of the transforms gets the images alone; masks, boxes and "
-        "keypoints stay where they are. If it moves pixels, use transforms of gpuload instead, which move both"
+        "the module kornia's Shifted at the end of the transforms gets only the images; masks, boxes and "
+        "keypoints are not moved. If it moves pixels, use gpuload's transforms instead, which move both"
     )
     with with_targets(TARGETS[name], [Shifted()], collate_fn=collate_fn) as loader:
         with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
@@ -610,7 +608,7 @@ def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate
 def test_the_warning_as_an_error_loses_no_batch():
     with with_targets(TARGETS["masks"], [Shifted()]) as loader:
         batches = iter(loader)
-        with pytest.raises(RuntimeWarning, match="gets the images alone"):
+        with pytest.raises(RuntimeWarning, match="gets only the images"):
             next(batches)
         assert len(list(batches)) == 2
 

@@ -152,8 +152,8 @@ def test_a_split_that_lacks_a_class_keeps_the_labels(folder: Path, monkeypatch: 
         assert (val.labels.tolist(), val.classes) == ([2, 1, 2], train.classes)
     assert listed(folder, rows, "val.csv", classes=["cat", "bee"]).labels.tolist() == [0, 1, 0], "another index"
     text = (
-        f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 of classes= ('ant', 'cat'); add "
-        "it to that list, at its end so that the other labels stay, or leave it out"
+        f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 names in classes= ('ant', 'cat'); "
+        "append it to that list, so that the other labels stay the same, or remove it"
     )
     with pytest.raises(ValueError, match=exactly(text)):
         FileList(folder / "val.csv", classes=["ant", "cat"])
@@ -176,7 +176,10 @@ def test_labels_of_generated_names_with_classes(labels: Any) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["cat", "cow"], "labels[1] has the class 'cow', which is not among the 2 of classes= ('ant', 'cat'); add it"),
+        (
+            ["cat", "cow"],
+            "labels[1] has the class 'cow', which is not among the 2 names in classes= ('ant', 'cat'); append",
+        ),
         ([1, 2], "labels[1] is 2, but the 2 classes have the indices 0 … 1"),
         ([-1, 2], "labels[0] is -1, but the 2 classes have the indices 0 … 1"),
         ([0.5, 1], "with classes=, labels must be one class name or class index per image, got float64 of shape"),
@@ -267,7 +270,11 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
             {},
             "has no column 'path'; its first line is ['file', 'label']. Select columns with path=",
         ),
-        ("path,label\na.jpg,1\nb.jpg\n", {}, "line 3 of {} has 1 fields, but column 1 (from 0) is needed: ['b.jpg']"),
+        (
+            "path,label\na.jpg,1\nb.jpg\n",
+            {},
+            "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b.jpg']",
+        ),
         (
             "path,label\na.jpg,\n",
             {},
@@ -290,8 +297,8 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (
             "a.jpg;1\n",
             {"path": 0, "target": 1},
-            "line 1 of {} has 1 fields, but column 1 (from 0) is needed: ['a.jpg;1']; if ';' separates them, pass "
-            "delimiter=';'",
+            "line 1 of {} has 1 fields, but column 1 (counted from 0) is needed: ['a.jpg;1']; if ';' separates them, "
+            "pass delimiter=';'",
         ),
         (
             "path, label\n",
@@ -427,10 +434,10 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": []}, "target must be a column, or a list of different columns, got []"),
+        ({"target": []}, "target must be a column, or a list of distinct columns, got []"),
         (
             {"target": ["a", "a"]},
-            "target must be a column, or a list of different columns, got ['a', 'a']",
+            "target must be a column, or a list of distinct columns, got ['a', 'a']",
         ),
         (
             {"target": ["a"], "classes": ["x"]},

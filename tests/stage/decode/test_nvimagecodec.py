@@ -133,11 +133,11 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
     old = ModuleType("nvidia.nvimgcodec")
     monkeypatch.setattr(old, "__version__", "0.7.0", raising=False)
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old)
-    with pytest.raises(ImportError, match=r"^version 0\.7\.0, and 0\.9 or newer is needed$"):
+    with pytest.raises(ImportError, match=r"^found version 0\.7\.0, but 0\.9 or newer is needed$"):
         load_library()
     choice = choose(DEVICE, HERE, 1)
     assert choice.decoder is None
-    said = "nvImageCodec cannot be imported (ImportError: version 0.7.0, and 0.9 or newer is needed); pip install"
+    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); pip install"
     assert said in str(choice.text)
 
 
