@@ -729,7 +729,7 @@ def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
         with pytest.raises(
-            gl.SampleError, match=r"sample 6.*the worker that was alone with it died 2 times: .*SIGSEGV"
+            gl.SampleError, match=r"sample 6.*workers that processed only this sample died 2 times: .*SIGSEGV"
         ):
             next(iterator)
         assert next(iterator).tolist() == [8, 9, 10, 11]
