@@ -673,29 +673,19 @@ def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
 
 def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
     go = tmp_path / "go"
-    go.touch()
-    team_ = team(Gate(str(go)), most=2)
+
+    def init(number):
+        while number > 0 and not go.exists():
+            time.sleep(0.005)
+
+    team_ = team(range(1000), most=2, worker_init_fn=init)
     team_.values([1], chunk=1)
-    go.unlink()
     team_.pool.resize(2)
     team_.pool.gather(0.0)
     assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
     assert team_.values([5], chunk=2) == [5]  # by the other one
     go.touch()
     steady(team_, 2)
-
-
-class Gate:
-    """A dataset that arrives in a worker only while a file is there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return eval, (
-            "[time.sleep(0.005) for _ in iter(lambda: os.path.exists(path), True)] and None or range(1000)",
-            {"os": os, "time": time, "path": self.path},
-        )
 
 
 def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
