@@ -2,7 +2,7 @@
 
 It runs in the caller's process on the caller's current stream, and starts no process, thread or stream. It never waits
 for the device, since it only inspects types and shapes of tensors on a device; the exception is CopyPaste, which has to
-find out which instances remain visible. One compiled stage is kept for each device that batches were on.
+find out which instances remain visible. A compiled stage is kept for each device that has run batches.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpuload.batches.assemble import draw_programs, module_seed
-from gpuload.batches.collate import Finished, moved_together, stacked_masks
+from gpuload.batches.collate import Finished, move_merged, stack_masks
 from gpuload.batches.gathering import target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
-from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import Boxes
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
@@ -51,8 +51,8 @@ class Augment(torch.nn.Module):
     C×H×W, or tuples and dicts of these; the images of a sample share their draws. Images are uint8, uint16, or floats
     of 0 … 1, on the CPU or on a GPU, in any memory format. The module has no parameters, and ``eval()`` has no effect.
 
-    Masks, boxes and keypoints are transformed like the images if they are declared: as torchvision's TVTensors, as a
-    `Mask` N×H×W, or as a list with a `Mask`, `Boxes` or `Keypoints` per image; also in a list with one dict per image.
+    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
+    `Mask` N×H×W, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per image.
     Masks may be on the device; boxes and keypoints must be on the CPU. All of them are returned as tensors on the
     device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
@@ -106,7 +106,7 @@ class Augment(torch.nn.Module):
         self._warned = False  # whether the transforms were checked for targets that they do not move
 
     def _set_up(self) -> None:
-        """Create the attributes that follow from the arguments, which are neither copied nor pickled."""
+        """Create the attributes that are derived from the arguments, and are neither copied nor pickled."""
         transforms, self._seed, device, self._options = self._arguments
         self._chain = chain = Chain(transforms)
         self._device = None if device is None else check_device(device)
@@ -134,12 +134,12 @@ class Augment(torch.nn.Module):
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch, in which positions are counted."""
+        """The number of the current epoch."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, in which positions start from 0. A position in this epoch that ``load_state_dict()`` has
-        loaded is kept, so a training loop can call this before each epoch, even the first one after resuming.
+        """Begin an epoch at position 0. A position in this epoch that ``load_state_dict()`` has loaded is kept, so a
+        training loop can call this before each epoch, even before the first one after resuming.
 
         Raises:
             TypeError, ValueError: `epoch` is not an integer of at least 0.
@@ -160,7 +160,7 @@ class Augment(torch.nn.Module):
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
-        """Return which backend runs each transform on the `device`, or on the device of the last batch:
+        """Return which backend runs each transform on `device`, or else on the device of the last batch:
         ``print(augment.plan())``.
 
         Raises:
@@ -176,8 +176,8 @@ class Augment(torch.nn.Module):
         """Augment a batch.
 
         Args:
-            batch: images, alone or in a tree. Several arguments form a tuple, and a tuple is returned, as in
-                ``images, targets = augment(images, targets)``.
+            batch: images, or a tree that contains images. Several arguments form a tuple, and a tuple is returned, as
+                in ``images, targets = augment(images, targets)``.
             positions: int64 (N,) on the CPU, the samples' positions in their epoch's order. Default: positions continue
                 from the last batch.
             epoch: the epoch of these positions. Default: the epoch of `set_epoch`.
@@ -217,7 +217,7 @@ class Augment(torch.nn.Module):
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
-        """Return the device, with its index, that augments a batch."""
+        """Return the device that augments a batch; a GPU with its index."""
         requested, first = self._device, tree.images[0]
         device = first.entries[0][1].device if requested is None else _indexed(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
@@ -268,7 +268,7 @@ class Augment(torch.nn.Module):
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
     def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns, whose leaves have the same numbers as in the tree.
+        """Return the batch as columns, with the same leaf numbers as in the tree.
 
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
@@ -292,7 +292,7 @@ class Augment(torch.nn.Module):
         remarks = [reader.remark]
         reader.clear_remark()
         if columns.has_targets and not self._warned:
-            self._warned, remarks = True, [*remarks, left_behind(self._chain, columns)]
+            self._warned, remarks = True, [*remarks, warning_on_targets(self._chain, columns)]
         for remark in filter(None, remarks):
             warnings.warn(remark, RuntimeWarning, stacklevel=7)
         return columns
@@ -300,7 +300,8 @@ class Augment(torch.nn.Module):
     def _moved_targets(
         self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
     ) -> dict[int, Any]:
-        """Return the transformed targets, on the device, and the values that belong to boxes, keyed by leaf number."""
+        """Return the transformed targets and the values that belong to boxes, keyed by leaf number. Targets are on the
+        device."""
         moved: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
@@ -310,7 +311,7 @@ class Augment(torch.nn.Module):
             ):
                 continue
             moved[number] = cells = [
-                results.get(number, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
+                results.get(number, leaf.entry(row, tree.count)) for row, results in enumerate(finished.cells)
             ]
             if leaf.per_image:
                 continue
@@ -321,12 +322,12 @@ class Augment(torch.nn.Module):
                 continue
             if leaf.kind == "mask" and not is_instances:
                 names = [partial(columns.name, row, number) for row in range(tree.count)]
-                views = [stacked_masks(view, names, ragged, pad_to) for view in views]
+                views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
             moved[number] = finished.of_views(views)
         targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | moved_together(targets, partial(_tensor, device=device, locks=True))
+        return moved | move_merged(targets, partial(_tensor, device=device, locks=True))
 
 
 class _Images:
@@ -365,12 +366,12 @@ def _view(
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the module at the end gets frame after frame, each for all clips.
+    # As in a Loader, the module at the end is called once per frame, with this frame of all clips.
     return clips if last is None else torch.stack([*map(last, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists of mixed kinds, and (on the CPU) floats outside 0 … 1."""
+    """Reject images that require gradients, lists of different kinds, and (on the CPU) floats outside 0 … 1."""
     _, first = leaf.entries[0]
     for place, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -422,7 +423,7 @@ def _indexed(device: torch.device) -> torch.device:
 
 def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
-    the memory is page-locked; `locks` page-locks it first."""
+    the memory is page-locked; with `locks`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if not isinstance(value, torch.Tensor):

@@ -1,5 +1,5 @@
-"""Collation: builds a batch from its finished columns. A column of images becomes one tensor, other columns are
-collated like `default_collate`.
+"""Collation: building a batch from its finished columns. A column of images becomes one tensor, and other columns are
+collated as by `default_collate`.
 
 Runs in the main process, after the stage. Nesting follows torch's `default_collate`: tuples become lists, named tuples
 and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints becomes a list with one dict for each
@@ -45,11 +45,11 @@ from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
-    "BatchOptions", "Finished", "Outline", "collate", "converted", "moved_together", "outline_of", "samples_of",
-    "stacked_masks", "unwrapped", "with_tensor",
+    "BatchOptions", "Finished", "Outline", "collate", "converted", "move_merged", "outline_of", "samples_of",
+    "stack_masks", "unwrap", "with_tensor",
 ]  # fmt: skip
 
-TOGETHER_BYTES = 1 << 16  # larger tensors are copied to the device one by one
+MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # The kind of a leaf, and a number: "image" and its number in the sample; "clip" and the number of its first frame; or
 # "mask", "points" or "group" and 0.
@@ -66,11 +66,11 @@ class BatchOptions:
     Args:
         collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
         chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their draws,
-            whether samples come one by one, whether gpuload itself decides which sample is at which position, and how
-            many positions in a row have the same sample.
+            whether samples are yielded one by one, whether gpuload itself decides which sample is at which position,
+            and how many consecutive positions have the same sample.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
+        TypeError, ValueError: an argument is invalid, or two arguments cannot be combined.
     """
 
     collate_fn: Callable[[Any], Any] | None
@@ -110,12 +110,13 @@ class Finished:
     Attributes:
         views: the number of views of a `MultiView`; None without a `MultiView`.
         cells: for each row, the leaves that were finished one by one, keyed by leaf number.
-        numbers: int64 (N,), which define neighbours: samples whose numbers differ only in the last bit (last two bits).
-        full_columns: leaves that were finished for all rows together: blocks, and masks of equal shape as one tensor.
+        numbers: int64 (N,), define which samples are combined: those whose numbers differ only in the last bit (for
+            pairs) or the last two bits (for groups of four).
+        full_columns: leaves that were finished for all rows together: blocks, and masks of one shape as one tensor.
         planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
         images: the results of the stage, for each of `Columns.images` and each view.
         programs: the draws, for each of `Columns.images` and each view; empty if a worker planned the batch.
-        pairing: how the samples were mixed, if they were.
+        pairing: how the samples were mixed; None if they were not.
     """
 
     views: int | None
@@ -128,13 +129,13 @@ class Finished:
     pairing: Pairing | None = None
 
     @property
-    def drawn(self) -> Sequence[Program]:
+    def first_programs(self) -> Sequence[Program]:
         """The draws for the first images, for each view."""
         return self.programs[0] if self.programs else ()
 
     @property
     def results(self) -> list[Any]:
-        """Everything that may be on the device."""
+        """All results that may be on the device."""
         return [self.images, self.cells, self.full_columns, self.planned_columns]
 
     def of_views(self, results: Sequence[Any]) -> Any:
@@ -150,8 +151,8 @@ class Group:
     leaf: int
 
     @property
-    def within(self) -> range:
-        """The numbers of its leaves."""
+    def leaf_numbers(self) -> range:
+        """The numbers of the group's leaves."""
         return range(self.leaf, self.leaf + leaf_count(self.node))
 
 
@@ -201,8 +202,8 @@ def outline_of(columns: Columns) -> Outline:
 
 
 def _marks(columns: Columns) -> list[dict[int, Mark]]:
-    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry if all rows are the same, as
-    is usual."""
+    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry in the usual case that all
+    rows are the same."""
     images = [("image", number, column) for number, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
@@ -232,8 +233,8 @@ def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
 
 
 def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
-    """Fold each group of a sample's node into one leaf. Return the new structure, and the number of the leaf after the
-    node, whose own leaves begin at `start`; append the new structure's leaves to `leaves`."""
+    """Fold each group within a node of a sample into one leaf. The node's leaves begin at number `start`. Append the
+    new structure's leaves to `leaves`; return the new structure, and the number of the leaf after the node."""
     if node == LEAF:
         leaves.append(start)
         return LEAF, start + 1
@@ -261,7 +262,7 @@ def collate(
     """Build the batch.
 
     Args:
-        columns, outline, finished: the batch as columns, its form, and its finished columns.
+        columns, outline, finished: the batch as columns, its outline, and its finished columns.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
@@ -277,7 +278,10 @@ def collate(
             continue
         if kind == "group":
             ready[number] = [
-                [converted(_cell(columns, finished, row, leaf), partial(columns.name, row)) for leaf in group.within]
+                [
+                    converted(_cell(columns, finished, row, leaf), partial(columns.name, row))
+                    for leaf in group.leaf_numbers
+                ]
                 for row, group in enumerate(leaves)
             ]
             continue
@@ -290,12 +294,12 @@ def collate(
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _of_each_view(columns, finished, leaves)
-            ready[number] = finished.of_views([stacked_masks(view, names, ragged, pad_to) for view in masks])
+            ready[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
             ready[number] = full_column
         elif kind == "points":
             ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = moved_together(ready, to_device) | placed
+    ready = move_merged(ready, to_device) | placed
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -314,14 +318,14 @@ def collate(
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """Return a value as the dataset returned it, with metadata as plain objects."""
     return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
-def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrapped) -> list[Any]:
-    """Rebuild the samples of a batch row by row, from `cells`, the finished leaves of each row, and from the values of
-    all other leaves, to which `plain` is applied."""
+def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrap) -> list[Any]:
+    """Rebuild the samples of a batch row by row. Finished leaves come from each row's `cells`; for all other leaves,
+    `plain` is applied to the leaf's value."""
     rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
     for leaf, column in (*columns.values.items(), *columns.points.items()):
         for row, value in column.items():
@@ -346,7 +350,7 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 
 
-def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrapped) -> Any:
+def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrap) -> Any:
     cells = finished.cells[row]
     return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
 
@@ -401,7 +405,7 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
 
 
 def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
-    """Return the clips of a batch, whose frames are finished image columns from number `first` on."""
+    """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first`."""
     lengths = [len(clip.node[3]) for clip in clips]
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if mismatch is not None:
@@ -448,7 +452,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
     """Convert the arrays in a sample, or in a part of it, to tensors, like `default_convert`.
 
     Raises:
-        CollateError: torch does not support the dtype of an array; the message has the sample's `name`.
+        CollateError: torch does not support the dtype of an array; the message contains the sample's `name`.
     """
     try:
         return default_convert(value)
@@ -461,7 +465,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         ) from error
 
 
-def stacked_masks(
+def stack_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
     """Collate the masks of a batch in the same form as its images; `names` are for errors."""
@@ -490,8 +494,8 @@ def stacked_masks(
     return torch.stack(list(masks))
 
 
-def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """Move all tensors to the device; small tensors of one dtype share a copy, since a batch can have hundreds."""
+def move_merged(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+    """Move all tensors to the device. Copy small tensors of one dtype together, since a batch can have hundreds."""
     is_flat = set(map(type, ready.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
     leaves = ready.values() if is_flat else tree_leaves(ready)
     cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
@@ -499,7 +503,7 @@ def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in cpu_tensors:
-        if tensor.nbytes <= TOGETHER_BYTES:
+        if tensor.nbytes <= MAX_MERGED_BYTES:
             small.setdefault(tensor.dtype, []).append(tensor)
     probe = next((tensors[0] for tensors in small.values()), None)
     if probe is not None and to_device(probe) is probe:  # the device is the CPU

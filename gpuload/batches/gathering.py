@@ -1,8 +1,8 @@
 """The targets of a batch whose transforms combine several samples: Mosaic and CopyPaste.
 
 Runs in the main process, within the transfer's stream, before the images are transformed, because masks decide what is
-pasted where. All samples of the batch advance together from one such transform to the next, with the geometric
-transforms in between; at each such transform, samples receive parts of other samples. Boxes and keypoints are
+pasted where. All samples of the batch advance together from one combining transform to the next, with the geometric
+transforms in between; at each combining transform, samples receive parts of other samples. Boxes and keypoints are
 transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances remain
 visible.
 """
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrapped
-from gpuload.batches.targets import TargetStage, moved_results, selected, trail_of
+from gpuload.batches.collate import Finished, unwrap
+from gpuload.batches.targets import TargetStage, moved_results, select_rows, trail_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
@@ -37,8 +37,8 @@ __all__ = ["target_stage"]
 
 @dataclass(slots=True)
 class Scene:
-    """The targets of one sample in progress: its boxes and points, and by leaf its masks and other values that belong
-    to boxes."""
+    """The targets of one sample in progress: its boxes and points; and, keyed by leaf, its masks and the other values
+    that belong to boxes."""
 
     trail: Trail
     masks: dict[int, torch.Tensor]
@@ -76,11 +76,11 @@ class GatheredTargets(TargetStage):
         owned = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         scenes = []
         for row in range(len(columns)):
-            values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
+            values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
         gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
-        program, first = finished.drawn[0], 0
+        program, first = finished.first_programs[0], 0
         for record in [*gathers[0], None]:
             number = len(program.records) if record is None else program.records.index(record)
             part = program.part(first, number)
@@ -97,7 +97,7 @@ class GatheredTargets(TargetStage):
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
                 scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
         for record, *others in zip(*gathers, strict=True):
-            for other in others:  # the records of further images of the samples
+            for other in others:  # the records of the samples' other images
                 other.groups, other.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
@@ -136,7 +136,7 @@ def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[boo
                 places += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
             pairs = zip(scene.trail.points, owned, strict=True)
             scene.trail.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
-    values = selected((leaves[leaf], remaining) for leaves, leaf, remaining in places)
+    values = select_rows((leaves[leaf], remaining) for leaves, leaf, remaining in places)
     for (leaves, leaf, _), value in zip(places, values, strict=True):
         leaves[leaf] = value
 
@@ -147,9 +147,11 @@ def _combined(
     boxes: Iterable[Sequence[np.ndarray]],
     points: Iterable[Sequence[np.ndarray]],
 ) -> Scene:
-    """Return a sample's new scene without its masks: from each part, the given rows of the values that belong to boxes;
-    and the transformed boxes and points of all parts, by leaf."""
-    values = {leaf: _joined([*selected((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values}
+    """Return a sample's new scene, without masks. It concatenates the given rows of each part's values that belong to
+    boxes, and the transformed boxes and points of all parts (by leaf, then by part)."""
+    values = {
+        leaf: _joined([*select_rows((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values
+    }
     return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], sample.trail.format), {}, values)
 
 
@@ -163,7 +165,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
-    """Combine each scene with the scenes of its group to a mosaic."""
+    """Combine each scene with the scenes of its group into a mosaic."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
@@ -183,15 +185,15 @@ def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Seq
 def _quadrant(
     scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Return the indices of the boxes that remain in the shown part of a scene, these boxes, and the points."""
+    """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
     moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
     moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
     visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
     remaining = visible[0] if visible else np.arange(0)
     points = [
-        (dots[remaining] if is_owned else dots) + shift
-        for dots, is_owned in zip(scene.trail.points, owned, strict=True)
+        (keypoints[remaining] if is_owned else keypoints) + shift
+        for keypoints, is_owned in zip(scene.trail.points, owned, strict=True)
     ]
     return remaining, [boxes[rows] for boxes, rows in zip(moved, visible, strict=True)], points
 
@@ -199,11 +201,13 @@ def _quadrant(
 def _instances(
     record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
-    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside its image.
-    `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
+    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
+    image. `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
     sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
-    planes = selected(pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True))
+    planes = select_rows(
+        pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True)
+    )
     results = {}
     for row, indices in remaining_of.items():
         counts = list(map(len, indices))
@@ -242,23 +246,27 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     chosen = _chosen(record, partners, scenes)
-    masks = selected((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
+    masks = select_rows((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
     pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in chosen}
     covered = {row: mask.ne(0).any(dim=0) for row, mask in pasted_masks.items()}
     visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if chosen else []
-    selections = selected((scenes[row].masks[leaf], kept) for row, (kept, _, _) in zip(chosen, visible, strict=True))
+    selections = select_rows(
+        (scenes[row].masks[leaf], remaining) for row, (remaining, _, _) in zip(chosen, visible, strict=True)
+    )
     results = list(scenes)
-    for (row, entries), (kept, is_cut, around), kept_masks in zip(chosen.items(), visible, selections, strict=True):
+    for (row, entries), (remaining, is_cut, bounds), remaining_masks in zip(
+        chosen.items(), visible, selections, strict=True
+    ):
         scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
-        boxes = np.where(is_cut[:, None], around, scene.trail.boxes[0])[kept]
+        boxes = np.where(is_cut[:, None], bounds, scene.trail.boxes[0])[remaining]
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
-        dots = zip(scene.trail.points, partner.trail.points, owned, strict=True)
-        points = [[own[kept], new[entries] * ratio] if is_owned else [own] for own, new, is_owned in dots]
-        results[row] = _combined(scene, [(scene, kept), (partner, entries)], [[boxes, pasted]], points)
+        point_pairs = zip(scene.trail.points, partner.trail.points, owned, strict=True)
+        points = [[old[remaining], new[entries] * ratio] if is_owned else [old] for old, new, is_owned in point_pairs]
+        results[row] = _combined(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
         for mask_leaf, mask in scene.masks.items():
             if mask_leaf == leaf:
-                uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), kept_masks)
+                uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining_masks)
                 results[row].masks[leaf] = _joined([uncovered, pasted_masks[row].to(mask.dtype)])
             else:
                 results[row].masks[mask_leaf] = torch.where(cover, _nearest(partner.masks[mask_leaf], sizes[row]), mask)
@@ -281,9 +289,9 @@ def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) ->
 
 
 def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return for each pair of masks and covered pixels: the instances with visible pixels, int64 (m,); whether each
-    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Takes one
-    copy from the device."""
+    """For each pair of masks and covered pixels, return the instances with visible pixels, int64 (m,); whether each
+    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Copy from the
+    device only once."""
     numbers: list[torch.Tensor] = []
     for instances, cover in masks:
         pixels = instances.ne(0)

@@ -87,12 +87,12 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return numbers that make row k + count/2 the partner of row k in a batch of `count`.
+    """Return numbers with which row k + count/2 is the partner of row k in a batch of `count`.
 
     With repeated samples, a rank has every `world_size`-th position of a global batch, so partners are half a global
-    batch apart. They are always on the same rank, and do not depend on the number of ranks as long as each rank has an
-    even number of rows; in a shorter last batch they do. Repeats of a sample are adjacent, so they do not become
-    partners unless `repeats` is more than half of the global batch.
+    batch apart. Partners are always on the same rank, and depend on the number of ranks only if a rank has an odd
+    number of rows, or in a shorter last batch. Repeats of a sample are adjacent, so they do not become partners unless
+    `repeats` is more than half of the global batch.
 
     Example:
         >>> half_apart(np.arange(5), 5).tolist()
@@ -106,7 +106,7 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     """Return the labels in a batch, found by a function or in the default places of torchvision's `labels_getter`.
 
     The default is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second
-    entry), it is the key "labels", or else the first key that contains "label" in upper or lower case.
+    entry), it is the value of the key "labels", or else of the first key that contains "label" in upper or lower case.
 
     Raises:
         CollateError: no labels were found.
@@ -161,7 +161,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Return soft labels (N, classes): the label of each sample and the label of its partner, weighted by their
+    """Return soft labels (N, classes): the sum of each sample's label and its partner's label, weighted by their
     shares."""
     assert pairing.share is not None
     rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
@@ -210,7 +210,7 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
 
 
 def _shown(value: Any) -> str:
-    """Describe a value in an error."""
+    """Describe a value for an error message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

@@ -2,9 +2,9 @@
 
 All shares refer to the time after the first batch of an epoch: before it, workers start and nothing is prefetched.
 
-The waiting time decides first. If the loop waits less than 5% of the time, and the main process spends little time on
-loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
-the part of their work that takes longest, and whether that part needs a CPU or waits for a disk.
+The waiting time is checked first. If the loop waits less than 5% of the time, and the main process spends little time
+on loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
+they show which part of the work takes longest, and whether that part needs a CPU or waits for a disk.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BUSY: Final = 0.75  # workers are the bottleneck if they are at least this busy 
 CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for at least this share of the time in which it has a CPU
 CPU_CONTENTION: Final = 0.25  # CPUs are contended if runnable workers wait for a CPU for this share of their work
 CPUS_FULL: Final = 0.9  # the CPUs are fully used
-RING_FULL: Final = 0.2  # the ring is too small if it is full this often
-EPOCH_START: Final = 0.1  # the start matters if it takes this share of each epoch
+RING_FULL: Final = 0.2  # the ring is too small if it is full for this share of the time
+EPOCH_START: Final = 0.1  # starting workers in each epoch is the bottleneck if it takes this share of the epoch
 LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
 SMALL_LOCK_BYTES: Final = 64 << 20
@@ -36,7 +36,7 @@ RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a containe
 
 
 class _View:
-    """Figures derived from a snapshot of at least one batch."""
+    """Figures derived from a snapshot that covers at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -85,8 +85,9 @@ class _View:
     def bottleneck(self) -> str:
         """Return "wait", a name in `issuing`, or "step"."""
         stats, is_largest = self.stats, self.waiting >= self.issuing[self.costliest_issuing]
-        # The loop and busy workers form a pipeline whose slower side decides, whatever the stage's share of the loop.
-        # But with num_workers=0 both take turns, and if all CPUs are in use, they take CPU time from each other.
+        # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
+        # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
+        # compete.
         if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
             main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
@@ -108,7 +109,7 @@ class _View:
         if stats.elsewhere:
             return 1 << 30
         if self.in_process:
-            return cpus  # it is unknown how much of the work is waiting
+            return cpus  # the share of the work that is waiting is unknown
         if self.cpus_are_full:
             return self.workers
         if self.cpu_bound:
@@ -120,7 +121,8 @@ class _View:
         """Return the number of workers with which the loop would hardly wait, and the factor by which throughput would
         grow; None if more workers do not help.
 
-        All workers are busy, so n workers take 1/n of the time of one; the loop's own time does not change.
+        All workers are busy, so n workers take 1/n of the time that one worker takes; the loop's own time stays the
+        same.
         """
         loop = 1.0 - self.waiting
         current = self.stats.num_workers
@@ -153,7 +155,7 @@ class _View:
         return f"with {count} {unit}{prefetch}, about {speedup:.1f} times the throughput"
 
     def ahead_for(self, workers: int) -> int:
-        """Return how many batches must be in flight to give each of this many workers a chunk."""
+        """Return how many batches must be in flight so that each of this many workers has a chunk."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
@@ -241,7 +243,7 @@ def _wait(view: _View) -> str:
 
 
 def _tiny_images(view: _View) -> str:
-    """Explain that the fixed cost per sample takes most of the time; return "" if it does not."""
+    """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
     slow = view.work(*view.reading) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""

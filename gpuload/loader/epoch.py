@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuload.loader.session import OVER, Session
+from gpuload.loader.session import ITERATOR_ENDED, Session
 from gpuload.order.place import Place
 from gpuload.order.schedule import Schedule
 from gpuload.workers.signals import deferred_signals
@@ -26,7 +26,7 @@ class Progress:
     Attributes:
         start: the place where the epoch began.
         left: the number of remaining batches; None means unknown.
-        place: all samples before this place are done. A batch that was raised as an error counts as done once another
+        place: all samples before this place are done. A batch that raised an error counts as done once another batch
             follows.
         begun: whether a batch has been yielded.
         ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
@@ -52,7 +52,7 @@ class Epoch(Iterator[Any]):
         session: makes the batches.
         schedule: defines the content of the batches.
         progress: where to begin; updated with each batch.
-        epoch_sent: the argument that workers pass to the dataset's ``set_epoch()``; -1 means that they do not call it.
+        epoch_sent: the argument that workers pass to the dataset's ``set_epoch()``, or -1 if they do not call it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Epoch(Iterator[Any]):
             is_over = False
             with session.lock:
                 if progress.ended is not None:
-                    raise RuntimeError(OVER.format(progress.ended)) if progress.ended else StopIteration
+                    raise RuntimeError(ITERATOR_ENDED.format(progress.ended)) if progress.ended else StopIteration
                 if session.ready is None and not session.advance(self._loader.info):
                     is_over = True
                     progress.ended, progress.left, progress.begun = "", 0, True
@@ -99,7 +99,7 @@ class Epoch(Iterator[Any]):
                         progress.place = ready.after
                     return ready.value
                 finally:
-                    del ready  # otherwise the error would refer to itself through this frame
+                    del ready  # otherwise this frame and the error would form a reference cycle
 
     def __del__(self) -> None:
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
@@ -193,8 +193,8 @@ class Cursor:
         return not self.loaded and (self.last is None or not self.last.begun)
 
     def _as_saved(self, place: Place) -> Place:
-        """Return the place; if it is the beginning of an epoch, add the state of the sampler or dataset at the end of
-        the previous epoch."""
+        """Return the place; at the beginning of an epoch, with the state of the sampler or dataset at the end of the
+        previous epoch."""
         if self.last is None or place != Place(place.epoch, 0):
             return place
         end = self.last.place

@@ -1,7 +1,7 @@
 """`headspace`: how much faster a training loop could be with a loader that takes no time.
 
-The loop first gets batches from its own loader, then copies of one batch, which are immediately available. The second
-rate is the loop's speed without a loader, so it bounds the benefit of a faster loader. Runs in the thread that
+The loop first gets batches from its own loader, then copies of one batch, which are available immediately. The second
+rate is the loop's speed without a loader, which bounds the benefit of a faster loader. Runs in the thread that
 iterates. The loader's epoch ends between the two measurements, so that its workers use no CPUs during the second.
 
 The host runs ahead of a GPU, so the device is synchronized at the beginning and end of each measurement, but not within
@@ -66,10 +66,10 @@ def _rate(batches_per_s: float) -> str:
 def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
     """Measure how much any loader could speed up a training loop: iterate over the result instead of the loader.
 
-    The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches of the
-    loader, then the same number of copies of its first batch. Each copy is made just before its step, since a step may
-    modify its batch. At the end, both rates are printed. If an epoch is shorter than needed, the next epoch follows; a
-    smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
+    The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches from
+    the loader, then the same number of copies of the loader's first batch. Each copy is made just before its step,
+    since a step may modify its batch. At the end, both rates are printed. If an epoch is too short, the next epoch
+    follows. A smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
 
     All steps train the model, including those on copies, so discard the model afterwards. The loader's epoch has
     advanced by the batches used.
@@ -143,7 +143,7 @@ class Headspace(Iterator[Any]):
         raise StopIteration(self.rates)
 
     def _from_loader(self) -> Any:
-        for batches in (self._batches, self._loader):  # the rest of an epoch, then the next epoch
+        for batches in (self._batches, self._loader):  # the remaining batches of an epoch, then the next epoch
             if batches is not None:
                 self._batches = iter(batches)
                 for batch in self._batches:
@@ -160,7 +160,7 @@ class Headspace(Iterator[Any]):
         )
 
     def _copy(self) -> Any:
-        """Return a new copy. Copying is not counted on the CPU; a GPU copies a batch in microseconds."""
+        """Return a new copy. On the CPU, the time to copy is not counted; a GPU copies a batch in microseconds."""
         began_s = perf_counter()
         batch = _copied(self._first)
         if not self._devices:

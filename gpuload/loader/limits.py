@@ -1,10 +1,10 @@
 """The machine's limits for a loader (CPUs, open files, processes, memory), and the CPUs near its GPU.
 
 Reaching a limit in the middle of an epoch causes an `OSError` in some library, or kills a process without a message.
-Therefore the limits are checked first, and a `LimitError` with the figures says what does not fit.
+Therefore the limits are checked first, and a `LimitError` says, with figures, which limit would be exceeded.
 
-On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in its memory.
-docs/tuning.md lists the exceptions.
+On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in the memory of
+that node. docs/tuning.md lists the exceptions.
 
 Runs in the main process. Nothing is cached, since limits and usage change with every file and every batch. A missing or
 implausible figure counts as no limit: a guess must never stop a program that would have run. Where a function takes
@@ -59,7 +59,7 @@ START_DESCRIPTORS = 4
 SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modules and libraries
 
 # A worker with the JPEG decoder and without torch has 47 to 51 MB resident: 19 MB of private memory, plus shared pages
-# of libraries. Large images and other decoders soon use the difference.
+# of libraries. With large images or other decoders, private memory soon grows to this size.
 WORKER_BYTES = 45 * 1000 * 1000
 
 # Files in the folder of a control group, by version: limit and usage, and the entries that can be reclaimed.
@@ -112,12 +112,12 @@ def descriptors_left() -> int | None:
     if limit is None:
         return None
     try:
-        # The limit bounds the descriptors' numbers, not their count. Numbers above it, which remain open if the limit
-        # was lowered later, do not count.
+        # The limit bounds the descriptors' numbers, not their count. Descriptors with larger numbers, which stay open
+        # if the limit is lowered later, do not count.
         in_use = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
     except (OSError, ValueError):
         return None
-    return max(0, limit - in_use + 1)  # listdir itself had one open
+    return max(0, limit - in_use + 1)  # listdir itself had one descriptor open
 
 
 def check_workers(workers: int) -> None:
@@ -150,8 +150,8 @@ def check_descriptors(workers: int, *, releasable: int = 0) -> None:
 def processes_left(root: str = "/") -> tuple[int, str] | None:
     """Return how many more processes and threads may be started, and what limits them; None means no limit.
 
-    The limit is the minimum of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and of what the
-    control groups (pids, versions 2 and 1) have left.
+    The limit is the smaller of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and the number
+    that the control groups (pids, versions 2 and 1) still allow.
     """
     left = []
     limit = _limits_of("RLIMIT_NPROC")[0]
@@ -196,13 +196,13 @@ def memory_left_bytes(root: str = "/") -> int | None:
     read twice (after the first epoch, the dataset). Shared memory, such as the ring, is in neither list, since no file
     backs it. Memory that could be swapped out does not count.
     """
-    tightest = _tightest(root)
-    return None if tightest is None else tightest[0]
+    tightest_group = _tightest_group(root)
+    return None if tightest_group is None else tightest_group[0]
 
 
 def available_bytes(root: str = "/") -> int | None:
-    """Return how much more memory this process may use: the machine's free memory or what the control group has left,
-    whichever is less; None if unknown."""
+    """Return how much more memory this process may use: the machine's free memory or the memory that the control group
+    has left, whichever is less; None if unknown."""
     lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     left = memory_left_bytes(root)
@@ -223,11 +223,11 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
         workers: the number of processes to start.
         output_bytes: the ordinary memory of one finished batch.
     """
-    tightest = _tightest(root)
+    tightest_group = _tightest_group(root)
     needed = workers * WORKER_BYTES + output_bytes
-    if tightest is None or needed <= tightest[0]:
+    if tightest_group is None or needed <= tightest_group[0]:
         return
-    left_bytes, limit_bytes, folder = tightest
+    left_bytes, limit_bytes, folder = tightest_group
     raise LimitError(
         f"at least {_mb(needed)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
         f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
@@ -236,7 +236,7 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
     )
 
 
-def _tightest(root: str) -> tuple[int, int, str] | None:
+def _tightest_group(root: str) -> tuple[int, int, str] | None:
     """Return the remaining bytes, the limit and the folder of the control group with the least memory left; None if no
     group has a limit."""
     groups = []
@@ -364,7 +364,7 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
         mounted = [(base, point) for kind, base, point in mounts if kind == version]
         mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
-        # In a container, the group may be outside the mounts; then the mount itself is the container's group.
+        # In a container, the group may be outside the mounts; the mount itself is then the container's group.
         point, below = mounted[0][1], ()
         if ".." not in group.parts:
             inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))

@@ -1,4 +1,4 @@
-"""Reproduces one sample of an epoch, bit for bit, with the same code that builds batches.
+"""Reproducing one sample of an epoch, bit for bit, with the same code that builds batches.
 
 Runs in the main process, without workers, in a temporary session.
 """
@@ -37,9 +37,9 @@ class Replay:
     Attributes:
         epoch, position: the sample's place in the order.
         index: the sample's index or key in the dataset.
-        sample: the dataset's sample (with tensors as arrays), in which images are augmented, C×H×W on the device, with
-            the same bits as in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are tensors,
-            transformed as in the batch.
+        sample: the dataset's sample (with tensors as arrays), whose images are augmented, C×H×W on the device, and
+            bit-identical to those in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are
+            tensors, transformed as in the batch.
         draws: the name of each transform and the values drawn for this sample, as a dict.
     """
 
@@ -132,8 +132,8 @@ def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Repla
         position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
-        # These are the first image's draws; the others differ only where draws depend on image size.
-        draws=tuple(entry for view in finished.drawn for entry in _draws(view.take(np.array([row])))),
+        # The draws of the first image; other images have different draws only where these depend on image size.
+        draws=tuple(entry for view in finished.first_programs for entry in _draws(view.take(np.array([row])))),
     )
 
 

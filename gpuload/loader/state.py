@@ -1,8 +1,8 @@
 """The saved state of a `Loader`, for resuming: a place in an epoch, and everything that the place depends on.
 
 A state is small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training
-may resume with different numbers of them. Draws depend on (seed, epoch, position), so no generators are saved. The
-entire state is validated when it is loaded.
+can resume with different numbers of workers and ranks. Draws depend on (seed, epoch, position), so no generators are
+saved. The entire state is validated when it is loaded.
 
 The state_dict() of a user's sampler or dataset keeps its types. JSON types are written unchanged; any other value
 becomes a dict with its kind as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and ``torch.save`` with
@@ -56,7 +56,8 @@ class State:
     transforms: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON with a version; TypeError if a sampler's or dataset's state_dict() has an unsupported type."""
+        """Return JSON with a version; raise a TypeError if the state_dict() of a sampler or dataset has an unsupported
+        type."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
@@ -77,7 +78,7 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """Parse JSON; TypeError or ValueError unless this version of gpuload wrote it."""
+        """Parse JSON; raise a TypeError or ValueError unless it is a state that this version of gpuload can read."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
         version = state.get("version")
@@ -98,7 +99,7 @@ class State:
         return cls(place=place, **values)
 
     def check(self, current: State, *, strict: bool) -> None:
-        """Raise ValueError if `strict`, else warn, if the settings differ from those of the `current` state."""
+        """If the settings differ from those of the `current` state, raise a ValueError if `strict`, otherwise warn."""
         different = [
             f"{name} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in ("samples", "seed", "order", "transforms")
@@ -131,7 +132,7 @@ def with_states(place: Place, samples: int, states: dict[str, bytes | str] | Non
 def for_workers(place: Place, num_workers: int) -> Place:
     """Return the place in an iterable dataset with an entry for each of this loader's workers.
 
-    ValueError if the number of workers changed, unless all workers have the same state, without any samples."""
+    Raise a ValueError if the number of workers changed, unless all workers have the same state and no samples yet."""
     if place.iterable is None:
         return place
     workers, count = place.iterable["workers"], max(1, num_workers)
@@ -148,19 +149,19 @@ def for_workers(place: Place, num_workers: int) -> Place:
 
 
 def _unpickled(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the states of a dataset and its iterator as JSON. A `Place` has them pickled, or an error message."""
+    """Return the states of a dataset and its iterator as JSON. In a `Place` they are pickled, or an error message."""
     if states is None:
         return None
     unpickled = {}
     for owner, pickled in states.items():
         if isinstance(pickled, str):
             raise TypeError(pickled)
-        # This program pickled it, from the user's object. Nothing that `from_dict` reads is ever unpickled.
+        # This program pickled the state of the user's object. Nothing that `from_dict` reads is ever unpickled.
         unpickled[owner] = to_json(pickle.loads(pickled), f"the state_dict() of the {owner}")
     return unpickled
 
 
-# -- readers: check each value of a loaded state, and name it in the error ------------------------------------------
+# -- readers, which check each value of a loaded state and name it in the error ---------------------------------------
 
 
 def _read_stream(name: str, stream: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ HEADS: Final = ("part", "where", "share", "total", "each", "rate")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """The counters of a session at one moment. They only grow, so those of an earlier moment can be subtracted.
+    """The counters of a session at one moment. Counters only grow, so earlier ones can be subtracted.
 
     Attributes:
         session: the session's number in this process.
@@ -44,8 +44,8 @@ class Counters:
     workers: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return the counts since an earlier moment of the session. Differences below 0 become 0, since workers write
-        their rows while they are read."""
+        """Return the counts since an earlier moment of the session. Differences below 0, which occur since workers
+        write their rows while these are read, become 0."""
         main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
         refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
         return Counters(self.session, main, decoded, refused, workers)
@@ -106,16 +106,16 @@ class Stats:
         waiting: the share of the time that the loop waited in ``next()`` for a batch, 0 to 1.
         next_ms: mean host time of ``next()`` without waiting, milliseconds.
         first_s: seconds the loop waited for the epoch's first batch, if the snapshot covers it.
-        start: how long the current workers took to start, and for what, even if that was before the time covered; all
-            0 without workers on this machine, and until workers are ready.
+        start: how long each step of starting the current workers took, even if that was before the time covered; all 0
+            without workers on this machine, and until workers are ready.
         parts: the parts of the work, with their times.
         workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
             the main process does their work.
         chunks_ready, batches_ready: chunks and batches that are ready but not yet yielded, at this moment.
-        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, of all slots, and its limit,
-            at this moment; ring_segments: the number of slots; ring_grown: slots allocated; ring_spilled: chunks moved
-            from a full ring into ordinary memory.
-        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock some.
+        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, shared memory of all slots,
+            and its limit, at this moment; ring_segments: the number of slots; ring_grown: slots allocated;
+            ring_spilled: chunks moved from a full ring into ordinary memory.
+        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock a part.
         bytes_read: bytes of image files and arrays that the dataset returned.
         bytes_decoded: bytes of pixels written to the slots.
         decoders: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
@@ -197,8 +197,8 @@ class Stats:
     totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
-        """Return the part of this name, or an empty part if there is none. Without `where`, parts of workers and of the
-        main process are added up."""
+        """Return the part with this name, or an empty part if there is none. Without `where`, add up the parts of the
+        workers and the main process."""
         parts = [part for part in self.parts if part.name == name and where in (None, part.where)]
         if len(parts) == 1:
             return parts[0]

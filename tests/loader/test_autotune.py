@@ -24,7 +24,7 @@ import torch
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.loader import autotune
-from gpuload.loader.autotune import MOST_AHEAD, Autotune, Load, Room, Setting, Step, Tuner
+from gpuload.loader.autotune import MAX_AHEAD, Autotune, Load, Room, Setting, Step, Tuner
 
 START_S = 0.3  # of a worker
 
@@ -159,7 +159,7 @@ def run(
             plant.load(since - 1e-9)
             continue
         if auto.watch(seconds, waited):
-            step = auto.decide(plant.load(since), lambda: Room(most, MOST_AHEAD, "the memory"))
+            step = auto.decide(plant.load(since), lambda: Room(most, MAX_AHEAD, "the memory"))
             since = plant.now
             if step is not None:
                 found.steps.append((number, step))

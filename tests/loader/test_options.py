@@ -107,8 +107,8 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
         gl.Loader([1, 2], num_workers=40)
     assert str(warned[0].message) == (
         "num_workers=40, but this process may use 2 CPUs: starting them before the first batch takes about 6 s of all "
-        "CPUs (many times that if the dataset imports torch: 40 on two CPUs took 23 s), and then they use about "
-        "1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
+        "CPUs (many times that if the dataset imports torch: 40 workers on two CPUs took 23 s), and then they use "
+        "about 1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
         "num_workers='auto' finds the best number"
     )
 
