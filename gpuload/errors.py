@@ -195,8 +195,8 @@ class SampleError(_ForwardedError):
         self.cause = record.cause
         self.worker_traceback = record.traceback
         self.record = record
-        where = f"sample {record.index!r}" + (f" ({record.source})" if record.source else "")
-        text = f"{where}, at position {record.position} of the epoch, could not be loaded: {record.cause}"
+        sample = f"sample {record.index!r}" + (f" ({record.source})" if record.source else "")
+        text = f"{sample}, at position {record.position} of the epoch, could not be loaded: {record.cause}"
         if record.traceback:
             text += f"\n\nWhere it happened:\n{record.traceback.rstrip()}"
         super().__init__(text)

@@ -202,11 +202,11 @@ class Assembly:
     @contextlib.contextmanager
     def _collating(self) -> Iterator[None]:
         """Return a context that adds its time to `collate_s`, except time that is added to `copy_s` or `stage_s`."""
-        start, before = perf_counter(), self.copy_s + self.stage_s
+        began_s, issued_s = perf_counter(), self.copy_s + self.stage_s
         try:
             yield
         finally:
-            self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
+            self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
@@ -285,11 +285,11 @@ class Assembly:
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
         lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
         loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
-        start = perf_counter()
+        started_at = perf_counter()
         with named(COPY):
             pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
-        loaded = perf_counter()
-        self.copy_s += loaded - start
+        loaded_at = perf_counter()
+        self.copy_s += loaded_at - started_at
 
         def bytes_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
@@ -316,7 +316,7 @@ class Assembly:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if calls_module:
             self._call_module(epoch, columns, finished, by_row=by_row)
-        self.stage_s += perf_counter() - loaded
+        self.stage_s += perf_counter() - loaded_at
         if columns.blocks and pool is not None:
             finished.full_columns |= _host_blocks(self._transfer, batch, columns, pool)
         elif columns.blocks:

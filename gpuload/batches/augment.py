@@ -218,13 +218,13 @@ class Augment(torch.nn.Module):
 
     def _device_of(self, tree: BatchTree) -> torch.device:
         """Return the device that augments a batch; a GPU with its index."""
-        requested, first = self._device, tree.images[0]
-        device = first.entries[0][1].device if requested is None else _indexed(requested)
+        requested, first_images = self._device, tree.images[0]
+        device = first_images.entries[0][1].device if requested is None else _indexed(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
             source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
             for place, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, source):
-                    owner = f"{first.place} is" if requested is None else "Augment works"
+                    owner = f"{first_images.place} is" if requested is None else "Augment works"
                     raise ValueError(
                         f"{place} is on {pixels.device}, but {owner} on {device}; move images and masks to one device, "
                         "and pass this device to Augment(device=…), or leave it out"
@@ -254,11 +254,11 @@ class Augment(torch.nn.Module):
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, positions))
         if columns.has_targets:
             targets(columns, finished, partial(_masks, tree, stage.device))
-        last = None if chain.module is None else partial(module_seed, seed, epoch, columns)
+        seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
         for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
             if (pairing := finished.pairing) is not None:
                 pairing.take(programs[0], columns, column)
-            views = [_view(stage, source, program, view, pairing, last) for view, program in enumerate(programs)]
+            views = [_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)]
             finished.images.append(views)
         results = iter(finished.images)
         values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
@@ -358,30 +358,31 @@ def _view(
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    last: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    call_module: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
     if not images.is_clip:
-        return result if last is None else last(result)
+        return result if call_module is None else call_module(result)
     if isinstance(result, list):
-        return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
+        return [torch.stack(result[start : start + frames]) for start in range(0, len(result), frames)]
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
     # As in a Loader, the module at the end is called once per frame, with this frame of all clips.
-    return clips if last is None else torch.stack([*map(last, clips.unbind(1))], 1)
+    return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
     """Reject images that require gradients, lists of different kinds, and (on the CPU) floats outside 0 … 1."""
-    _, first = leaf.entries[0]
+    _, first_image = leaf.entries[0]
     for place, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{place} requires gradients, but augmentation is not differentiable; pass {place}.detach(), or call "
                 "it within torch.no_grad()"
             )
-        if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first.dtype, len(first)):
+        if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
-                f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}" for image in (first, tensor)
+                f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
+                for image in (first_image, tensor)
             )
             raise ValueError(
                 f"the images of a batch must have the same dtype and number of channels, but {leaf.place}[0] is "

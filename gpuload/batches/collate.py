@@ -269,15 +269,15 @@ def collate(
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
-    ready: dict[int, Any] = {}
-    placed: dict[int, torch.Tensor] = {}
+    collated: dict[int, Any] = {}
+    on_device: dict[int, torch.Tensor] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
         if mark is None and leaves[0] in finished.planned_columns:  # the leaf has the same number in all rows
-            placed[number] = finished.planned_columns[leaves[0]]
+            on_device[number] = finished.planned_columns[leaves[0]]
             continue
         if kind == "group":
-            ready[number] = [
+            collated[number] = [
                 [
                     converted(_cell(columns, finished, row, leaf), partial(columns.name, row))
                     for leaf in group.leaf_numbers
@@ -286,30 +286,30 @@ def collate(
             ]
             continue
         if kind == "clip":
-            ready[number] = _clips(columns, finished, leaves, image)
+            collated[number] = _clips(columns, finished, leaves, image)
             continue
         full_column = finished.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
-            ready[number] = finished.of_views(finished.images[image])
+            collated[number] = finished.of_views(finished.images[image])
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _of_each_view(columns, finished, leaves)
-            ready[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
+            collated[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
-            ready[number] = full_column
+            collated[number] = full_column
         elif kind == "points":
-            ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = move_merged(ready, to_device) | placed
+            collated[number] = finished.of_views(_of_each_view(columns, finished, leaves))
+    collated = move_merged(collated, to_device) | on_device
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
-            groups = zip(outline.leaves[number], ready[number], strict=True)
-            ready[number] = [unflatten(group.node, entries) for group, entries in groups]
+            groups = zip(outline.leaves[number], collated[number], strict=True)
+            collated[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
 
     def leaf(within: str) -> Any:
         number = next(numbers)
-        if number in ready:
-            return ready[number]
+        if number in collated:
+            return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         column = _cells(columns, finished, outline.leaves[number])
         entries = tuple(column) if within in ("tuple", "list") else column
@@ -404,8 +404,8 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
-    """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first`."""
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first_column: int) -> Any:
+    """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first_column`."""
     lengths = [len(clip.node[3]) for clip in clips]
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if mismatch is not None:
@@ -414,7 +414,7 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int)
             f"{columns.name(mismatch)} has {lengths[mismatch]}; cut clips to one length in the dataset, or pass a "
             "collate_fn"
         )
-    frames = finished.images[first : first + lengths[0]]
+    frames = finished.images[first_column : first_column + lengths[0]]
     return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
 
 
@@ -435,8 +435,8 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if dtype_remedy := next(filter(None, map(remedy_for, column)), None):
         return dtype_remedy
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
-        how = f"pad({name!r})" if name else "pad_collate"
-        remedy = f"collate_fn=gpuload.{how} pads them"
+        function = f"pad({name!r})" if name else "pad_collate"
+        remedy = f"collate_fn=gpuload.{function} pads them"
         if is_image_array(column[0]):
             return remedy + "; return images as gpuload.Image(array), which ragged='list' or 'pad' collates"
         boxes = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
@@ -494,29 +494,29 @@ def stack_masks(
     return torch.stack(list(masks))
 
 
-def move_merged(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+def move_merged(values: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """Move all tensors to the device. Copy small tensors of one dtype together, since a batch can have hundreds."""
-    is_flat = set(map(type, ready.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
-    leaves = ready.values() if is_flat else tree_leaves(ready)
+    is_flat = set(map(type, values.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
+    leaves = values.values() if is_flat else tree_leaves(values)
     cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not cpu_tensors:
-        return ready
+        return values
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in cpu_tensors:
         if tensor.nbytes <= MAX_MERGED_BYTES:
             small.setdefault(tensor.dtype, []).append(tensor)
     probe = next((tensors[0] for tensors in small.values()), None)
     if probe is not None and to_device(probe) is probe:  # the device is the CPU
-        return ready
-    moved: dict[int, torch.Tensor] = {}
+        return values
+    moved_tensors: dict[int, torch.Tensor] = {}
     for tensors in small.values():
         flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            moved[id(tensor)] = part.view(tensor.shape)
+            moved_tensors[id(tensor)] = part.view(tensor.shape)
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            return moved[id(value)] if id(value) in moved else to_device(value)
+            return moved_tensors[id(value)] if id(value) in moved_tensors else to_device(value)
         return value
 
-    return {number: move(value) for number, value in ready.items()} if is_flat else tree_map(move, ready)
+    return {number: move(value) for number, value in values.items()} if is_flat else tree_map(move, values)

@@ -80,11 +80,11 @@ class GatheredTargets(TargetStage):
             scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
         gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
-        program, first = finished.first_programs[0], 0
+        program, first_number = finished.first_programs[0], 0
         for record in [*gathers[0], None]:
             number = len(program.records) if record is None else program.records.index(record)
-            part = program.part(first, number)
-            if first:
+            part = program.part(first_number, number)
+            if first_number:
                 leaves = scenes[0].masks if part.records else ()
                 pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
@@ -92,13 +92,13 @@ class GatheredTargets(TargetStage):
                     scene.masks[leaf] = mask
             follow(part.records, [scene.trail for scene in scenes])
             _drop_entries(scenes, fields, owned)
-            first = number + 1
+            first_number = number + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
                 scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
-        for record, *others in zip(*gathers, strict=True):
-            for other in others:  # the records of the samples' other images
-                other.groups, other.covered = record.groups, record.covered
+        for record, *other_records in zip(*gathers, strict=True):
+            for other_record in other_records:  # the records of the samples' other images
+                other_record.groups, other_record.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
             finished.cells[row] |= moved_results(row_points, scene.trail) | scene.masks | scene.values
@@ -166,18 +166,18 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Combine each scene with the scenes of its group into a mosaic."""
-    rows, corners, shown = record.quadrants(full_windows(record.after_hw))
+    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         sources = [scenes[source] for source in rows[row].tolist()]
-        parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown[row].tolist(), strict=True)]
+        parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown_parts[row].tolist(), strict=True)]
         remaining_of[row], boxes, points = zip(*parts, strict=True)
         pairs = list(zip(sources, remaining_of[row], strict=True))
         results[row] = _combined(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
-        moved = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
-        for row, mask in moved.items():
+        moved_masks = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
+        for row, mask in moved_masks.items():
             results[row].masks[leaf] = mask
     return results
 
@@ -187,15 +187,15 @@ def _quadrant(
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
-    moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
-    moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
-    visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
+    moved_boxes = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
+    moved_boxes = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved_boxes]
+    visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved_boxes]
     remaining = visible[0] if visible else np.arange(0)
     points = [
         (keypoints[remaining] if is_owned else keypoints) + shift
         for keypoints, is_owned in zip(scene.trail.points, owned, strict=True)
     ]
-    return remaining, [boxes[rows] for boxes, rows in zip(moved, visible, strict=True)], points
+    return remaining, [boxes[rows] for boxes, rows in zip(moved_boxes, visible, strict=True)], points
 
 
 def _instances(
@@ -203,7 +203,7 @@ def _instances(
 ) -> dict[int, torch.Tensor]:
     """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
     image. `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
-    rows, corners, shown = record.quadrants(full_windows(record.after_hw))
+    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
     sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
     planes = select_rows(
         pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True)
@@ -213,7 +213,7 @@ def _instances(
         counts = list(map(len, indices))
         dtype = next((mask.dtype for mask, n in zip(sources[row], counts, strict=True) if n), masks[row].dtype)
         results[row] = masks[row].new_zeros((sum(counts), *record.after_hw[row].tolist()), dtype=dtype)
-        parts = zip(results[row].split(counts), corners[row].tolist(), shown[row].tolist(), strict=True)
+        parts = zip(results[row].split(counts), corners[row].tolist(), shown_parts[row].tolist(), strict=True)
         for part, (y, x), (top, left, h, w) in parts:
             visible = next(planes)[:, top - y : top - y + h, left - x : left - x + w]
             part[:, top : top + h, left : left + w] = visible
@@ -223,13 +223,13 @@ def _instances(
 def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return masks of entire images, tiled like the images."""
     for row, group in enumerate(record.groups.tolist()):
-        for mask, other in ((masks[row], other) for other in group):
-            if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
+        for mask, other_row in ((masks[row], other_row) for other_row in group):
+            if (masks[other_row].dtype, masks[other_row].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
                 raise CollateError(
                     f"{record.name} combines masks, but row {row} of the batch has {mask.dtype} of shape "
-                    f"{tuple(mask.shape)}, and row {other} has {masks[other].dtype} of shape "
-                    f"{tuple(masks[other].shape)}; return masks of entire images with one dtype and number, and put "
-                    "masks of instances next to their boxes"
+                    f"{tuple(mask.shape)}, and row {other_row} has {masks[other_row].dtype} of shape "
+                    f"{tuple(masks[other_row].shape)}; return masks of entire images with one dtype and number, and "
+                    "put masks of instances next to their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
     sizes = zip(masks, record.after_hw.tolist(), strict=True)
@@ -245,17 +245,17 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
     """Paste instances of its partner into each scene, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
-    chosen = _chosen(record, partners, scenes)
-    masks = select_rows((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
-    pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in chosen}
+    entries_of = _choose_instances(record, partners, scenes)
+    masks = select_rows((scenes[partners[row]].masks[leaf], entries) for row, entries in entries_of.items())
+    pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in entries_of}
     covered = {row: mask.ne(0).any(dim=0) for row, mask in pasted_masks.items()}
-    visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if chosen else []
+    visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if entries_of else []
     selections = select_rows(
-        (scenes[row].masks[leaf], remaining) for row, (remaining, _, _) in zip(chosen, visible, strict=True)
+        (scenes[row].masks[leaf], remaining) for row, (remaining, _, _) in zip(entries_of, visible, strict=True)
     )
     results = list(scenes)
     for (row, entries), (remaining, is_cut, bounds), remaining_masks in zip(
-        chosen.items(), visible, selections, strict=True
+        entries_of.items(), visible, selections, strict=True
     ):
         scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
@@ -274,18 +274,18 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
     return results
 
 
-def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
+def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
     """Choose instances of non-zero area from the partner of each image that receives pasted instances."""
     assert record.keys is not None
-    chosen = {}
+    entries_of = {}
     for row in np.flatnonzero(record.gathered).tolist():
         boxes = scenes[partners[row]].trail.boxes[0]
         if partners[row] != row and len(boxes):
             key = philox.Key(*record.keys[row].tolist())
             numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
             entries = np.unique((numbers * len(boxes)).astype(np.int64))
-            chosen[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
-    return {row: entries for row, entries in chosen.items() if len(entries)}
+            entries_of[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
+    return {row: entries for row, entries in entries_of.items() if len(entries)}
 
 
 def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -130,7 +130,7 @@ class BatchTree:
     def _check_count(self, leaf: Leaf) -> None:
         if leaf.kind == "value":
             return
-        kind, first = type(leaf.value).__name__, self.images[0]
+        kind, first_images = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
             raise TypeError(
                 f"{leaf.place} is the {kind} of a single image; pass a list with one {kind} per image, empty for "
@@ -140,8 +140,8 @@ class BatchTree:
         if hasattr(entries, "__len__") and len(entries) != self.count:
             noun = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
-                f"{leaf.place} has {len(entries)} {noun}, but {first.place} has {self.count} images; pass one entry "
-                "per image, along the first axis or in a list"
+                f"{leaf.place} has {len(entries)} {noun}, but {first_images.place} has {self.count} images; pass one "
+                "entry per image, along the first axis or in a list"
             )
 
 

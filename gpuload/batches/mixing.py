@@ -76,11 +76,11 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
         [1, 0, 2, 4, 3, 5]
     """
     partners = np.arange(len(numbers), dtype=np.int64)
-    waiting: dict[int, int] = {}
+    unpaired_rows: dict[int, int] = {}
     for row, number in enumerate(numbers.tolist()):
-        partner = waiting.pop(number ^ 1, None)
+        partner = unpaired_rows.pop(number ^ 1, None)
         if partner is None:
-            waiting.setdefault(number, row)
+            unpaired_rows.setdefault(number, row)
         elif samples[row] != samples[partner]:
             partners[row], partners[partner] = partner, row
     return partners

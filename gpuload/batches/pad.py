@@ -112,9 +112,9 @@ def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callabl
         unfolded: list[Any] = []
         structure, leaves = _fold(flatten(sample, unfolded), unfolded, names, MetaValue)
         kept_names = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
-        if missing := [name for name in names if name not in kept_names]:
+        if missing_names := [name for name in names if name not in kept_names]:
             raise ValueError(
-                f"keep() names the field {missing[0]!r}, which sample {row} of the batch lacks; its fields are "
+                f"keep() names the field {missing_names[0]!r}, which sample {row} of the batch lacks; its fields are "
                 f"{', '.join(map(repr, names_of(structure)))}"
             )
         folded.append(unflatten(structure, leaves))
@@ -227,21 +227,21 @@ def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure,
     if not len(samples):
         raise ValueError("pad_collate() got no samples; a batch must have at least one")
     rows: list[list[Any]] = []
-    first: Structure = None
+    first_structure: Structure = None
     for row, sample in enumerate(samples):
         leaves: list[Any] = []
         structure = flatten(sample, leaves)
         if lists:
             structure, leaves = _fold(structure, leaves, lists, _Numbers, ("list", "tuple"))
         rows.append(leaves)
-        first = first or structure
-        if structure != first:
+        first_structure = first_structure or structure
+        if structure != first_structure:
             raise CollateError(
-                f"sample 0 of the batch is {describe(first)}, but sample {row} is {describe(structure)}"
-                f"{difference(first, structure)}: all samples of a batch must have the same structure; let the "
-                "dataset return one form"
+                f"sample 0 of the batch is {describe(first_structure)}, but sample {row} is {describe(structure)}"
+                f"{difference(first_structure, structure)}: all samples of a batch must have the same structure; let "
+                "the dataset return one form"
             )
-    return first, list(zip(*rows, strict=True))
+    return first_structure, list(zip(*rows, strict=True))
 
 
 def _fold(
@@ -273,13 +273,13 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     import torch
 
     tensors = _tensors(column, name)
-    first = tensors[0]
+    first_tensor = tensors[0]
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    to = (None,) * first.ndim if to is None else to
-    if len(to) != first.ndim:
+    to = (None,) * first_tensor.ndim if to is None else to
+    if len(to) != first_tensor.ndim:
         raise ValueError(
-            f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first.ndim} (shape {shapes[0]}); "
-            "give each leaf its own sizes: to={name: sizes}"
+            f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first_tensor.ndim} (shape "
+            f"{shapes[0]}); give each leaf its own sizes: to={{name: sizes}}"
         )
     for axis, limit in enumerate(to):
         for row, shape in enumerate(shapes):
@@ -288,20 +288,20 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
                     f"{_leaf(name)} of sample {row} of the batch has shape {shape}, which exceeds to={to} on axis "
                     f"{axis}; increase to=, or truncate arrays in the dataset"
                 )
-    if not _can_hold(first.dtype, value):
-        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first)}")
+    if not _can_hold(first_tensor.dtype, value):
+        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first_tensor)}")
     largest = map(max, zip(*shapes, strict=True))
     size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest, strict=True))
     if all(shape == size for shape in shapes):  # for images after a crop, one copy on the device instead of N
         data = torch.stack(tensors)
     else:
-        data = torch.full((len(tensors), *size), value, dtype=first.dtype, device=first.device)
+        data = torch.full((len(tensors), *size), value, dtype=first_tensor.dtype, device=first_tensor.device)
         for row, tensor in enumerate(tensors):
             data[(row, *map(slice, tensor.shape))] = tensor
     padding = (data.numel() - sum(map(math.prod, shapes))) / data.numel() if data.numel() else 0.0
     sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
-    if first.device.type != "cpu":  # avoid waiting for the device
-        sizes = sizes.pin_memory().to(first.device, non_blocking=True)
+    if first_tensor.device.type != "cpu":  # avoid waiting for the device
+        sizes = sizes.pin_memory().to(first_tensor.device, non_blocking=True)
     return Padded(data, sizes, padding)
 
 

@@ -79,13 +79,13 @@ def _move_points(columns: Columns, finished: Finished) -> None:
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value
-    moved: list[list[Trail]] = []
+    trails_of_views: list[list[Trail]] = []
     for program in finished.first_programs:
         trails = [trail_of(targets.values()) for targets in points.values()]
         follow(program.records, trails)
-        moved.append(trails)
+        trails_of_views.append(trails)
     cells, selections = finished.cells, []
-    for (row, targets), *trails in zip(points.items(), *moved, strict=True):
+    for (row, targets), *trails in zip(points.items(), *trails_of_views, strict=True):
         views = [moved_results(targets, trail) for trail in trails]
         cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
         if finished.views is None and columns.fields:
@@ -142,13 +142,13 @@ def warning_on_targets(chain: Chain, columns: Columns) -> str:
     """
     kinds = {type(value) for column in columns.points.values() for value in column.values}
     kinds |= {Mask} if columns.masks else set()
-    required = [(method, kind) for method, kind, target in METHODS if target in kinds]
+    required_methods = [(method, kind) for method, kind, target in METHODS if target in kinds]
     warnings: dict[str, None] = {}
     for call in chain.calls:
-        missing = [(method, kind) for method, kind in required if not call.has(method)]
-        if not missing or call.moves_pixels is False:
+        missing_methods = [(method, kind) for method, kind in required_methods if not call.has(method)]
+        if not missing_methods or call.moves_pixels is False:
             continue
-        (method, kind), *_ = missing
+        (method, kind), *_ = missing_methods
         if call.moves_pixels:
             raise ValueError(
                 f"{call.called} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write this "
@@ -159,8 +159,8 @@ def warning_on_targets(chain: Chain, columns: Columns) -> str:
             "set moves_pixels = False in its class"
         )] = None  # fmt: skip
     if chain.module is not None:
-        last = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        warnings[_images_only(f"{last} at the end of the transforms")] = None
+        last_transform = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
+        warnings[_images_only(f"{last_transform} at the end of the transforms")] = None
     return "\n".join(warnings)
 
 

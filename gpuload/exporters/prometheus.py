@@ -167,9 +167,9 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         snapshots = []
-        for name, (reference, first) in list(self.loaders.items()):
+        for name, (reference, initial_stats) in list(self.loaders.items()):
             if (loader := reference()) is not None:
-                snapshots.append((name, loader.stats(since=first), loader.stats()))
+                snapshots.append((name, loader.stats(since=initial_stats), loader.stats()))
             del loader
         return self._families(snapshots)
 
@@ -178,7 +178,7 @@ class _Collector:
             counts = metric in COUNTERS
             kind = self._core.CounterMetricFamily if counts else self._core.GaugeMetricFamily
             family = kind(metric.name, metric.text, labels=("loader", *metric.labels))
-            for name, since_first, epoch in snapshots:
-                for labels, value in metric.samples(since_first if counts else epoch):
+            for name, since_initial, epoch in snapshots:
+                for labels, value in metric.samples(since_initial if counts else epoch):
                     family.add_metric((name, *labels), value)
             yield family

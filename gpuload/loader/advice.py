@@ -47,23 +47,25 @@ class _View:
         self.waiting = stats.waiting_later
         # The shares of the time that `next()` takes in addition to waiting. With num_workers=0, collating plain data
         # counts as waiting.
-        self.issuing = {name: self.share(name) for name in ("copy", "stage", "device decode")}
-        self.issuing["rest"] = self.share("rest")
+        self.issuing_shares = {name: self.share(name) for name in ("copy", "stage", "device decode")}
+        self.issuing_shares["rest"] = self.share("rest")
         if not self.in_process or stats.bytes_decoded:
-            self.issuing["rest"] = self.share("collate", "rest")
-        self.costliest_issuing = max(self.issuing, key=self.issuing.__getitem__)
-        self.loading = min(1.0, self.waiting + sum(self.issuing.values()))  # the time an infinitely fast loader saves
+            self.issuing_shares["rest"] = self.share("collate", "rest")
+        self.costliest_issuing = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
+        self.loading_share = min(
+            1.0, self.waiting + sum(self.issuing_shares.values())
+        )  # the time an infinitely fast loader saves
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
         work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
         self.work_s = sum(self._work(name).seconds for name in work)  # summed over all workers
-        self.queued = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
+        self.queued_share = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
         # Whether the work mainly needs CPUs, not a disk or a network; time spent waiting for a CPU does not count.
         self.cpu_bound = stats.workers_cpu_s > CPU_BOUND * (self.work_s - stats.workers_queued_s)
         self.cpus_are_full = stats.cpu_s > CPUS_FULL * stats.cpus * max(stats.seconds - self.start_s, 1e-9)
         images = max(1, stats.part("decode").count)
         self.image_bytes, self.file_bytes = stats.bytes_decoded / images, stats.bytes_read / images
-        self.decodes = any(stats.decoders.values())
+        self.decodes_images = any(stats.decoders.values())
 
     def share(self, *names: str, where: str = "main") -> float:
         """Return the share of the time that these parts take."""
@@ -84,21 +86,21 @@ class _View:
     @cached_property
     def bottleneck(self) -> str:
         """Return "wait", a name in `issuing`, or "step"."""
-        stats, is_largest = self.stats, self.waiting >= self.issuing[self.costliest_issuing]
+        stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing]
         # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
         # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
         # compete.
         if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
             main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
-            return "stage" if main_fills_cpus and self.issuing["stage"] > self.waiting else "wait"
-        return self.costliest_issuing if self.loading >= 0.5 else "step"
+            return "stage" if main_fills_cpus and self.issuing_shares["stage"] > self.waiting else "wait"
+        return self.costliest_issuing if self.loading_share >= 0.5 else "step"
 
     @property
-    def reading(self) -> tuple[str, ...]:
+    def reading_parts(self) -> tuple[str, ...]:
         """Return the parts that include reading the dataset: "read"; "header", since PIL images are decoded when a
         sample is unpacked; and "decode", since a memory-mapped array is read when its pixels are copied."""
-        if self.decodes or not self.stats.bytes_decoded:
+        if self.decodes_images or not self.stats.bytes_decoded:
             return ("read",)
         return ("read", "header") if self.cpu_bound else ("read", "header", "decode")
 
@@ -140,15 +142,17 @@ class _View:
             why = f"this process may use {cpus}"
             if self.cpus_are_full:
                 why = f"this process uses all of its {cpus}"
-            elif self.queued > CPU_CONTENTION:
-                why += f", and other programs use them too: workers wait {self.queued:.0%} of their time for a CPU"
+            elif self.queued_share > CPU_CONTENTION:
+                why += (
+                    f", and other programs use them too: workers wait {self.queued_share:.0%} of their time for a CPU"
+                )
             return f"more workers would not help, as {why}"
         count, speedup = self.better
         unit = "worker" if count == 1 else "workers"
-        if self.queued > CPU_CONTENTION and self.cpu_bound:
+        if self.queued_share > CPU_CONTENTION and self.cpu_bound:
             return (
-                f"with {count} {unit} it would wait less, but workers wait {self.queued:.0%} of their time for a CPU "
-                "that other programs use"
+                f"with {count} {unit} it would wait less, but workers wait {self.queued_share:.0%} of their time for a "
+                "CPU that other programs use"
             )
         ahead = self.ahead_for(count)
         prefetch = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
@@ -227,7 +231,7 @@ def _wait(view: _View) -> str:
     if stats.resident_bytes:
         return _issuing(view, "is the bottleneck: it takes")
     if view.workers_busy:
-        return _reading(view) if view.work(*view.reading) > 0.5 else _working(view)
+        return _reading(view) if view.work(*view.reading_parts) > 0.5 else _working(view)
     busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
     half_of_others = 0.5 * (view.workers - 1)
     if busiest is not None and half_of_others and busiest.busy >= BUSY and view.busy - busiest.busy <= half_of_others:
@@ -244,7 +248,7 @@ def _wait(view: _View) -> str:
 
 def _tiny_images(view: _View) -> str:
     """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
-    slow = view.work(*view.reading) > 0.5 and view.ms_per_sample("read") > 1.0
+    slow = view.work(*view.reading_parts) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""
     return (
@@ -257,13 +261,13 @@ def _tiny_images(view: _View) -> str:
 def _reading(view: _View) -> str:
     """Explain that the dataset is slow, and whether it computes or waits."""
     stats = view.stats
-    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading):.3g} ms"
+    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading_parts):.3g} ms"
     remedies = []
     if view.cpu_bound and not view.in_process:
         bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
-    elif "cache" in stats.untried and not view.in_process and (view.decodes or not stats.bytes_decoded):
+    elif "cache" in stats.untried and not view.in_process and (view.decodes_images or not stats.bytes_decoded):
         remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
-    if (view.cpu_bound or view.in_process) and not view.decodes:
+    if (view.cpu_bound or view.in_process) and not view.decodes_images:
         remedies.append(
             "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
             "its transforms to the Loader, which decodes only the region that the crop needs"
@@ -275,7 +279,7 @@ def _reading(view: _View) -> str:
 
 def _working(view: _View) -> str:
     """Name the part of the workers' work that takes longest."""
-    names = {"decode": "decode is" if view.decodes else "copying the dataset's arrays is",
+    names = {"decode": "decode is" if view.decodes_images else "copying the dataset's arrays is",
              "header": "headers and draws are", "pack": "packing labels is", "collate": "collate_fn is",
              "plan": "planning batches is", "read": "reading is"}  # fmt: skip
     slowest = max(names, key=view.work)
@@ -297,7 +301,7 @@ def _working(view: _View) -> str:
 def _issuing(view: _View, takes: str, name: str = "") -> str:
     """Explain how long a part of ``next()`` takes (by default the bottleneck), and name a remedy."""
     stats, name = view.stats, name or view.bottleneck
-    share = view.issuing.get(name, view.waiting)
+    share = view.issuing_shares.get(name, view.waiting)
     if stats.resident_bytes and name in ("wait", "rest"):
         return (
             f"cutting batches from cached samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
@@ -335,12 +339,12 @@ def _step(view: _View) -> str:
             f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) shows "
             "what runs where, and fewer transforms on the device leave more time for training"
         )
-    gain = view.loading / max(1.0 - view.loading, 0.01)
+    gain = view.loading_share / max(1.0 - view.loading_share, 0.01)
     clauses = [
         f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
         f"could bring at most {max(gain, 0.01):.0%} more throughput"
     ]
-    if view.issuing[view.costliest_issuing] >= NEGLIGIBLE:
+    if view.issuing_shares[view.costliest_issuing] >= NEGLIGIBLE:
         clauses.append(_issuing(view, "takes", view.costliest_issuing))
     elif view.stats.pinning_refused:
         clauses.append(f"{view.not_locked}: {RAISE_LOCK_LIMIT}")

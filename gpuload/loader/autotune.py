@@ -307,14 +307,17 @@ class Autotune:
         not save enough time."""
         current = self.setting.workers
         # Exceed the number of CPUs only as far as workers leave them idle.
-        maximum, by = max(self._cpus, int(SATURATED * self._cpus * current / max(means.load.cpus, 1e-3))), "CPUs"
-        if maximum > current and (allowed := room()).workers < maximum:
-            maximum, by = allowed.workers, allowed.limited_by
+        maximum, limit_name = (
+            max(self._cpus, int(SATURATED * self._cpus * current / max(means.load.cpus, 1e-3))),
+            "CPUs",
+        )
+        if maximum > current and (limits := room()).workers < maximum:
+            maximum, limit_name = limits.workers, limits.limited_by
         if maximum <= current:
-            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {by}"
+            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {limit_name}"
             return current
-        required = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
-        workers = min(maximum, max(current + 1, math.ceil(min(required, LEAP * current))))
+        required_workers = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
+        workers = min(maximum, max(current + 1, math.ceil(min(required_workers, LEAP * current))))
         return current if means.gain(workers) < THRESHOLD else workers
 
     def _more_ahead(self, room: Callable[[], Room]) -> int:
@@ -361,8 +364,8 @@ class Tuner:
     def batch(self, waited_s: float) -> None:
         """Record that a batch is about to be yielded after the loop waited `waited_s` for it."""
         now = time.perf_counter()
-        last, self._last_yielded_at = self._last_yielded_at, now
-        if last is None:
+        last_yielded_at, self._last_yielded_at = self._last_yielded_at, now
+        if last_yielded_at is None:
             self._since = None
         elif not self._pool.is_steady:
             if self._pool.most < self._autotune.setting.workers:
@@ -374,8 +377,8 @@ class Tuner:
         elif self._since is None:
             self._since = self._pool.busy_s(), self._pool.wanted_cpu_s()
         else:
-            self._seconds += now - last
-            if self._autotune.watch(now - last, waited_s):
+            self._seconds += now - last_yielded_at
+            if self._autotune.watch(now - last_yielded_at, waited_s):
                 self._decide()
 
     def _restart(self) -> None:
@@ -424,15 +427,15 @@ class Tuner:
     def _room(self) -> Room:
         """Return the machine's current limits."""
         current, memory = self._autotune.setting, memory_left_bytes()
-        allowed = [(self._pool.most, f"the maximum of {self._pool.most}")]
+        worker_limits = [(self._pool.most, f"the maximum of {self._pool.most}")]
         if memory is not None:
-            allowed.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
+            worker_limits.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
         if (descriptors := descriptors_left()) is not None:
             additional = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
-            allowed.append((current.workers + additional, "open files"))
+            worker_limits.append((current.workers + additional, "open files"))
         if (processes := processes_left()) is not None:
-            allowed.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
-        workers, by = min(allowed)
+            worker_limits.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
+        workers, limit_name = min(worker_limits)
         # Estimate a batch's memory in the ring from the batches in flight.
         ring = self._feed.ring
         batch_bytes = max(1, ring.slot_bytes // (self._feed.ahead + 1))
@@ -441,7 +444,7 @@ class Tuner:
             ahead = min(ahead, current.ahead + memory // MEMORY_SHARE // batch_bytes)
         if self._options.order.iterable:  # where `ahead` is per worker
             ahead //= current.workers
-        return Room(workers, max(DEFAULT_PREFETCH, ahead), by)
+        return Room(workers, max(DEFAULT_PREFETCH, ahead), limit_name)
 
     def _worker_bytes(self) -> int:
         """Return the memory to expect for another worker: the largest private memory of the current workers."""

@@ -70,8 +70,8 @@ def describe_cache(options: Options) -> str | None:
     samples = cached.on_device.get(_key(options, cached, device))
     if samples is None:
         return f"{len(cached):,} will be cached on {device} at the first iter()"
-    others = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
-    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{others}"
+    on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
+    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
 
 
 def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
@@ -101,24 +101,32 @@ class Budget:
         free = {"cpu": available_bytes()}
         if device.type != "cpu":
             free[str(device)] = devices.Accelerator(device).free_bytes()
-        for where, nbytes in free.items():
+        for device_name, nbytes in free.items():
             if nbytes is not None:  # None means unknown, so there is no limit
-                allowed, reason = nbytes // 2 if half else nbytes, f"{_mb(nbytes)} are free on {where}{half}"
-                self._limits.append((allowed, where == str(device), where == "cpu", reason, remedy))
+                allowed_bytes, reason = (
+                    nbytes // 2 if half else nbytes,
+                    f"{_mb(nbytes)} are free on {device_name}{half}",
+                )
+                self._limits.append((allowed_bytes, device_name == str(device), device_name == "cpu", reason, remedy))
 
-    def with_headroom(self, pixels: int) -> int:
+    def with_headroom(self, pixel_bytes: int) -> int:
         """Return the estimated bytes of pixels plus some headroom, but no more than the limits allow."""
-        return min([int(pixels * HEADROOM), *(allowed for allowed, has_pixels, *_ in self._limits if has_pixels)])
+        return min(
+            [
+                int(pixel_bytes * HEADROOM),
+                *(allowed_bytes for allowed_bytes, has_pixels, *_ in self._limits if has_pixels),
+            ]
+        )
 
-    def check(self, pixels: int, others: int, basis: str) -> None:
+    def check(self, pixel_bytes: int, other_bytes: int, basis: str) -> None:
         """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` says where the
         numbers come from."""
-        for allowed, has_pixels, has_others, reason, remedy in self._limits:
-            if pixels * has_pixels + others * has_others > allowed:
+        for allowed_bytes, has_pixels, has_others, reason, remedy in self._limits:
+            if pixel_bytes * has_pixels + other_bytes * has_others > allowed_bytes:
                 raise LimitError(
-                    f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
-                    f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {reason}. If possible, "
-                    f"{remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack resizes them), "
+                    f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixel_bytes)} of pixels on "
+                    f"{self.device} and {_mb(other_bytes)} of other values on cpu ({basis}), but {reason}. If "
+                    f"possible, {remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack resizes them), "
                     "or use gpuload.Cached, which stores encoded files and evicts some when it is full"
                 )
 
@@ -160,12 +168,12 @@ def _projected(feed: Feed, budget: Budget) -> int:
         _add(batch, probes)
         ends.append(memory.used_bytes)
         feed.release(batch)
-    pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
-    budget.check(pixels, others, f"estimated from {len(numbers)} samples")
-    log.cache_start(budget.samples, pixels, others, budget.device)
+    pixel_bytes, other_bytes = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
+    budget.check(pixel_bytes, other_bytes, f"estimated from {len(numbers)} samples")
+    log.cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
     if len(set(np.diff(ends))) == 1:
-        return pixels
-    return budget.with_headroom(pixels)
+        return pixel_bytes
+    return budget.with_headroom(pixel_bytes)
 
 
 @contextlib.contextmanager

@@ -116,14 +116,14 @@ class Cursor:
     """The position of a loader.
 
     Attributes:
-        chosen: the place of the next epoch, if it was set after the last epoch began.
-        loaded: whether `chosen` comes from a state.
+        chosen_place: the place of the next epoch, if it was set after the last epoch began.
+        loaded: whether `chosen_place` comes from a state.
         epoch: the number of the last epoch, or of the first epoch before it begins.
         last: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
-    chosen: Place | None = None
+    chosen_place: Place | None = None
     loaded: bool = False
     epoch: int = 0
     last: Progress | None = None
@@ -132,8 +132,8 @@ class Cursor:
     @property
     def next(self) -> Place:
         """Return the place where the next epoch begins."""
-        if self.chosen is not None:
-            return self.chosen
+        if self.chosen_place is not None:
+            return self.chosen_place
         if self.last is None:
             return Place(0, 0)
         return self.last.start if self._replaces_last else Place(self.last.start.epoch + 1, 0)
@@ -142,7 +142,7 @@ class Cursor:
     def _replaces_last(self) -> bool:
         """Whether the next epoch replaces the last one, which has yielded no batch: trainers call `iter()` just to
         inspect the iterator."""
-        return self.chosen is None and self.last is not None and not self.last.begun
+        return self.chosen_place is None and self.last is not None and not self.last.begun
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
@@ -155,7 +155,7 @@ class Cursor:
 
     def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
         """Return the cursor whose next epoch begins at this place."""
-        return replace(self, chosen=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
+        return replace(self, chosen_place=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
         """Return the progress of an epoch that begins now."""
@@ -183,7 +183,7 @@ class Cursor:
         epoch has ended and another was chosen, the next epoch's place."""
         if self.loaded:
             return self.next
-        if self.last is None or (self.chosen is not None and not self.last.is_open):
+        if self.last is None or (self.chosen_place is not None and not self.last.is_open):
             return self._as_saved(self.next)
         return self.last.place
 

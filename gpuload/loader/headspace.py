@@ -113,7 +113,7 @@ class Headspace(Iterator[Any]):
         self._loader, self._steps = loader, steps
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
-        self._first: Any = None  # a copy of the first batch, made before the loop saw it
+        self._first_batch: Any = None  # a copy of the first batch, made before the loop saw it
         self._devices: set[torch.device] = set()  # the devices of its tensors, except the CPU
         self._began_s = self._loader_s = 0.0
 
@@ -124,11 +124,11 @@ class Headspace(Iterator[Any]):
     def __next__(self) -> Any:
         loader_batches = WARM_UP + self._steps
         if self._delivered == WARM_UP:
-            self._began_s = self._now()
+            self._began_s = self._synchronized_time()
         elif self._delivered == loader_batches:
-            self._loader_s = self._now() - self._began_s
+            self._loader_s = self._synchronized_time() - self._began_s
             self._batches = None  # ends the epoch, so that its workers stop
-            self._began_s = self._now()
+            self._began_s = self._synchronized_time()
         elif self._delivered == len(self):
             self._end()
         batch = self._from_loader() if self._delivered < loader_batches else self._copy()
@@ -137,8 +137,10 @@ class Headspace(Iterator[Any]):
 
     def _end(self) -> NoReturn:
         if self.rates is None:
-            self.rates = HeadspaceRates(self._steps / self._loader_s, self._steps / (self._now() - self._began_s))
-            self._first = None
+            self.rates = HeadspaceRates(
+                self._steps / self._loader_s, self._steps / (self._synchronized_time() - self._began_s)
+            )
+            self._first_batch = None
             print(self.rates)
         raise StopIteration(self.rates)
 
@@ -148,7 +150,7 @@ class Headspace(Iterator[Any]):
                 self._batches = iter(batches)
                 for batch in self._batches:
                     if self._delivered == 0:
-                        self._first = _copied(batch)
+                        self._first_batch = _copied(batch)
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
@@ -162,12 +164,12 @@ class Headspace(Iterator[Any]):
     def _copy(self) -> Any:
         """Return a new copy. On the CPU, the time to copy is not counted; a GPU copies a batch in microseconds."""
         began_s = perf_counter()
-        batch = _copied(self._first)
+        batch = _copied(self._first_batch)
         if not self._devices:
             self._began_s += perf_counter() - began_s
         return batch
 
-    def _now(self) -> float:
+    def _synchronized_time(self) -> float:
         """Wait until the current device and the batch's devices are idle, and return the time."""
         if devices.is_available():
             for device in {devices.current_device(), *self._devices}:

@@ -125,24 +125,24 @@ def check_workers(workers: int) -> None:
     processes than would be left if all Loaders of this process were closed. `check_descriptors` checks again when
     workers start."""
     if workers:
-        pools, running = running_workers()
-        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
-        check_processes(workers, releasable=pools + running)
+        pool_count, worker_count = running_workers()
+        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pool_count + WORKER_DESCRIPTORS * worker_count)
+        check_processes(workers, releasable=pool_count + worker_count)
 
 
 def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
     `releasable` descriptors are in use but count as free."""
-    needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
-    left = descriptors_left()
-    if left is None or needed <= left + releasable:
+    required = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    free = descriptors_left()
+    if free is None or required <= free + releasable:
         return
     soft, hard = _limits_of("RLIMIT_NOFILE")
     maximum = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
-        f"num_workers={workers} needs {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker and "
-        f"{needed - WORKER_DESCRIPTORS * workers} others), but only {left:,} of the {soft:,} that it may have open are "
-        "left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
+        f"num_workers={workers} needs {required:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker "
+        f"and {required - WORKER_DESCRIPTORS * workers} others), but only {free:,} of the {soft:,} that it may have open "
+        "are left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {maximum})"
     )
 
@@ -153,15 +153,15 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
     The limit is the smaller of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and the number
     that the control groups (pids, versions 2 and 1) still allow.
     """
-    left = []
+    remaining = []
     limit = _limits_of("RLIMIT_NPROC")[0]
     if limit is not None and os.geteuid() != 0:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
-            left.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
+            remaining.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
     for limit, use, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
-        left.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
-    return min(left, default=None)
+        remaining.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    return min(remaining, default=None)
 
 
 def _tasks_of(user: int, root: str) -> int:
@@ -177,11 +177,11 @@ def _tasks_of(user: int, root: str) -> int:
 def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
     """Raise a LimitError if this many processes may not be started. `releasable` processes are running but count as
     ended."""
-    left = processes_left(root)
-    if left is not None and workers + 1 > left[0] + releasable:  # including the template
+    remaining = processes_left(root)
+    if remaining is not None and workers + 1 > remaining[0] + releasable:  # including the template
         raise LimitError(
-            f"num_workers={workers} needs {workers + 1} processes, but only {left[0]:,} are left of {left[1]}. Use "
-            "fewer workers, end other programs, or raise the limit"
+            f"num_workers={workers} needs {workers + 1} processes, but only {remaining[0]:,} are left of {remaining[1]}. "
+            "Use fewer workers, end other programs, or raise the limit"
         )
 
 
@@ -204,9 +204,9 @@ def available_bytes(root: str = "/") -> int | None:
     """Return how much more memory this process may use: the machine's free memory or the memory that the control group
     has left, whichever is less; None if unknown."""
     lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    left = memory_left_bytes(root)
-    return min([*free, *([] if left is None else [left])], default=None)
+    machine_bytes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    group_bytes = memory_left_bytes(root)
+    return min([*machine_bytes, *([] if group_bytes is None else [group_bytes])], default=None)
 
 
 def lockable_bytes() -> int | None:
@@ -224,12 +224,12 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
         output_bytes: the ordinary memory of one finished batch.
     """
     tightest_group = _tightest_group(root)
-    needed = workers * WORKER_BYTES + output_bytes
-    if tightest_group is None or needed <= tightest_group[0]:
+    required_bytes = workers * WORKER_BYTES + output_bytes
+    if tightest_group is None or required_bytes <= tightest_group[0]:
         return
     left_bytes, limit_bytes, folder = tightest_group
     raise LimitError(
-        f"at least {_mb(needed)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
+        f"at least {_mb(required_bytes)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
         f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
         f"limit of {_mb(limit_bytes)}. Use fewer workers or a smaller batch_size, or raise the limit of the container "
         "or job"
@@ -343,10 +343,10 @@ def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
     devices = os.path.join(root, DEVICES)
     vendor = _read(f"{devices}/{address}/vendor")
     nodes = []
-    for other in os.listdir(devices):
-        is_gpu = _read(f"{devices}/{other}/class").startswith((DISPLAY, ACCELERATOR))
-        if is_gpu and _read(f"{devices}/{other}/vendor") == vendor:
-            nodes.append(near(other, root)[0])
+    for other_address in os.listdir(devices):
+        is_gpu = _read(f"{devices}/{other_address}/class").startswith((DISPLAY, ACCELERATOR))
+        if is_gpu and _read(f"{devices}/{other_address}/vendor") == vendor:
+            nodes.append(near(other_address, root)[0])
     return max(1, min(ranks, nodes.count(node) * -(-ranks // max(1, len(nodes)))))
 
 

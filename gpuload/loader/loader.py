@@ -338,8 +338,8 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
-        (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
-        place = for_workers(loaded.place, self.num_workers)
+        (loaded_state := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
+        place = for_workers(loaded_state.place, self.num_workers)
         if self._cursor.is_open:
             text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -348,7 +348,7 @@ class Loader:
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
-        log.state_loaded(loaded)
+        log.state_loaded(loaded_state)
 
     def _state(self, place: Place) -> State:
         options = self._options
@@ -443,9 +443,9 @@ class Loader:
         self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
-        if self._iterates_in_process and (begin := self._session.initial_place()):
+        if self._iterates_in_process and (initial_place := self._session.initial_place()):
             # As in DataLoader, save the initial state now. Workers send theirs with the first batch.
-            progress.place = with_states(progress.place, begin.samples, begin.state)
+            progress.place = with_states(progress.place, initial_place.samples, initial_place.state)
         return iterator
 
     def close(self) -> None:

@@ -92,11 +92,11 @@ def _workers(options: Options) -> str:
 
 def _decoders(options: Options) -> str:
     """Describe the JPEG decoders of this process; the workers have the same decoders, from the same installation."""
-    decoders, missing = Decoder(options.workers.decode).jpeg_decoders
+    decoders, reasons = Decoder(options.workers.decode).jpeg_decoders
     usable = [decoder.name for decoder in decoders]
-    if not missing:
+    if not reasons:
         return f"crops by {usable[0]}, entire images by {usable[-1]}, other images by Pillow"
-    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
+    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(reasons)}"
     if NvImageCodec.name in usable:
         return text
     remedy = "pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"

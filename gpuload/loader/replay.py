@@ -56,8 +56,8 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-    last = shares_of(order).samples - 1 if order.planned else 2**63 - 1
-    position = check_integer("position", position, 0, last)
+    last_position = shares_of(order).samples - 1 if order.planned else 2**63 - 1
+    position = check_integer("position", position, 0, last_position)
     if index is None and not order.planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "
@@ -149,12 +149,12 @@ def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
     draws = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.drawn_fields)
-        plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
+        plain_values = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
         if isinstance(record, Call) and record.params is not None:
-            plain["params"] = in_params(record.params, lambda array: array[0].tolist())
+            plain_values["params"] = in_params(record.params, lambda array: array[0].tolist())
         if isinstance(record, Ops):
-            plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
+            plain_values["operations"] = [OPS[code] for code in plain_values.pop("codes") if code != NOTHING]
         name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]
-        if plain and name:
-            draws.append((name, plain))
+        if plain_values and name:
+            draws.append((name, plain_values))
     return tuple(draws)

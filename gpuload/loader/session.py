@@ -487,7 +487,7 @@ class Session:
         if assembled.postponed is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "unrecognized")
+            kind = next((prefix for prefix in (REMARK, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _Launched(
             assembled.value,
@@ -508,12 +508,14 @@ class Session:
         if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
             return []
         if self.options.batches.collate_fn is not None:
-            why, where = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
+            reason, remedy_place = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
         else:
-            why = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
-            where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
-        text = f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last)"
-        return [("layout", f"{text} {where}")]
+            reason = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
+            remedy_place = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
+        text = (
+            f"memory_format='channels_last' has no effect: {reason}. Write images.to(memory_format=torch.channels_last)"
+        )
+        return [("layout", f"{text} {remedy_place}")]
 
 
 def _raisable(error: Exception) -> Exception:
@@ -570,8 +572,11 @@ class _Consumer(Consumer):
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
         if not order.sampled:
-            begin, count = order.peers(index)
-            return (begin + row for row in substitutes(order.seed, batch.spec.epoch, position, index - begin, count))
+            first_index, count = order.peers(index)
+            return (
+                first_index + row
+                for row in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
+            )
         keys = list(batch.spec.indices)
         rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
         return (keys[row] for row in rows if keys[row] != index)

@@ -87,8 +87,10 @@ class State:
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
                 "load it with the gpuload that wrote it"
             )
-        if missing := READERS.keys() - state.keys() - OPTIONAL:
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}; pass a complete dict from state_dict()")
+        if missing_keys := READERS.keys() - state.keys() - OPTIONAL:
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(missing_keys))}; pass a complete dict from state_dict()"
+            )
 
         def read(name: str) -> Any:
             value = state.get(name)
@@ -100,7 +102,7 @@ class State:
 
     def check(self, current: State, *, strict: bool) -> None:
         """If the settings differ from those of the `current` state, raise a ValueError if `strict`, otherwise warn."""
-        different = [
+        differences = [
             f"{name} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in ("samples", "seed", "order", "transforms")
             if getattr(self, name) != getattr(current, name)
@@ -108,9 +110,9 @@ class State:
         position, samples = self.place.position, current.samples
         if samples is not None and self.place.sampler is None and position > samples:
             raise ValueError(f"the state is at position {position:,}, but the dataset has only {samples:,} samples")
-        if not different:
+        if not differences:
             return
-        text = f"the state was saved by a different loader: {'; '.join(different)}"
+        text = f"the state was saved by a different loader: {'; '.join(differences)}"
         if strict:
             raise ValueError(
                 f"{text}. The remaining epoch would not match the original; restore the loader's settings, or pass "
@@ -216,9 +218,9 @@ def _count(name: str, value: Any, bits: int = 63) -> int:
 
 def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
     if not condition:
-        shown = repr(value)
-        shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
-        raise ValueError(f"the state's {name} must be {expected}, got {shown}")
+        shown_value = repr(value)
+        shown_value = shown_value if len(shown_value) <= 100 else f"{shown_value[:99]}…"
+        raise ValueError(f"the state's {name} must be {expected}, got {shown_value}")
     return value
 
 

@@ -284,9 +284,9 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     if stats.first_s:
         yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
     if stats.num_workers:
-        shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
+        busy_shares = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
         ellipsis = " …" if len(stats.workers) > 8 else ""
-        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{ellipsis}"
+        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {busy_shares}{ellipsis}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
         text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
@@ -307,8 +307,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
     if stats.decoders:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
-    for why, count in stats.device_refused.items():
-        yield "refused", f"{count:,} by the device's decoder: {why}"
+    for reason, count in stats.device_refused.items():
+        yield "refused", f"{count:,} by the device's decoder: {reason}"
     if stats.resident_bytes:
         yield "cached", f"{size_of(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
