@@ -126,8 +126,8 @@ class Budget:
                 raise LimitError(
                     f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixel_bytes)} of pixels on "
                     f"{self.device} and {_mb(other_bytes)} of other values on cpu ({basis}), but {reason}. If "
-                    f"possible, {remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack resizes them), "
-                    "or use gpuload.Cached, which stores encoded files and evicts some when it is full"
+                    f"possible, {remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack "
+                    "resizes them), or use gpuload.Cached, which stores encoded files and evicts some when it is full"
                 )
 
 

@@ -141,8 +141,8 @@ def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     maximum = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
         f"num_workers={workers} needs {required:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker "
-        f"and {required - WORKER_DESCRIPTORS * workers} others), but only {free:,} of the {soft:,} that it may have open "
-        "are left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
+        f"and {required - WORKER_DESCRIPTORS * workers} others), but only {free:,} of the {soft:,} that it may have "
+        "open are left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {maximum})"
     )
 
@@ -180,8 +180,8 @@ def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> No
     remaining = processes_left(root)
     if remaining is not None and workers + 1 > remaining[0] + releasable:  # including the template
         raise LimitError(
-            f"num_workers={workers} needs {workers + 1} processes, but only {remaining[0]:,} are left of {remaining[1]}. "
-            "Use fewer workers, end other programs, or raise the limit"
+            f"num_workers={workers} needs {workers + 1} processes, but only {remaining[0]:,} are left of "
+            f"{remaining[1]}. Use fewer workers, end other programs, or raise the limit"
         )
 
 
