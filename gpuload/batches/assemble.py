@@ -180,7 +180,9 @@ class Assembly:
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
-        self._lends = self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+        self._lends_slots = (
+            self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+        )
         self._targets: TargetStage | None = None  # created for the first sample with targets
         self._warned = False  # whether `warning_on_targets` was called
 
@@ -238,9 +240,9 @@ class Assembly:
                 return value()
 
         if is_postponed and finished is not None:
-            return AssembledBatch(None, _tensors([*finished.results, batch_info], MAX_DEPTH), postponed, warning)
+            return AssembledBatch(None, _find_tensors([*finished.results, batch_info], MAX_DEPTH), postponed, warning)
         result = value()
-        return AssembledBatch(result, _tensors(result, MAX_DEPTH), None, warning)
+        return AssembledBatch(result, _find_tensors(result, MAX_DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
         """Return whether user code (a `collate_fn` or the module at the end of the transforms) may read values that
@@ -283,11 +285,11 @@ class Assembly:
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
-        lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
-        loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
+        lends_slots = bool(self._lends_slots and columns.images and not (columns.has_targets or batch.on_device))
+        loads_slots = bool((columns.images and not lends_slots) or (columns.blocks and pool is None))
         started_at = perf_counter()
         with named(COPY):
-            pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
+            pixels, starts = self._transfer.load(batch, release) if loads_slots else (None, [])
         loaded_at = perf_counter()
         self.copy_s += loaded_at - started_at
 
@@ -308,11 +310,11 @@ class Assembly:
                 self._targets(columns, finished, bytes_of)
             for images, programs in zip(columns.images, finished.programs, strict=True):
                 ragged = _in_original_dtype(images, bytes_of(images))
-                if lends:
+                if lends_slots:
                     self._stage.check(ragged, programs[0])
                 else:
                     finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
-            if lends and pool is not None:
+            if lends_slots and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if calls_module:
             self._call_module(epoch, columns, finished, by_row=by_row)
@@ -322,7 +324,7 @@ class Assembly:
         elif columns.blocks:
             assert pixels is not None
             finished.full_columns |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
-        if not loads:
+        if not loads_slots:
             release()  # everything in the slots has been copied or lent
         return finished
 
@@ -462,7 +464,7 @@ def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
     return images[row]
 
 
-def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
+def _find_tensors(value: Any, depth: int) -> list[torch.Tensor]:
     """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -480,7 +482,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
         inner = list(getattr(value, "__dict__", {}).values())
         slots = getattr(type(value), "__slots__", ())
         inner += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
-    return [tensor for entry in inner for tensor in _tensors(entry, depth)]
+    return [tensor for entry in inner for tensor in _find_tensors(entry, depth)]
 
 
 class _Names(Sequence[str]):
@@ -510,8 +512,8 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore
         for leaf, block in columns.blocks.items()
     }
-    lends = len(parts) == 1 and not columns.images and _worth_lending(parts[0][0])
-    if lends and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
+    lends_slots = len(parts) == 1 and not columns.images and _is_worth_lending(parts[0][0])
+    if lends_slots and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
         return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
     copies = {}
     for leaf, block in columns.blocks.items():
@@ -548,7 +550,7 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
             continue
         bytes_ = part.data[: part.used_bytes]
         tensor = torch.from_numpy(bytes_)  # the tensor keeps this array object alive
-        if not (_worth_lending(part) and transfer.lend(part, [bytes_])):
+        if not (_is_worth_lending(part) and transfer.lend(part, [bytes_])):
             tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
         memory.append(tensor)
     return [_views(memory, starts, images) for images in columns.images]
@@ -572,7 +574,7 @@ def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: Im
     return views
 
 
-def _worth_lending(part: Part) -> bool:
+def _is_worth_lending(part: Part) -> bool:
     if part.data is None or part.slot is None:
         return False
     return part.used_bytes >= max(LEND_BYTES, part.slot.capacity_bytes // 4)

@@ -167,7 +167,7 @@ class Augment(torch.nn.Module):
             BackendError: the requested backend cannot be used here.
         """
         device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
-        stage, _ = self._stages_on(_indexed(device))
+        stage, _ = self._stages_on(_with_index(device))
         access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=access)
 
@@ -210,8 +210,8 @@ class Augment(torch.nn.Module):
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
-            numbers = _checked(positions, tree.count, range(start, start + tree.count))
-            result = self._augmented(tree, epoch, numbers, *self._stages_on(device))
+            numbers = _check_positions(positions, tree.count, range(start, start + tree.count))
+            result = self._augment_tree(tree, epoch, numbers, *self._stages_on(device))
             if positions is None:
                 self._position += world_size * tree.count
         return result
@@ -219,7 +219,7 @@ class Augment(torch.nn.Module):
     def _device_of(self, tree: BatchTree) -> torch.device:
         """Return the device that augments a batch; a GPU with its index."""
         requested, first_images = self._device, tree.images[0]
-        device = first_images.entries[0][1].device if requested is None else _indexed(requested)
+        device = first_images.entries[0][1].device if requested is None else _with_index(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
             source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
             for place, pixels in leaf.entries:
@@ -241,7 +241,9 @@ class Augment(torch.nn.Module):
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    def _augmented(self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage) -> Any:
+    def _augment_tree(
+        self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage
+    ) -> Any:
         chain, seed = self._chain, self._seed
         sources = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read(tree, sources, positions)
@@ -262,7 +264,7 @@ class Augment(torch.nn.Module):
             finished.images.append(views)
         results = iter(finished.images)
         values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
-        for number, target in self._moved_targets(tree, columns, finished, stage.device).items():
+        for number, target in self._collate_targets(tree, columns, finished, stage.device).items():
             values[number] = target
         result = tree.rebuilt(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
@@ -297,7 +299,7 @@ class Augment(torch.nn.Module):
             warnings.warn(remark, RuntimeWarning, stacklevel=7)
         return columns
 
-    def _moved_targets(
+    def _collate_targets(
         self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
     ) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf number. Targets are on the
@@ -327,7 +329,7 @@ class Augment(torch.nn.Module):
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
             moved[number] = finished.of_views(views)
         targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | move_merged(targets, partial(_tensor, device=device, locks=True))
+        return moved | move_merged(targets, partial(_to_device, device=device, locks=True))
 
 
 class _Images:
@@ -336,7 +338,7 @@ class _Images:
     def __init__(self, leaf: Leaf, device: torch.device, *, several: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        planes: Any = tree_map(partial(_image, device=device), leaf.value)
+        planes: Any = tree_map(partial(_image_to_device, device=device), leaf.value)
         where = f" of {leaf.place}" if several else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
@@ -402,10 +404,10 @@ def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> Ragged
     """Return the pixels of a column of masks."""
     leaf = tree.leaves[column.leaves[0]]
     masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
-    return ragged_masks(tree_map(partial(_tensor, device=device), masks))[0]
+    return ragged_masks(tree_map(partial(_to_device, device=device), masks))[0]
 
 
-def _checked(positions: Any, count: int, default: range) -> np.ndarray:
+def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:
     """Return validated positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; pass them on the CPU, to avoid waiting for the device")
@@ -418,11 +420,11 @@ def _checked(positions: Any, count: int, default: range) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
+def _to_device(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
     the memory is page-locked; with `locks`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
@@ -435,6 +437,6 @@ def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     return value.as_subclass(torch.Tensor)
 
 
-def _image(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    images = _tensor(value, device)
+def _image_to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    images = _to_device(value, device)
     return images.to(torch.float32) if images.is_floating_point() else images

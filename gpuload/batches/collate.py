@@ -188,8 +188,8 @@ def outline_of(columns: Columns) -> Outline:
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0], structures[0])}, but {columns.name(row)} is "
-                f"{_shown(outline, structure)}"
+                f"{columns.name(0)} is {_describe_sample(outlines[0], structures[0])}, but {columns.name(row)} is "
+                f"{_describe_sample(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
@@ -293,12 +293,12 @@ def collate(
             collated[number] = finished.of_views(finished.images[image])
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            masks = _of_each_view(columns, finished, leaves)
+            masks = _views_of_leaf(columns, finished, leaves)
             collated[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
             collated[number] = full_column
         elif kind == "points":
-            collated[number] = finished.of_views(_of_each_view(columns, finished, leaves))
+            collated[number] = finished.of_views(_views_of_leaf(columns, finished, leaves))
     collated = move_merged(collated, to_device) | on_device
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
@@ -311,9 +311,9 @@ def collate(
         if number in collated:
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
-        column = _cells(columns, finished, outline.leaves[number])
+        column = _column_cells(columns, finished, outline.leaves[number])
         entries = tuple(column) if within in ("tuple", "list") else column
-        return _column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
+        return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
@@ -337,7 +337,7 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
     return samples
 
 
-def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
+def _column_cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
     """Return the finished cells or the values of a leaf for all rows."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
@@ -360,13 +360,13 @@ def with_tensor(value: Any) -> Any:
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
-def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
+def _views_of_leaf(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
     """Return a leaf for each view and all rows."""
-    cells = _cells(columns, finished, leaves)
+    cells = _column_cells(columns, finished, leaves)
     return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
-def _shown(outline: Outline, structure: Structure) -> str:
+def _describe_sample(outline: Outline, structure: Structure) -> str:
     places = places_of(structure)
     by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
@@ -379,7 +379,9 @@ def _shown(outline: Outline, structure: Structure) -> str:
     return f"{describe(outline.structure)} {images}{masks}"
 
 
-def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
+def _collate_column(
+    column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]
+) -> Any:
     kinds = set(map(type, column))
     if not kinds.isdisjoint(META):
         return list(map(plain_meta, column))

@@ -95,7 +95,7 @@ class GatheredTargets(TargetStage):
             first_number = number + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
-                scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
+                scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, owned)
         for record, *other_records in zip(*gathers, strict=True):
             for other_record in other_records:  # the records of the samples' other images
                 other_record.groups, other_record.covered = record.groups, record.covered
@@ -141,7 +141,7 @@ def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[boo
         leaves[leaf] = value
 
 
-def _combined(
+def _combine_scenes(
     sample: Scene,
     parts: Sequence[tuple[Scene, np.ndarray]],
     boxes: Iterable[Sequence[np.ndarray]],
@@ -150,12 +150,13 @@ def _combined(
     """Return a sample's new scene, without masks. It concatenates the given rows of each part's values that belong to
     boxes, and the transformed boxes and points of all parts (by leaf, then by part)."""
     values = {
-        leaf: _joined([*select_rows((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values
+        leaf: _concatenate([*select_rows((scene.values[leaf], rows) for scene, rows in parts)])
+        for leaf in sample.values
     }
-    return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], sample.trail.format), {}, values)
+    return Scene(Trail([*map(_concatenate, boxes)], [*map(_concatenate, points)], sample.trail.format), {}, values)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     """Concatenate rows. Empty arrays are skipped, since their dtype and shape are meaningless."""
     non_empty = [part for part in parts if len(part)] or list(parts[:1])
     return torch.cat(non_empty) if isinstance(non_empty[0], torch.Tensor) else np.concatenate(non_empty)
@@ -164,25 +165,30 @@ def _joined(parts: Sequence[Any]) -> Any:
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Combine each scene with the scenes of its group into a mosaic."""
     rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         sources = [scenes[source] for source in rows[row].tolist()]
-        parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown_parts[row].tolist(), strict=True)]
+        parts = [
+            _move_to_quadrant(*part, owned)
+            for part in zip(sources, corners[row], shown_parts[row].tolist(), strict=True)
+        ]
         remaining_of[row], boxes, points = zip(*parts, strict=True)
         pairs = list(zip(sources, remaining_of[row], strict=True))
-        results[row] = _combined(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
+        results[row] = _combine_scenes(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
-        moved_masks = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
+        moved_masks = (
+            _tile_instance_masks(record, masks, remaining_of) if leaf in fields else _tile_semantic_masks(record, masks)
+        )
         for row, mask in moved_masks.items():
             results[row].masks[leaf] = mask
     return results
 
 
-def _quadrant(
+def _move_to_quadrant(
     scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
@@ -198,7 +204,7 @@ def _quadrant(
     return remaining, [boxes[rows] for boxes, rows in zip(moved_boxes, visible, strict=True)], points
 
 
-def _instances(
+def _tile_instance_masks(
     record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
     """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
@@ -220,7 +226,7 @@ def _instances(
     return results
 
 
-def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return masks of entire images, tiled like the images."""
     for row, group in enumerate(record.groups.tolist()):
         for mask, other_row in ((masks[row], other_row) for other_row in group):
@@ -241,15 +247,15 @@ def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.
 # -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
-def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Paste instances of its partner into each scene, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     entries_of = _choose_instances(record, partners, scenes)
     masks = select_rows((scenes[partners[row]].masks[leaf], entries) for row, entries in entries_of.items())
-    pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in entries_of}
+    pasted_masks = {row: _resize_nearest(next(masks), sizes[row]) for row in entries_of}
     covered = {row: mask.ne(0).any(dim=0) for row, mask in pasted_masks.items()}
-    visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if entries_of else []
+    visible = _find_visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if entries_of else []
     selections = select_rows(
         (scenes[row].masks[leaf], remaining) for row, (remaining, _, _) in zip(entries_of, visible, strict=True)
     )
@@ -263,13 +269,15 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
         point_pairs = zip(scene.trail.points, partner.trail.points, owned, strict=True)
         points = [[old[remaining], new[entries] * ratio] if is_owned else [old] for old, new, is_owned in point_pairs]
-        results[row] = _combined(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
+        results[row] = _combine_scenes(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
         for mask_leaf, mask in scene.masks.items():
             if mask_leaf == leaf:
                 uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining_masks)
-                results[row].masks[leaf] = _joined([uncovered, pasted_masks[row].to(mask.dtype)])
+                results[row].masks[leaf] = _concatenate([uncovered, pasted_masks[row].to(mask.dtype)])
             else:
-                results[row].masks[mask_leaf] = torch.where(cover, _nearest(partner.masks[mask_leaf], sizes[row]), mask)
+                results[row].masks[mask_leaf] = torch.where(
+                    cover, _resize_nearest(partner.masks[mask_leaf], sizes[row]), mask
+                )
     record.covered = [covered.get(row) for row in range(len(scenes))]
     return results
 
@@ -288,7 +296,9 @@ def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[
     return {row: entries for row, entries in entries_of.items() if len(entries)}
 
 
-def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _find_visible(
+    masks: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each pair of masks and covered pixels, return the instances with visible pixels, int64 (m,); whether each
     instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Copy from the
     device only once."""
@@ -306,7 +316,7 @@ def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[n
     return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 
-def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
+def _resize_nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
     """Resize masks …×H×W with Pillow's nearest-neighbour rule."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks

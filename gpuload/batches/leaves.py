@@ -101,7 +101,7 @@ class BatchTree:
         values: list[Any] = []
         folded: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
-        self._structure = _folded(structure, iter(values), folded)
+        self._structure = _fold_lists(structure, iter(values), folded)
         self._sample_structure = _sample_structure(self._structure)
         places = [place.replace("sample", "batch", 1) for place in places_of(self._sample_structure)]
         self.leaves = [
@@ -125,7 +125,7 @@ class BatchTree:
 
     def rebuilt(self, values: Sequence[Any]) -> Any:
         """Return a tree with the batch's structure and new leaves."""
-        return _rebuilt(self._structure, iter(values))
+        return _rebuild(self._structure, iter(values))
 
     def _check_count(self, leaf: Leaf) -> None:
         if leaf.kind == "value":
@@ -145,7 +145,7 @@ class BatchTree:
             )
 
 
-def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
+def _fold_lists(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
     """Fold lists of images, targets or other values into single leaves, unless a value is itself batched, and lists of
     dicts into one dict. Append each leaf, and whether it is per image, to `folded`; return the new structure."""
     if node == LEAF:
@@ -170,7 +170,7 @@ def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool
             folded += [(list(column), True) for column in zip(*entries, strict=True)]
             return PER_IMAGE, None, kind, (children[0],)
         values = iter([value for entry in entries for value in entry])
-    return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
+    return kind, cls, keys, tuple([_fold_lists(child, values, folded) for child in children])
 
 
 def _sample_structure(node: Structure) -> Structure:
@@ -181,12 +181,12 @@ def _sample_structure(node: Structure) -> Structure:
     return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_sample_structure, children)))
 
 
-def _rebuilt(node: Structure, values: Iterator[Any]) -> Any:
+def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     if node == LEAF:
         return next(values)
     kind, _, keys, children = node
     if kind != PER_IMAGE:
-        return rebuild(node, [_rebuilt(child, values) for child in children])
+        return rebuild(node, [_rebuild(child, values) for child in children])
     columns = [next(values) for _ in range(leaf_count(children[0]))]
     parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
     return parts if keys == "list" else tuple(parts)

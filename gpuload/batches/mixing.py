@@ -122,8 +122,8 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     elif isinstance(holder, torch.Tensor) and holder is not batch:
         return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: labels are expected as its second entry, a tensor, or in "
-        "a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, or "
+        f"no labels were found in the batch, {_describe(batch)}: labels are expected as its second entry, a tensor, or "
+        "in a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, or "
         "labels_getter=None if there are no labels"
     )
 
@@ -146,7 +146,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or pass a "
+            f"{name}: the labels must be a tensor, got {_describe(labels)}; let the dataset return a number, or pass a "
             "function that returns the tensor in a batch as labels_getter=…"
         )
     mixed = mixed_labels(labels, pairing, names)
@@ -209,7 +209,7 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Describe a value for an error message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"

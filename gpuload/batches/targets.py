@@ -89,7 +89,7 @@ def _move_points(columns: Columns, finished: Finished) -> None:
         views = [moved_results(targets, trail) for trail in trails]
         cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
         if finished.views is None and columns.fields:
-            selections += [(row, leaf, entries) for leaf, entries in _remaining(columns, row, trails[0])]
+            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, trails[0])]
     values = [
         (cells[row][leaf] if leaf in cells[row] else unwrap(columns.values[leaf].get(row)), entries)
         for row, leaf, entries in selections
@@ -99,7 +99,7 @@ def _move_points(columns: Columns, finished: Finished) -> None:
         cells[row][leaf] = value
 
 
-def _remaining(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
+def _remaining_entries(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
     """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
     remaining entries."""
     valid = None if trail.valid is None else np.flatnonzero(trail.valid)

@@ -52,13 +52,12 @@ class _View:
         if not self.in_process or stats.bytes_decoded:
             self.issuing_shares["rest"] = self.share("collate", "rest")
         self.costliest_issuing = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
-        self.loading_share = min(
-            1.0, self.waiting + sum(self.issuing_shares.values())
-        )  # the time an infinitely fast loader saves
+        # The share of the time that an infinitely fast loader would save.
+        self.loading_share = min(1.0, self.waiting + sum(self.issuing_shares.values()))
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
         work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
-        self.work_s = sum(self._work(name).seconds for name in work)  # summed over all workers
+        self.work_s = sum(self._worker_part(name).seconds for name in work)  # summed over all workers
         self.queued_share = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
         # Whether the work mainly needs CPUs, not a disk or a network; time spent waiting for a CPU does not count.
         self.cpu_bound = stats.workers_cpu_s > CPU_BOUND * (self.work_s - stats.workers_queued_s)
@@ -72,20 +71,20 @@ class _View:
         seconds = max(1e-9, self.stats.seconds - self.stats.first_s)
         return sum(self.stats.part(name, where).seconds for name in names) / seconds
 
-    def _work(self, name: str) -> Part:
+    def _worker_part(self, name: str) -> Part:
         return self.stats.part(name, "main" if self.in_process else "workers")
 
-    def work(self, *names: str) -> float:
+    def share_of_work(self, *names: str) -> float:
         """Return these parts' share of the workers' work."""
-        return sum(self._work(name).seconds for name in names) / self.work_s if self.work_s else 0.0
+        return sum(self._worker_part(name).seconds for name in names) / self.work_s if self.work_s else 0.0
 
     def ms_per_sample(self, *names: str) -> float:
         """Return the milliseconds per sample that workers spend on these parts."""
-        return sum(1e3 * part.seconds / part.count for part in map(self._work, names) if part.count)
+        return sum(1e3 * part.seconds / part.count for part in map(self._worker_part, names) if part.count)
 
     @cached_property
     def bottleneck(self) -> str:
-        """Return "wait", a name in `issuing`, or "step"."""
+        """Return "wait", a name in `issuing_shares`, or "step"."""
         stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing]
         # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
         # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
@@ -119,7 +118,7 @@ class _View:
         return max(cpus, int(cpus * (self.work_s - stats.workers_queued_s) / max(stats.workers_cpu_s, 1e-3)))
 
     @cached_property
-    def better(self) -> tuple[int, float] | None:
+    def suggested_workers(self) -> tuple[int, float] | None:
         """Return the number of workers with which the loop would hardly wait, and the factor by which throughput would
         grow; None if more workers do not help.
 
@@ -137,7 +136,7 @@ class _View:
     @property
     def more_workers(self) -> str:
         """Describe the effect of more workers."""
-        if self.better is None:
+        if self.suggested_workers is None:
             cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
             why = f"this process may use {cpus}"
             if self.cpus_are_full:
@@ -147,7 +146,7 @@ class _View:
                     f", and other programs use them too: workers wait {self.queued_share:.0%} of their time for a CPU"
                 )
             return f"more workers would not help, as {why}"
-        count, speedup = self.better
+        count, speedup = self.suggested_workers
         unit = "worker" if count == 1 else "workers"
         if self.queued_share > CPU_CONTENTION and self.cpu_bound:
             return (
@@ -167,7 +166,7 @@ class _View:
         return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
 
     @property
-    def how_busy(self) -> str:
+    def load_description(self) -> str:
         """Describe how busy workers are and how much the loop waits."""
         if self.in_process:
             return f"the main process does this itself (num_workers=0) for {self.waiting:.0%} of the time"
@@ -175,7 +174,7 @@ class _View:
         return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
 
     @property
-    def not_locked(self) -> str:
+    def lock_problem(self) -> str:
         """Say that the ring is not page-locked, and why."""
         limit = lockable_bytes()
         why = "the driver refused it"
@@ -231,7 +230,7 @@ def _wait(view: _View) -> str:
     if stats.resident_bytes:
         return _issuing(view, "is the bottleneck: it takes")
     if view.workers_busy:
-        return _reading(view) if view.work(*view.reading_parts) > 0.5 else _working(view)
+        return _reading(view) if view.share_of_work(*view.reading_parts) > 0.5 else _working(view)
     busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
     half_of_others = 0.5 * (view.workers - 1)
     if busiest is not None and half_of_others and busiest.busy >= BUSY and view.busy - busiest.busy <= half_of_others:
@@ -241,20 +240,21 @@ def _wait(view: _View) -> str:
             "workers equal shares of the data, or set in_order=False"
         )
     return (
-        f"the bottleneck is too few batches in flight: {view.how_busy}, so work comes in bursts; raise prefetch_factor "
-        f"(for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower chunk_size"
+        f"the bottleneck is too few batches in flight: {view.load_description}, so work comes in bursts; raise "
+        f"prefetch_factor (for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower "
+        "chunk_size"
     )
 
 
 def _tiny_images(view: _View) -> str:
     """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
-    slow = view.work(*view.reading_parts) > 0.5 and view.ms_per_sample("read") > 1.0
+    slow = view.share_of_work(*view.reading_parts) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""
     return (
         f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time is spent "
-        f"on the overhead of each sample ({view.how_busy}); store the images decoded in one file: `gpuload pack --to "
-        "array`, then gl.ArrayFile"
+        f"on the overhead of each sample ({view.load_description}); store the images decoded in one file: `gpuload "
+        "pack --to array`, then gl.ArrayFile"
     )
 
 
@@ -274,7 +274,7 @@ def _reading(view: _View) -> str:
         )
     if "block" in stats.untried:
         remedies.append('shuffle="block" reads neighbours together')
-    return "; ".join([f"{bottleneck} ({cost}): {view.how_busy}", view.more_workers, *remedies])
+    return "; ".join([f"{bottleneck} ({cost}): {view.load_description}", view.more_workers, *remedies])
 
 
 def _working(view: _View) -> str:
@@ -282,20 +282,20 @@ def _working(view: _View) -> str:
     names = {"decode": "decode is" if view.decodes_images else "copying the dataset's arrays is",
              "header": "headers and draws are", "pack": "packing labels is", "collate": "collate_fn is",
              "plan": "planning batches is", "read": "reading is"}  # fmt: skip
-    slowest = max(names, key=view.work)
+    slowest = max(names, key=view.share_of_work)
     bottleneck, full_decodes, remedy = f"{names[slowest]} the bottleneck", view.stats.decoded_whole, view.more_workers
     if slowest == "decode" and view.stats.decoders.keys() - {"Pillow"}:  # JPEGs
-        if view.work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
+        if view.share_of_work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
             remedy = (
                 f"nvImageCodec cannot be used here, so {full_decodes:,} JPEGs were fully decoded where a part would "
                 "do; `gpuload doctor` says why, and pip install 'gpuload[cu12]' (or cu13) installs it"
             )
-        elif view.work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
+        elif view.share_of_work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
             bottleneck += f", as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded per image)"
             remedy = f"shrink them once with `gpuload pack --short-side 512`; {remedy}"
-        elif view.better is None:
+        elif view.suggested_workers is None:
             remedy += ": smaller or cuttable JPEGs would (`gpuload pack`)"
-    return f"{bottleneck}: {view.how_busy}; {remedy}"
+    return f"{bottleneck}: {view.load_description}; {remedy}"
 
 
 def _issuing(view: _View, takes: str, name: str = "") -> str:
@@ -320,7 +320,7 @@ def _issuing(view: _View, takes: str, name: str = "") -> str:
     if name == "copy":
         remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
         if stats.pinning_refused:
-            remedy = f"{view.not_locked}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
+            remedy = f"{view.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
         return f"copying batches to the device {took}; {remedy}"
     if name == "device decode":
         return f"waiting for the device's decoder {took}; Decode(where='both', device_share=…) leaves some to workers"
@@ -347,7 +347,7 @@ def _step(view: _View) -> str:
     if view.issuing_shares[view.costliest_issuing] >= NEGLIGIBLE:
         clauses.append(_issuing(view, "takes", view.costliest_issuing))
     elif view.stats.pinning_refused:
-        clauses.append(f"{view.not_locked}: {RAISE_LOCK_LIMIT}")
+        clauses.append(f"{view.lock_problem}: {RAISE_LOCK_LIMIT}")
     sufficient = max(1, math.ceil(view.busy / BUSY))
     if view.stats.workers and view.busy < 0.5 * view.workers and sufficient < view.workers:
         clauses.append(f"{view.busy:.1f} of {view.workers} workers are busy, and {sufficient} would be enough")
@@ -360,6 +360,6 @@ def better_setting(stats: Stats) -> tuple[int, int] | None:
     if stats.batches < MIN_BATCHES:
         return None
     view = _View(stats)
-    if view.bottleneck != "wait" or not view.workers_busy or view.better is None:
+    if view.bottleneck != "wait" or not view.workers_busy or view.suggested_workers is None:
         return None
-    return view.better[0], view.ahead_for(view.better[0])
+    return view.suggested_workers[0], view.ahead_for(view.suggested_workers[0])

@@ -138,7 +138,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
     samples = CachedSamples(count, memory := PixelMemory(device))
     with _feed(options, cached, device) as feed:
         if count:
-            memory.reserve(_projected(feed, budget))
+            memory.reserve(_estimate_pixel_bytes(feed, budget))
         logged_s = perf_counter()
         size = feed.chunk_size * CHUNKS_PER_WORKER * max(1, feed.workers)
         for batch in _batches(feed, np.arange(count), size):
@@ -159,7 +159,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
     return samples
 
 
-def _projected(feed: Feed, budget: Budget) -> int:
+def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
     """Estimate the bytes to reserve for all pixels from a few samples; raise a LimitError if they do not fit."""
     numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
     probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # only measures

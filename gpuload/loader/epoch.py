@@ -161,7 +161,7 @@ class Cursor:
         """Return the progress of an epoch that begins now."""
         start = self.next
         left = schedule.steps(start)
-        return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._as_saved(start))
+        return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._with_saved_state(start))
 
     def begin(self, progress: Progress) -> Cursor:
         """Return the cursor after the epoch with this progress has begun."""
@@ -184,7 +184,7 @@ class Cursor:
         if self.loaded:
             return self.next
         if self.last is None or (self.chosen_place is not None and not self.last.is_open):
-            return self._as_saved(self.next)
+            return self._with_saved_state(self.next)
         return self.last.place
 
     @property
@@ -192,7 +192,7 @@ class Cursor:
         """Whether no state was loaded and the last epoch has not yielded a batch."""
         return not self.loaded and (self.last is None or not self.last.begun)
 
-    def _as_saved(self, place: Place) -> Place:
+    def _with_saved_state(self, place: Place) -> Place:
         """Return the place; at the beginning of an epoch, with the state of the sampler or dataset at the end of the
         previous epoch."""
         if self.last is None or place != Place(place.epoch, 0):

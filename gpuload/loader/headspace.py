@@ -150,7 +150,7 @@ class Headspace(Iterator[Any]):
                 self._batches = iter(batches)
                 for batch in self._batches:
                     if self._delivered == 0:
-                        self._first_batch = _copied(batch)
+                        self._first_batch = _copy_batch(batch)
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
@@ -164,7 +164,7 @@ class Headspace(Iterator[Any]):
     def _copy(self) -> Any:
         """Return a new copy. On the CPU, the time to copy is not counted; a GPU copies a batch in microseconds."""
         began_s = perf_counter()
-        batch = _copied(self._first_batch)
+        batch = _copy_batch(self._first_batch)
         if not self._devices:
             self._began_s += perf_counter() - began_s
         return batch
@@ -177,12 +177,12 @@ class Headspace(Iterator[Any]):
         return perf_counter()
 
 
-def _copied(batch: Any) -> Any:
+def _copy_batch(batch: Any) -> Any:
     """Copy a batch, including its lists and dicts."""
 
-    def copied(leaf: Any) -> Any:
+    def copy_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.detach().clone()
         return leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf)
 
-    return tree_map(copied, batch)
+    return tree_map(copy_leaf, batch)

@@ -87,7 +87,7 @@ class Span:
         if earlier is not None and earlier.session == counted.session:
             counted -= earlier
         in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
-        rows = _within_epochs(counted.workers, int(1e9 * seconds))
+        rows = _limit_to_epochs(counted.workers, int(1e9 * seconds))
         numbers = Counter({**counted.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
         numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
@@ -259,7 +259,7 @@ def _untried(options: Options) -> tuple[str, ...]:
     return tuple(untried)
 
 
-def _within_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
+def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
     """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
     rows = workers.copy()
     busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))

@@ -66,7 +66,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     if order.planned and (index is None or order.mixes):
-        positions, indices = _group(order, epoch, position)
+        positions, indices = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
@@ -84,7 +84,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         session.close()
 
 
-def _group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
+def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
     shares, size = replace(shares_of(order), drop_last=False), order.group
     if order.repeats == 1 or size == 1:

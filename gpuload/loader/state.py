@@ -62,7 +62,10 @@ class State:
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
-            stream = {**stream, "workers": [{**item, "state": _unpickled(item["state"])} for item in stream["workers"]]}
+            stream = {
+                **stream,
+                "workers": [{**item, "state": _states_to_json(item["state"])} for item in stream["workers"]],
+            }
         state = {
             "version": self.VERSION,
             "epoch": place.epoch,
@@ -150,7 +153,7 @@ def for_workers(place: Place, num_workers: int) -> Place:
     return replace(place, iterable={**place.iterable, "workers": [first] * count})
 
 
-def _unpickled(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
+def _states_to_json(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
     """Return the states of a dataset and its iterator as JSON. In a `Place` they are pickled, or an error message."""
     if states is None:
         return None
@@ -275,10 +278,10 @@ def to_json(value: Any, path: str) -> Any:
         return {"$complex": [value.real, value.imag]}
     if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
         bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encoded(bits)]}
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode(bits)]}
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
         name = "$array" if kind is np.ndarray else "$scalar"
-        return {name: [value.dtype.str, list(value.shape), _encoded(value)]}
+        return {name: [value.dtype.str, list(value.shape), _encode(value)]}
     where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
     raise TypeError(
         f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which cannot be saved; use only "
@@ -300,12 +303,12 @@ def from_json(value: Any, path: str) -> Any:
     if not (isinstance(name, str) and name[:1] == "$"):
         return {key: from_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
     try:
-        return _decoded(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
+        return _decode(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
     except Exception as error:
         raise ValueError(f"{path} is not from state_dict(): {name} cannot be read ({error})") from None
 
 
-def _decoded(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
+def _decode(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     if name in SEQUENCES:
         return SEQUENCES[name](decode(content))
     if name in MAPPINGS:
@@ -327,7 +330,7 @@ def _decoded(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     raise ValueError("unknown kind")
 
 
-def _encoded(bits: Any) -> str:
+def _encode(bits: Any) -> str:
     return base64.b64encode(bits.tobytes()).decode()
 
 

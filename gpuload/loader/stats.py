@@ -290,9 +290,9 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
         text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
-        yield from _wrapped("start", text)
+        yield from _wrap_fact("start", text)
     if stats.placement:
-        yield from _wrapped("placed", stats.placement)
+        yield from _wrap_fact("placed", stats.placement)
     yield (
         "ring",
         (
@@ -317,7 +317,7 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
 
 
-def _wrapped(name: str, text: str) -> Iterator[tuple[str, str]]:
+def _wrap_fact(name: str, text: str) -> Iterator[tuple[str, str]]:
     first_line, *more_lines = textwrap.wrap(text, COLUMNS - 10)
     yield from ((name, first_line), *(("", line) for line in more_lines))
 
