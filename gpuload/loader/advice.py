@@ -13,10 +13,10 @@ import math
 from functools import cached_property
 from typing import Final
 
-from gpuload.loader.autotune import LEAP
+from gpuload.loader.autotune import MAX_WORKER_GROWTH
 from gpuload.loader.limits import lockable_bytes
 from gpuload.loader.options import MIN_CHUNK
-from gpuload.loader.stats import NOTHING, Part, Stats
+from gpuload.loader.stats import NOTHING_LOADED, Part, Stats
 
 __all__ = ["advice", "better_setting"]
 
@@ -130,7 +130,7 @@ class _View:
         # In the main process, loading and the loop alternate; workers load while the loop runs.
         work = self.waiting if self.in_process else 1.0 * current
         sufficient = math.ceil(work / max(loop, 1e-3) * (1 - NEGLIGIBLE))
-        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, LEAP * current))
+        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, MAX_WORKER_GROWTH * current))
         return (count, 1.0 / max(loop, work / count)) if count > current else None
 
     @property
@@ -187,7 +187,7 @@ def advice(stats: Stats) -> str:
     """Name the bottleneck and a remedy."""
     count = stats.batches
     if not count:
-        return NOTHING
+        return NOTHING_LOADED
     view = _View(stats)
     restarts = "persistent" in stats.untried
     minimum_s = max((EPOCH_START if restarts else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))

@@ -36,14 +36,14 @@ from gpuload.stage import Stage
 from gpuload.workers.feed import Feed
 from gpuload.workers.pool import WorkerPool
 
-__all__ = ["LEAP", "MAX_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
+__all__ = ["MAX_AHEAD", "MAX_WORKER_GROWTH", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
 
 # The share of the time that matters. If the loop waits for a larger share, and a step up would save that much, step up.
 # Otherwise step down, as long as that does not cost more.
 THRESHOLD: Final = 0.03
 SATURATED: Final = 0.75  # if workers are busier, they are the reason for waiting
 MIN_EFFECT: Final = 1 / 3  # keep a step up if it achieved this fraction of its expected effect
-LEAP: Final = 4  # the maximum growth factor for workers in one step
+MAX_WORKER_GROWTH: Final = 4  # the maximum growth factor for workers in one step
 MAX_AHEAD: Final = 16
 # A window has at least MIN_BATCHES batches and MIN_S seconds. It ends once its two halves agree, once it has
 # MAX_STRETCH times the minimum number of batches, or immediately if the loop waits so much (OBVIOUS_WAIT) that the
@@ -317,7 +317,7 @@ class Autotune:
             self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {limit_name}"
             return current
         required_workers = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
-        workers = min(maximum, max(current + 1, math.ceil(min(required_workers, LEAP * current))))
+        workers = min(maximum, max(current + 1, math.ceil(min(required_workers, MAX_WORKER_GROWTH * current))))
         return current if means.gain(workers) < THRESHOLD else workers
 
     def _more_ahead(self, room: Callable[[], Room]) -> int:

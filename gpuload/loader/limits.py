@@ -257,20 +257,20 @@ class Placement:
     Attributes:
         device: the GPU; node: its NUMA node, if the ring is placed there.
         cpus: the CPUs of that node that this process may use; empty if nothing is placed.
-        most: the maximum number of workers to place there, so that each has a CPU even if every rank near that node
-            has this many workers.
+        max_workers: the maximum number of workers to place there, so that each has a CPU even if every rank near that
+            node has this many workers.
         why: why nothing is placed.
     """
 
     device: str = ""
     node: int = -1
     cpus: frozenset[int] = frozenset()
-    most: int = 0
+    max_workers: int = 0
     why: str = ""
 
     def cpus_for(self, workers: int) -> frozenset[int]:
         """Return the CPUs to run this many workers on; empty means all CPUs that this process may use."""
-        return self.cpus if workers <= self.most else frozenset()
+        return self.cpus if workers <= self.max_workers else frozenset()
 
     def describe(self, workers: int) -> str:
         """Describe the placement; "" if there is nothing to place."""
@@ -282,7 +282,7 @@ class Placement:
             return ring
         if self.cpus_for(workers):
             return f"workers on CPUs {cpu_list(self.cpus)}, {ring}"
-        shared = "" if self.most == count else f", {self.most} for this rank"
+        shared = "" if self.max_workers == count else f", {self.max_workers} for this rank"
         return f"{ring}; {workers} workers run on all CPUs, as that node has {count}{shared}"
 
 

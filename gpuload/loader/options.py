@@ -81,7 +81,7 @@ class WorkerOptions:
 
     Attributes:
         num_workers: if `workers` is given, the number of those workers.
-        count: the initial number of workers; `most`: the maximum number.
+        count: the initial number of workers; `max_workers`: the maximum number.
         prefetch: the initial `prefetch_factor`.
         faults: includes the value of `on_error`; `on_error` itself becomes None.
         chunk_size: None means `Options.chunk_size` computes it.
@@ -167,7 +167,7 @@ class WorkerOptions:
         return min(FIRST_WORKERS, default_workers(usable_cpus(), local_ranks()))
 
     @property
-    def most(self) -> int:
+    def max_workers(self) -> int:
         if self.num_workers != "auto":
             return self.num_workers
         return max(self.cpus, min(MAX_WORKERS_PER_CPU * self.cpus, MAX_WAITING_WORKERS))

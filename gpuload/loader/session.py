@@ -60,7 +60,7 @@ from gpuload.workers.signals import deferred_signals
 __all__ = ["ITERATOR_ENDED", "NEWER_ITERATOR", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
 THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
-NOTHING = contextlib.nullcontext()
+NO_CONTEXT = contextlib.nullcontext()
 logger = logging.getLogger("gpuload.loader")
 ITERATOR_ENDED = "this iterator has ended: {}"
 NEWER_ITERATOR = (
@@ -475,7 +475,7 @@ class Session:
             )
 
         holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
-        inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
+        inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), named(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
@@ -651,4 +651,4 @@ def engine_for(
         return RayPool(job, workers.workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **pool_options)
+    return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -18,11 +18,11 @@ import numpy as np
 from gpuload.stage.plan import paragraph, table
 from gpuload.workers.start import Start
 
-__all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
+__all__ = ["COLUMNS", "NOTHING_LOADED", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
 
-NOTHING: Final = "nothing has been loaded yet: ask again after a few batches"
+NOTHING_LOADED: Final = "nothing has been loaded yet: ask again after a few batches"
 COLUMNS: Final = 80  # the width of the table
-HEADS: Final = ("part", "where", "share", "total", "each", "rate")
+HEADINGS: Final = ("part", "where", "share", "total", "each", "rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +193,7 @@ class Stats:
     workers_cpu_s: float = 0.0
     workers_queued_s: float = 0.0
     untried: tuple[str, ...] = ()
-    advice: str = NOTHING
+    advice: str = NOTHING_LOADED
     totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
@@ -225,14 +225,14 @@ class Stats:
     def __str__(self) -> str:
         lines = [_headline(self), ""]
         if self.seconds:
-            rows = [HEADS, *_rows(self)]
+            rows = [HEADINGS, *_rows(self)]
             width = max(11, *(len(part) + 1 for part, *_ in rows))
             lines += [*(_line(row, width) for row in rows), ""]
             lines += [*(f"{name:<9} {text}" for name, text in _facts(self)), ""]
         return "\n".join([*lines, *textwrap.wrap(self.advice, COLUMNS)])
 
     def _repr_html_(self) -> str:
-        tables = [table(_headline(self), HEADS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
+        tables = [table(_headline(self), HEADINGS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
 
 
@@ -259,7 +259,7 @@ def _line(cells: Sequence[str], width: int) -> str:
 
 
 def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
-    """Yield one row of cells per part, in the order of `HEADS`."""
+    """Yield one row of cells per part, in the order of `HEADINGS`."""
     workers = max(1, stats.num_workers)
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)

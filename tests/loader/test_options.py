@@ -131,7 +131,7 @@ def test_auto_begins_with_few_and_may_have_many_only_if_they_wait(cpus, ranks, c
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     options = Options.of(given(batch_size=64, num_workers="auto"))
-    assert (options.workers.count, options.workers.most, options.chunk_size) == (count, most, chunk)
+    assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, most, chunk)
 
 
 def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
