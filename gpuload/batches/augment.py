@@ -245,7 +245,7 @@ class Augment(torch.nn.Module):
         self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage
     ) -> Any:
         chain, seed = self._chain, self._seed
-        sources = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
+        sources = [_Images(leaf, stage.device, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read(tree, sources, positions)
         finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
@@ -335,11 +335,11 @@ class Augment(torch.nn.Module):
 class _Images:
     """A leaf of images on the stage's device: `planes`, and the number of `frames` per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, several: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
         planes: Any = tree_map(partial(_image_to_device, device=device), leaf.value)
-        where = f" of {leaf.place}" if several else ""
+        where = f" of {leaf.place}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
         self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)

@@ -292,7 +292,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
         raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first_tensor)}")
     largest = map(max, zip(*shapes, strict=True))
     size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest, strict=True))
-    if all(shape == size for shape in shapes):  # for images after a crop, one copy on the device instead of N
+    if all(shape == size for shape in shapes):  # one copy on the device instead of N, for images after a crop
         data = torch.stack(tensors)
     else:
         data = torch.full((len(tensors), *size), value, dtype=first_tensor.dtype, device=first_tensor.device)

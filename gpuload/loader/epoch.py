@@ -86,7 +86,7 @@ class Epoch(Iterator[Any]):
                     self._loader.close()
                 raise StopIteration
             # From here on no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
-            # comes before this line, the next `__next__` yields the batch.
+            # arrives before this line, the next `__next__` yields the batch.
             ready, session.ready = session.ready, None
             if ready is not None:
                 progress.begun = True

@@ -48,13 +48,13 @@ __all__ = [
     "usable_cpus",
 ]
 
-# For a `WorkerPool`: a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates the
-# descriptor), and the template's socket, lifeline, pidfd and stack file.
+# A `WorkerPool` needs a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates
+# the descriptor), and the template's socket, lifeline, pidfd and stack file.
 POOL_DESCRIPTORS = 12
-# For each worker: its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
+# Each worker needs its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
 WORKER_DESCRIPTORS = 5
-# While a worker starts, before the pidfd: its ends of socket and lifeline, /dev/null, and the pipe for a failed exec
-# (2).
+# While a worker starts, before it has a pidfd, it needs its ends of socket and lifeline, /dev/null, and the pipe for a
+# failed exec (2).
 START_DESCRIPTORS = 4
 SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modules and libraries
 
@@ -62,7 +62,7 @@ SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modul
 # of libraries. With large images or other decoders, private memory soon grows to this size.
 WORKER_BYTES = 45 * 1000 * 1000
 
-# Files in the folder of a control group, by version: limit and usage, and the entries that can be reclaimed.
+# The files of a control group with its limit and usage, and the kinds of memory that can be reclaimed, by version.
 PROCESS_FILES = {"cgroup2": ("pids.max", "pids.current"), "cgroup": ("pids.max", "pids.current")}
 MEMORY_FILES = {
     "cgroup2": ("memory.max", "memory.current"),
@@ -398,7 +398,7 @@ def _limited_groups(
 def _read(path: str) -> str:
     """Return a file's text without surrounding white space; "" if the file cannot be read."""
     # Most of these files do not exist. Check first instead of handling the error, since the traceback of a Ctrl-C
-    # during error handling would show that error too.
+    # during error handling would also show the handled error.
     if not os.access(path, os.R_OK):
         return ""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:

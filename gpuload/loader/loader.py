@@ -85,8 +85,8 @@ class Loader:
         persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
             process made to the dataset. By default, workers stay alive between epochs.
         in_order: False yields the batches of an iterable dataset as soon as a worker has finished one, so that a slow
-            worker does not delay the others; states stay exact. Batches of a map-style dataset always come in order,
-            without making workers wait.
+            worker does not delay the others; states stay exact. Batches of a map-style dataset are always yielded
+            in order, without making workers wait.
         transforms: `gpuload.transforms` in order, as a list or a `Compose`. The last one may be a `torch.nn.Module`,
             which is applied to the entire batch.
         num_workers: processes that read and decode; with 0, this process does the work. Default: the number of

@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 DEFAULT_PREFETCH = 2
-# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch comes
-# sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are large
-# enough for two chunks of `LARGE_CHUNK` per worker are not split further.
+# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch is
+# ready sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are
+# large enough for two chunks of `LARGE_CHUNK` per worker are not split further.
 MIN_CHUNK, MAX_DEFAULT_CHUNK, LARGE_CHUNK = 8, 32, 64
 # Copying a decoded image takes 20 µs. With chunks of 64 instead of 32, `next()` took a quarter less time. But a batch
 # is still split into four parts, so that four workers can share it, and the bytes are limited: samples may be volumes.
@@ -66,7 +66,7 @@ ALWAYS_ALLOWED_WORKERS = 8  # up to this number there is no warning
 # "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
 # other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
-AUTO_CHUNK = 16  # fixed, since many workers gain more from small chunks than few workers gain from large ones
+AUTO_CHUNK = 16  # fixed: small chunks help many workers more than large chunks help few workers
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
@@ -309,7 +309,9 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # a single worker makes the entire batch
-        if workers.workers is not None:  # every chunk costs this process a message, however small the chunk is
+        if (
+            workers.workers is not None
+        ):  # sending a chunk costs this process one message, whatever the size of the chunk
             return min(MAX_DEFAULT_CHUNK, size)
         row = row_bytes(self.order.dataset)
         minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
@@ -335,7 +337,8 @@ class Options:
         chunks = -(-self.order.size // self.chunk_size)
         if workers.workers is not None:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
-        # Enough chunks for every worker while one batch is nearly done; otherwise added workers would be idle.
+        # Provide enough chunks for every worker even when one batch is nearly done; otherwise added workers would be
+        # idle.
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
     # -- values that depend on this machine
