@@ -309,9 +309,7 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # a single worker makes the entire batch
-        if (
-            workers.workers is not None
-        ):  # sending a chunk costs this process one message, whatever the size of the chunk
+        if workers.workers is not None:  # each chunk costs this process a message, whatever its size
             return min(MAX_DEFAULT_CHUNK, size)
         row = row_bytes(self.order.dataset)
         minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
