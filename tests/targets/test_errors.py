@@ -148,7 +148,7 @@ def test_masks_of_different_number_are_named():
     sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
     with pytest.raises(
         gl.CollateError,
-        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 \(2, 40, 50\).*ragged='list'",
+        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 has \(2, 40, 50\).*ragged='list'",
     ):
         only_batch(sample)
 

@@ -20,7 +20,7 @@ ERRORS = {
     "TooManyErrors",
     "WorkerError",
 }
-OWN = ERRORS | {"_Kind"}  # the bases of others
+OWN = ERRORS | {"_ForwardedError"}  # the bases of others
 # Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
 MAKERS = {
     "datasets/sample.py": {"too_deep"},
