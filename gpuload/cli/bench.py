@@ -1,4 +1,4 @@
-"""``gpuload bench``: measures how fast the user's data load on this machine, recommends a setting, names the
+"""``gpuload bench``: measures how fast the user's data loads on this machine, recommends a setting, names the
 bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
@@ -41,10 +41,10 @@ __all__ = [
     "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
 ]  # fmt: skip
 
-PREFETCH: Final = 2  # batches prefetched, in gpuload in total, in the DataLoader per worker: the defaults of both
+PREFETCH: Final = 2  # prefetched batches: in total in gpuload, per worker in the DataLoader; the default of each
 MAX_SUGGESTED: Final = 2  # settings suggested by ``loader.stats()`` that are tried
 GOOD_ENOUGH: Final = 0.97  # a setting with this fraction of the best rate is preferred if it has fewer workers
-# The parts of the work for an image, with their names in `loader.stats()`.
+# The parts of the work per image, each with its names in `loader.stats()`.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 
 
@@ -88,10 +88,10 @@ class Row:
         return self.prefetch_factor * (max(1, self.num_workers) if self.name == "DataLoader" else 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what there is to say of it, for JSON."""
-        left_out = {"stats", "better", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
+        """Return the row as a dict for JSON, without values that are None."""
+        omitted = {"stats", "better", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
         values = {**vars(self), "mb_per_s": self.mb_per_s}
-        return {name: value for name, value in values.items() if value is not None and name not in left_out}
+        return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
 Report = Callable[[Row], Row]  # reports the progress, and returns the row
@@ -148,11 +148,11 @@ class Bench:
             stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, better=better_setting(stats) if stats else None)
 
-    def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
+    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: Report) -> Pairs:
         """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
         other loader's turn."""
-        with self.batches(mine) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
-            sides = ((mine, gpuload_batches), (peer, peer_batches))
+        with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
+            sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             measured = [
                 report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
             ]
@@ -234,14 +234,14 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
 def medians(pairs: Pairs) -> dict[str, float]:
     """Return the medians over all rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is
     faster, or uses less CPU time."""
-    costs = [(mine.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for mine, peer in pairs]
+    costs = [(gpuload_row.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for gpuload_row, peer in pairs]
     values = {
-        "images_per_s": [mine.images_per_s for mine, _ in pairs],
+        "images_per_s": [gpuload_row.images_per_s for gpuload_row, _ in pairs],
         "peer_images_per_s": [peer.images_per_s for _, peer in pairs],
-        "rate_ratio": [mine.images_per_s / peer.images_per_s for mine, peer in pairs],
+        "rate_ratio": [gpuload_row.images_per_s / peer.images_per_s for gpuload_row, peer in pairs],
         "cpu_s_per_1000": [cost for cost, _ in costs],
         "peer_cpu_s_per_1000": [cost for _, cost in costs],
-        "cpu_ratio": [peer / (mine or peer or 1) for mine, peer in costs],
+        "cpu_ratio": [peer_cost / (gpuload_cost or peer_cost or 1) for gpuload_cost, peer_cost in costs],
     }
     return {name: statistics.median(samples) for name, samples in values.items()}
 
@@ -256,16 +256,16 @@ def candidates(cpus: int, usual: int) -> list[int]:
 
 
 def recommended(rows: Sequence[Row]) -> Row:
-    """Return the row with the fewest workers, then the fewest prefetched batches, among all nearly as fast as the
-    fastest row."""
+    """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
+    batches."""
     best = max(row.images_per_s for row in rows)
     good = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
     return min(good, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; "" if it does not. The
-    statistics only estimate the rates that were measured here."""
+    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; return "" if it does not
+    have fewer. The statistics are only estimates; these rates were measured."""
     workers = best.num_workers
     if best.better is None or best.better[0] <= workers:
         return ""
@@ -297,7 +297,7 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
 
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
-    """Return the name of the bottleneck, and a sentence with the figures; empty texts if there are no parts. Workers
+    """Return the name of the bottleneck, and a sentence with the figures; both are "" if there are no parts. Workers
     read and then decode, so the slower of these two is the bottleneck if their combined rate is below that of
     augmenting."""
     rates = {part.name: part.images_per_s for part in parts}
@@ -331,14 +331,16 @@ def run(
     """Run the benchmark and print the results. Return the exit status. `store` has the options of `source_of`."""
     console = make_console(stderr=as_json == "-")
     try:
-        dataset, place = source_of(data, store), device_of(device)
+        dataset, torch_device = source_of(data, store), device_of(device)
         transforms = usual_recipe() if recipe is None else load_recipe(recipe)
-        bench = Bench(dataset=dataset, transforms=transforms, batch_size=batch_size, device=place, seconds=seconds)
+        bench = Bench(
+            dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
+        )
         _introduce(console, bench, recipe)
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
         best = recommended(settings)
         setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
-        parts = parts_of(best, place)
+        parts = parts_of(best, torch_device)
         bound, why = bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
         if pairs:
@@ -354,9 +356,9 @@ def run(
                 "bound": bound, "why": why, "recommended": setting,
             }  # fmt: skip
             if pairs:
-                rounds_made = [{"gpuload": mine.as_dict(), "peer": peer.as_dict()} for mine, peer in pairs]
+                round_rows = [{"gpuload": gpuload_row.as_dict(), "peer": peer.as_dict()} for gpuload_row, peer in pairs]
                 report["peer"] = {"decoder": DECODER, "settings": [row.as_dict() for row in peers]}
-                report["peer"] |= {**medians(pairs), "rounds": rounds_made}
+                report["peer"] |= {**medians(pairs), "rounds": round_rows}
             write_json(as_json, report)
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         return fail(console, error)
@@ -382,7 +384,7 @@ def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
     say(console, repr(bench.dataset))
     say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
     if recipe is None:
-        say(console, f"The DataLoader does the same with {DECODER} and torch's own resize")
+        say(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
     else:
         say(console, "torch's DataLoader is not measured: it can only be compared on the default recipe")
     warn_if_busy(console)
@@ -441,12 +443,12 @@ def _failures(bench: Bench, data: str) -> str:
     return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
 
 
-def comparison(mine: Row, peer: Row, pairs: Pairs) -> Table:
+def comparison(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
     """Return the table of the rounds in which two loaders took turns."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("in turn")
-    for name in (f"gpuload,\n{mine.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
+    for name in (f"gpuload,\n{gpuload_row.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
         table.add_column(name, justify="right", vertical="bottom")
     rates, costs = (("images_per_s", "peer_images_per_s"), ("cpu_s_per_1000", "peer_cpu_s_per_1000"))
     table.add_row("images/s", *(f"{values[name]:,.0f}" for name in rates), f"{values['rate_ratio']:.2f}")

@@ -29,7 +29,7 @@ __all__ = [
 FAILED: Final = 1  # exit status of a command that failed; an invalid command line exits with 2
 STOPPED: Final = 130  # exit status after ctrl-C, as in shells
 WIDE: Final = 100  # columns of a terminal with room for all progress columns
-STEPS: Final = 10  # progress lines of a task without a terminal
+STEPS: Final = 10  # number of progress lines per task without a terminal
 
 
 Tell = Callable[..., None]
@@ -108,7 +108,9 @@ def warn_if_busy(console: Console) -> None:
     """Print a warning if the machine is busy, before anything is measured."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus / 2:
-        text = f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the figures"
+        text = (
+            f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the measurements"
+        )
         say(console, text, "yellow")
 
 

@@ -56,7 +56,7 @@ def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **optio
 
 
 def run_verify(folder: str) -> int:
-    """Verify a packed set. Return the exit status: 1 if the set differs from what was packed."""
+    """Verify a packed set. Return the exit status: 1 if the set differs from its manifest."""
     console = make_console()
     try:
         with progress(console, "parts") as tell:

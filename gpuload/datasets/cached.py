@@ -80,7 +80,7 @@ class Cached(View):
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
     bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
     augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again after that file has
-    changed. The least recently used samples are evicted first. All other attributes are those of the dataset.
+    changed. The least recently used samples are evicted first. All other attributes come from the dataset.
 
     Args:
         dataset: the dataset to cache.
@@ -310,7 +310,7 @@ def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
     place = f"{path} of the sample" if path else "the sample"
     raise TypeError(
-        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not take; {_EXPECTED}"
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
     )
 
 
@@ -322,8 +322,8 @@ _EXPECTED = (
 
 def _is_packable(tensor: Any) -> bool:
     """Return whether a tensor is plain numbers in main memory, without a gradient or a special layout."""
-    special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-    return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
+    is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return not is_special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
 def _rebuild(description: Any, blobs: Iterator[memoryview]) -> Any:

@@ -15,7 +15,7 @@ from gpuload.errors import one_line
 __all__ = ["Classes", "check_known", "class_names", "shown", "warn_of_other_classes"]
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
-SHOWN: Final = 3  # names that a message lists
+SHOWN: Final = 3  # maximum number of names in a message
 EXPECTED: Final = (
     "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
     "such as the train split"

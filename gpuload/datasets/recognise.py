@@ -1,4 +1,4 @@
-"""Finding the images and targets in a sample. Runs in workers without torch, so types are recognised by attributes.
+"""Finds the images and targets in a sample. Runs in workers without torch, so types are recognised by attributes.
 
 Only a leaf that is declared as an image is an image: `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`.
 A plain array is data. There is one exception: if the transforms need an image and the sample declares none, the only
@@ -30,7 +30,7 @@ __all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_strays", "is_image_
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
 POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
-MAX_NAMED: Final = 3  # named in a warning
+MAX_NAMED: Final = 3  # strays that a warning names
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 UNDECLARED = NEVER_IMAGES | META | {np.ndarray}  # types that do not declare an image
 Images = dict[int, Encoded | Image]
@@ -252,8 +252,8 @@ def _from_pil(image: Any, place: str) -> Image:
 
 
 def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """Convert a torchvision target to a gpuload target. If `plain` and gpuload cannot transform its boxes, return None
-    instead of raising an error."""
+    """Convert a torchvision target to a gpuload target. If `plain`, return None for boxes that gpuload cannot
+    transform, instead of raising an error."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":

@@ -1,4 +1,4 @@
-"""The properties of one image as named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
+"""The properties of one image as named numbers: those of its file (`ROW`), and those of its pixels (`PIXELS`).
 Workers run this in datasets that inspect the samples of other datasets. No torch.
 
 A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
@@ -50,9 +50,10 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One image. Its file: `digest` is a 128-bit hash of the content. Its place: the number of the data set, `which`; the
-`index` in that data set; and the number of the `label`, or -1. Its pixels: whether they are `measured` and `flat`, and
-their hash, `pixels`. Workers fill in the fields of the file, `OF_FILE`; `gather` fills in all others."""
+"""One row per image. `digest` is a 128-bit hash of the file. `which` is the number of the data set, `index` the number
+of the sample in that data set, and `label` the number of the class, or -1. `measured` says whether the pixels were
+measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
+file, `OF_FILE`; `gather` fills in all others."""
 OF_FILE: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics
@@ -66,8 +67,8 @@ PIXELS: Final = np.dtype(
         ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
     ]
 )  # fmt: skip
-"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. Of 16 bits, `levels`
-counts the upper 8."""
+"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. For 16 bits, `levels`
+counts the values of the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
@@ -98,7 +99,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)
     if image is None:
         raise TypeError(
-            f"the sample has no image, but {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
+            f"the sample has no image, only {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
         )
     if isinstance(label, np.generic):
         label = label.item()

@@ -1,4 +1,4 @@
-"""Inspection with the workers of a `Loader`. Stores a row of numbers per image, about 75 bytes, so a million images
+"""Inspection with the workers of a `Loader`. It stores a row of numbers per image, about 75 bytes, so a million images
 take 75 MB. Runs in the main process.
 
 If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
@@ -141,15 +141,15 @@ def gather(
 def gather_pixels(
     gathered: Gathered,
     *,
-    most: int | None,
+    max_images: int | None,
     seed: int = 0,
     workers: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> None:
-    """Decode all images that are not damaged, or at most `most` random images, and add up their pixels."""
+    """Decode all images that are not damaged, or at most `max_images` random images, and add up their pixels."""
     rows = gathered.rows
     good = np.flatnonzero(rows["state"] == GOOD)
-    selected = _draw(np.random.default_rng(seed), good, most)
+    selected = _draw(np.random.default_rng(seed), good, max_images)
     gathered.drawn = len(selected) < len(good)
     for at, measured, _ in _batches(gathered, selected, workers, tell, pixels=True) if len(selected) else ():
         is_new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
@@ -172,17 +172,23 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
     Record the images that are damaged or killed a worker."""
-    looked, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
+    inspected, dtype = (
+        InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels),
+        PIXELS if pixels else ROW,
+    )
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
-    with Loader(looked, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
+    with (
+        Loader(inspected, BATCH, num_workers=workers, device="cpu", faults=faults) as loader,
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)
-        tell(0, len(looked))
+        tell(0, len(inspected))
         for batch, (at, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(at.tolist(), causes, strict=True):
                 if cause:
                     gathered.note_damage(row, cause)
             yield at.numpy(), records.numpy().view(dtype)[:, 0], labels
-            tell(min(len(looked), batch * BATCH), len(looked))
+            tell(min(len(inspected), batch * BATCH), len(inspected))
         for error in loader.errors:
             place: Any = error.index
             gathered.note_damage(int(numbers[place]), error.cause)
