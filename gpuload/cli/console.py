@@ -45,10 +45,10 @@ def make_console(*, stderr: bool = False) -> Console:
 def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
     """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
     names in data are untrusted. `to_copy` marks a command or code, whose lines are not wrapped."""
-    shown = visible(text, LINES)
+    visible_text = visible(text, LINES)
     if console.is_terminal and not to_copy:
-        shown = "\n".join(_wrapped(line, console.width) for line in shown.split("\n"))
-    console.print(shown, style=style, markup=False, emoji=False, soft_wrap=True)
+        visible_text = "\n".join(_wrapped(line, console.width) for line in visible_text.split("\n"))
+    console.print(visible_text, style=style, markup=False, emoji=False, soft_wrap=True)
 
 
 def _wrapped(line: str, width: int) -> str:

@@ -218,10 +218,10 @@ def check_memory(workers: int, *, root: str = "/") -> Finding:
 
 def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
     """Check how many descriptors this process can still open; `soft` and `hard` are the limits, None for no limit."""
-    left = limits.descriptors_left()
-    if left is None or soft is None:
+    descriptors_left = limits.descriptors_left()
+    if descriptors_left is None or soft is None:
         return Finding("open files", "works", "no limit")
-    details = f"{left:,} of {soft:,} are still available (ulimit -n)"
+    details = f"{descriptors_left:,} of {soft:,} are still available (ulimit -n)"
     try:
         limits.check_descriptors(workers)
     except LimitError:
@@ -363,8 +363,8 @@ def check_nvidia(
         torch_cuda: the CUDA that torch was built for; None for the CPU.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
-    others = [extra for other, details in versions.items() if other != name for extra in details]
-    extra = cuda_extra(torch_cuda, others)
+    other_extras = [extra for other, details in versions.items() if other != name for extra in details]
+    extra = cuda_extra(torch_cuda, other_extras)
     install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
     use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
     if not installed and is_codec:
@@ -383,8 +383,8 @@ def check_nvidia(
         details += f", but torch is built for CUDA {torch_cuda}"
         details += f". It {use} on the CPU; on the GPU, it needs the same CUDA" if is_codec else ""
         return Finding(name, "improve", details, reinstall)
-    if not is_codec and others and not installed.keys() & set(others):
-        details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in others)}"
+    if not is_codec and other_extras and not installed.keys() & set(other_extras):
+        details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in other_extras)}"
         return Finding(name, "improve", f"{details}; both need the same CUDA", reinstall)
     return Finding(name, "works", f"{details}: {use}")
 
@@ -395,14 +395,14 @@ def check_regions(trial: Trial) -> Finding:
     fallback = "Decode(where='device') decodes entire images"
     if not trial["ok"]:
         return Finding("regions", "not needed", f"{trial['why']}. On a GPU, {fallback}")
-    faults, used = trial["faults"], trial["used"]
+    faults, used_decoders = trial["faults"], trial["used"]
     details = f"{trial['version']} on {trial['device']}: " + "; ".join(
         f"{name}: {fault or 'bit-identical to entire images'}" for name, fault in faults.items()
     )
-    if any(faults[name] for name in used):
+    if any(faults[name] for name in used_decoders):
         fix = "use Decode(where='cpu'), and report this version and GPU in a gpuload issue"
         return Finding("regions", "broken", details, fix)
-    if len(used) < len(faults):
+    if len(used_decoders) < len(faults):
         details += f". {fallback}, since this version has not been verified"
     return Finding("regions", "works", details)
 
@@ -417,13 +417,15 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
     """List the extras whose packages are all installed, the other extras, and the program jpegtran."""
-    present, absent = ([name for name, ok in installed.items() if ok is expected] for expected in (True, False))
-    details = f"installed: {', '.join(present) or 'none'}"
-    if absent:
-        details += f"; not installed: {', '.join(absent)}; install one with pip install 'gpuload[NAME]'"
+    present_names, absent_names = (
+        [name for name, ok in installed.items() if ok is expected] for expected in (True, False)
+    )
+    details = f"installed: {', '.join(present_names) or 'none'}"
+    if absent_names:
+        details += f"; not installed: {', '.join(absent_names)}; install one with pip install 'gpuload[NAME]'"
     if not jpegtran:
         details += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
-    return Finding("extras", "works" if present else "not needed", details)
+    return Finding("extras", "works" if present_names else "not needed", details)
 
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:

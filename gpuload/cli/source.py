@@ -130,7 +130,7 @@ def load_recipe(spec: str) -> list[Any]:
     except (Exception, SystemExit) as error:
         raise ValueError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
     if name not in names:
-        chains = [other for other, value in names.items() if isinstance(value, list | tuple | Chain)]
+        chains = [other_name for other_name, value in names.items() if isinstance(value, list | tuple | Chain)]
         alternatives = f"it has {', '.join(chains)}" if chains else "it has no list or Chain"
         raise ValueError(f"--recipe {spec}: {path} has no {name!r}; {alternatives}")
     value = names[name]

@@ -171,8 +171,8 @@ def _triton(jpeg: bytes) -> None:
 
     if not devices.is_available():
         return
-    if (missing := FusedBackend.missing(devices.current_device())) is not None:
-        raise RuntimeError(missing)
+    if (problem := FusedBackend.missing(devices.current_device())) is not None:
+        raise RuntimeError(problem)
     FusedBackend(devices.current_device())
 
 
@@ -211,8 +211,8 @@ def try_regions() -> dict[str, Any]:
             faults[name] = find_fault(decoder, device)
         except RuntimeError as error:
             faults[name] = str(error)
-    used = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
-    return {"version": library.__version__, "device": str(device), "faults": faults, "used": used}
+    used_decoders = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
+    return {"version": library.__version__, "device": str(device), "faults": faults, "used": used_decoders}
 
 
 def find_fault(decoder: Any, device: Any) -> str:

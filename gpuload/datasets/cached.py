@@ -134,9 +134,9 @@ class Cached(View):
         numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
         samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
-        if missing := [number for number, entry in samples.items() if entry is None]:
+        if missing_numbers := [number for number, entry in samples.items() if entry is None]:
             started_ns = time.time_ns() - SETTLED_NS
-            for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
+            for number, sample in zip(missing_numbers, fetched(self.dataset, missing_numbers), strict=True):
                 images = _images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 samples[number] = stamps, sample
@@ -151,8 +151,10 @@ class Cached(View):
     def statistics(self) -> CacheStatistics:
         """Return the counts of all processes since this object was created, and the current content of the cache."""
         totals = self._entries.totals()
-        new = {name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")}
-        return CacheStatistics(**(totals | new), bytes_limit=self._place.limit_bytes)
+        new_counts = {
+            name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")
+        }
+        return CacheStatistics(**(totals | new_counts), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
         """Drop a sample, see `gpuload.datasets.kinds.forget`."""

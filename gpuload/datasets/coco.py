@@ -493,14 +493,15 @@ def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
 def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
     """Return a warning if polygons have fewer than three points, else ""."""
     lists = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
-    small = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
-    if not small:
+    affected = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
+    if not affected:
         return ""
-    empty = sum(not _valid_polygons(annotation["segmentation"]) for annotation in small)
+    empty_count = sum(not _valid_polygons(annotation["segmentation"]) for annotation in affected)
     return (
-        f"{len(small):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three points, "
-        f"which have no area and are ignored; {empty:,} of them have no other polygon, so their masks are empty. The "
-        f"first is annotation {_shorten(small[0].get('id'))}. Correct the polygons, or remove them from the file"
+        f"{len(affected):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three "
+        f"points, which have no area and are ignored; {empty_count:,} of them have no other polygon, so their "
+        f"masks are empty. The first is annotation {_shorten(affected[0].get('id'))}. Correct the polygons, or "
+        "remove them from the file"
     )
 
 

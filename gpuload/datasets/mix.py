@@ -172,7 +172,7 @@ def _simplify(share: Fraction) -> Fraction:
 def _check_forms(datasets: list[Any]) -> None:
     """Refuse data sets whose first samples have different forms. Only gpuload's data sets are checked: reading a sample
     of a user's data set may open a file, after which the data set could not be sent to workers."""
-    first: tuple[list[Any], str] | None = None
+    reference: tuple[list[Any], str] | None = None
     for number, dataset in enumerate(datasets):
         if not draws_nothing(dataset, stored=True):
             continue
@@ -183,11 +183,11 @@ def _check_forms(datasets: list[Any]) -> None:
             continue
         parts = _form_parts(form, iter(leaves))
         name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
-        if first is None:
-            first = parts, name
-        elif not _are_compatible(parts, first[0]):
+        if reference is None:
+            reference = parts, name
+        elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same form, but {first[1]}, and {name}; convert them "
+                f"Mix() takes data sets whose samples have the same form, but {reference[1]}, and {name}; convert them "
                 "with .map(fn)"
             )
 

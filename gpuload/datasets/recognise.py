@@ -98,13 +98,13 @@ def unfold_clips(
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
-    chosen = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
+    chosen_frames = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
     unfolded_images: Images = {}
     unfolded_targets: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
-            frames = [Image(clips[number][frame], "HWC") for frame in chosen[number]]
+            frames = [Image(clips[number][frame], "HWC") for frame in chosen_frames[number]]
             unfolded_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
@@ -114,7 +114,7 @@ def unfold_clips(
             unfolded_targets[len(unfolded)] = targets[number]
         unfolded.append(leaf)
     return (
-        unfold(structure, {leaf: len(frames) for leaf, frames in chosen.items()}),
+        unfold(structure, {leaf: len(frames) for leaf, frames in chosen_frames.items()}),
         unfolded,
         unfolded_images,
         unfolded_targets,
@@ -306,8 +306,8 @@ def find_strays(
             remark = _stray_remark(leaves[leaf], name, set(sizes_hw.values()))
         if remark:
             remarks.setdefault(place, f"{place}, {remark}")
-    more = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
-    return "; ".join([*remarks.values()][:MAX_NAMED]) + more
+    suffix = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
+    return "; ".join([*remarks.values()][:MAX_NAMED]) + suffix
 
 
 def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:

@@ -195,18 +195,21 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
         method = getattr(cls, name, None)
         if method is not None and getattr(method, "__module__", None) != module:
             if module == TORCH:
-                why, advice = "which may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
+                problem, advice = "which may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
             else:
-                why = "whose effect on images would be lost"
+                problem = "whose effect on images would be lost"
                 advice = "Return gpuload.read(path) from it instead of the image; this does not need wrap()"
-            raise TypeError(f"{got}, whose class overrides {name}, {why}. {advice}")
+            raise TypeError(f"{got}, whose class overrides {name}, {problem}. {advice}")
 
 
 def _check_transforms(dataset: Any, got: str) -> None:
-    joint = dataset.transforms
-    if (type(joint).__module__, type(joint).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
-        joint = joint.transform  # its target_transform stays
-    for name, function in (("transform", dataset.transform), ("transforms", joint)):
+    joint_transform = dataset.transforms
+    if (type(joint_transform).__module__, type(joint_transform).__name__) == (
+        "torchvision.datasets.vision",
+        "StandardTransform",
+    ):
+        joint_transform = joint_transform.transform  # its target_transform stays
+    for name, function in (("transform", dataset.transform), ("transforms", joint_transform)):
         if function is not None:
             raise TypeError(
                 f"{got} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "

@@ -187,8 +187,10 @@ def _digest(*parts: Any) -> np.ndarray:
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
-    deep = decoder.dtype(header) != "uint8" and (too_deep("", header.mode) is not None or encoded.mode == "unchanged")
-    return decoder.decode(Encoded(encoded.data, "unchanged" if deep else encoded.mode), header)
+    keeps_depth = decoder.dtype(header) != "uint8" and (
+        too_deep("", header.mode) is not None or encoded.mode == "unchanged"
+    )
+    return decoder.decode(Encoded(encoded.data, "unchanged" if keeps_depth else encoded.mode), header)
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
@@ -198,8 +200,8 @@ def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
     factors = [divmod(byte, 16) for byte in data[jpeg.frame_at + 11 : jpeg.frame_at + 10 + 3 * jpeg.components : 3]]
     if len(factors) < 3 or factors[1] != factors[2] or not all(factors[1]):
         return "other"
-    (wide, high), (width, height) = factors[0], factors[1]
-    return FACTORS.get((wide / width, high / height), "other")
+    (luma_width, luma_height), (chroma_width, chroma_height) = factors[0], factors[1]
+    return FACTORS.get((luma_width / chroma_width, luma_height / chroma_height), "other")
 
 
 def _orientation(data: bytes, header: Header) -> int:
@@ -216,29 +218,29 @@ def _orientation(data: bytes, header: Header) -> int:
 # -- the pixels -------------------------------------------------------------------------------------------------------
 
 
-def measure_pixels(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
+def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray) -> None:
     """Fill in `PIXELS`. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
-    measured["channels"] = channels
+    record["channels"] = channels
     if pixels.dtype not in (np.uint8, np.uint16) or channels > CHANNELS:
         return
     bits, count = 8 * pixels.dtype.itemsize, height * width
-    measured["bits"], measured["count"] = bits, count
+    record["bits"], record["count"] = bits, count
     rows = max(1, STRIP // width)
     levels = np.arange(1 << bits, dtype=np.int64)
-    flat = True
+    is_flat = True
     for channel in range(channels):
         counts = np.zeros(1 << bits, np.int64)
         for top in range(0, height, rows):
             counts += np.bincount(pixels[top : top + rows, :, channel].ravel(), minlength=1 << bits)
         total, squares = int(counts @ levels), int(counts @ levels**2)
-        measured["sums"][channel], measured["squares"][channel] = total, squares
+        record["sums"][channel], record["squares"][channel] = total, squares
         if channel < LEVELS:
-            measured["levels"][channel] = counts.reshape(256, -1).sum(axis=1)
-        flat = flat and squares * count - total**2 < (FLAT * count * (1 << bits) / 256) ** 2
-    measured["flat"] = flat
-    measured["digest"] = _digest(repr((pixels.shape, bits)).encode(), np.ascontiguousarray(pixels))
+            record["levels"][channel] = counts.reshape(256, -1).sum(axis=1)
+        is_flat = is_flat and squares * count - total**2 < (FLAT * count * (1 << bits) / 256) ** 2
+    record["flat"] = is_flat
+    record["digest"] = _digest(repr((pixels.shape, bits)).encode(), np.ascontiguousarray(pixels))
 
 
 # -- datasets for workers ---------------------------------------------------------------------------------------------

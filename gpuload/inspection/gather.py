@@ -114,10 +114,10 @@ def gather(
         WorkerError, TooManyErrors: workers cannot start, or too many files kill them.
     """
     rng = np.random.default_rng(seed)
-    chosen = [_draw(rng, np.arange(len(dataset)), limit) for dataset in datasets]
-    rows = np.zeros(sum(map(len, chosen)), ROW)
-    rows["index"], rows["label"] = np.concatenate(chosen), -1
-    rows["which"] = np.repeat(np.arange(len(chosen)), [len(indices) for indices in chosen])
+    chosen_indices = [_draw(rng, np.arange(len(dataset)), limit) for dataset in datasets]
+    rows = np.zeros(sum(map(len, chosen_indices)), ROW)
+    rows["index"], rows["label"] = np.concatenate(chosen_indices), -1
+    rows["which"] = np.repeat(np.arange(len(chosen_indices)), [len(indices) for indices in chosen_indices])
     gathered = Gathered(list(names), list(datasets), rows)
     classes = [str(name) for dataset in datasets for name in getattr(dataset, "classes", None) or ()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
@@ -148,16 +148,16 @@ def gather_pixels(
 ) -> None:
     """Decode all images that are not damaged, or at most `max_images` random images, and add up their pixels."""
     rows = gathered.rows
-    good = np.flatnonzero(rows["state"] == GOOD)
-    selected = _draw(np.random.default_rng(seed), good, max_images)
-    gathered.drawn = len(selected) < len(good)
-    for at, measured, _ in _batches(gathered, selected, workers, tell, pixels=True) if len(selected) else ():
-        is_new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
-        at, measured = at[is_new], measured[is_new]
-        rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, measured["flat"], measured["digest"]
-        kinds = measured[["channels", "bits"]]
+    good_rows = np.flatnonzero(rows["state"] == GOOD)
+    selected_rows = _draw(np.random.default_rng(seed), good_rows, max_images)
+    gathered.drawn = len(selected_rows) < len(good_rows)
+    for at, records, _ in _batches(gathered, selected_rows, workers, tell, pixels=True) if len(selected_rows) else ():
+        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+        at, records = at[is_new], records[is_new]
+        rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, records["flat"], records["digest"]
+        kinds = records[["channels", "bits"]]
         for kind in np.unique(kinds):
-            gathered.groups.setdefault(kind.item(), PixelSums()).add(measured[kinds == kind])
+            gathered.groups.setdefault(kind.item(), PixelSums()).add(records[kinds == kind])
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:

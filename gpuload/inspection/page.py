@@ -57,9 +57,9 @@ def choose_rows(gathered: Gathered, images: int) -> list[int]:
     if len(positions) > images:
         positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
     other_rows = np.setdiff1d(np.arange(len(rows)), positions)
-    missing = min(images - len(positions), len(other_rows))
-    if missing > 0:
-        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing).round().astype(int)]]
+    missing_count = min(images - len(positions), len(other_rows))
+    if missing_count > 0:
+        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing_count).round().astype(int)]]
     return np.sort(rows[positions]).tolist()
 
 
@@ -113,7 +113,7 @@ def pictures(
     rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
     if not rows:
         return {}
-    shown: dict[int, list[str]] = {row: [] for row in rows}
+    uris_by_row: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe or ())
     needs_equal_sizes = (
         chain.module is not None or chain.mixing is not None
@@ -137,8 +137,8 @@ def pictures(
                 images = batch[0] if isinstance(batch, list | tuple) else batch
                 for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
                     row = rows[index]
-                    shown[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
-    return {row: uris for row, uris in shown.items() if uris}
+                    uris_by_row[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
+    return {row: uris for row, uris in uris_by_row.items() if uris}
 
 
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:

@@ -226,8 +226,8 @@ def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
     """Describe groups of images: first those in several data sets, then those in several classes, then the rest."""
     which, label = gathered.rows["which"], gathered.rows["label"]
-    described = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
-    described.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
+    described_groups = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
+    described_groups.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
             "several_data": several_data,
@@ -238,13 +238,13 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
                 for row in np.sort(group)[:LISTED].tolist()
             ],
         }
-        for several_data, several_classes, group in described[:LISTED]
+        for several_data, several_classes, group in described_groups[:LISTED]
     ]
     return {
         "groups": len(groups),
         "surplus": sum(len(group) - 1 for group in groups),
-        "several_data": sum(several_data for several_data, _, _ in described),
-        "several_classes": sum(several_classes for _, several_classes, _ in described),
+        "several_data": sum(several_data for several_data, _, _ in described_groups),
+        "several_classes": sum(several_classes for _, several_classes, _ in described_groups),
         "listed": listed,
     }
 
