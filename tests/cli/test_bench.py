@@ -273,7 +273,7 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
     assert found["peer"]["rate_ratio"] > 0
     assert [row["name"] for row in found["peer"]["settings"]] == ["DataLoader"]
     for text in (
-        "The DataLoader does the same with simplejpeg 1.",
+        "The DataLoader does the same work with simplejpeg 1.",
         "7 of 7 measurements, DataLoader, 1 worker: ",
         f"\n2 samples cannot be loaded, and were skipped: gpuload inspect {data} names them\n",
         "CPU s per 1,000 images",

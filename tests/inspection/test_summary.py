@@ -20,7 +20,7 @@ from gpuload.inspection.summary import IN_ROOT, advise, equal_rows, ignored_in, 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
     found = gather(datasets, ["train", "val", "test"][: len(datasets)], workers=0)
-    gather_pixels(found, most=most, workers=0)
+    gather_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[ignored or {} for _ in datasets])
     assert json.loads(json.dumps(summary)) == summary
     return summary
