@@ -162,7 +162,7 @@ def bench(
 
     Both loaders are measured with several numbers of workers, then their best settings take turns.
 
-    They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean.
+    They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean and std.
 
     Caches stay as they are: files come from the disk or the kernel's page cache, as in an epoch started now.
 

@@ -60,7 +60,7 @@ class Row:
         image_bytes: the average number of bytes read or decoded per image; None if unknown.
         num_workers, prefetch_factor: the setting of a Loader or DataLoader.
         stats: the statistics of a Loader.
-        better: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
+        suggested_setting: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
     """
 
     name: str = ""
@@ -71,7 +71,7 @@ class Row:
     num_workers: int = 0
     prefetch_factor: int = 0
     stats: gl.Stats | None = field(default=None, repr=False)
-    better: tuple[int, int] | None = None
+    suggested_setting: tuple[int, int] | None = None
 
     @property
     def mb_per_s(self) -> float | None:
@@ -89,7 +89,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as a dict for JSON, without values that are None."""
-        omitted = {"stats", "better", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
+        omitted = {"stats", "suggested_setting", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
         values = {**vars(self), "mb_per_s": self.mb_per_s}
         return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
@@ -137,26 +137,26 @@ class Bench:
     seconds: float
     failed: set[Any] = field(default_factory=set)
 
-    def alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
         """Measure a Loader or DataLoader, without a training step."""
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
             self._take(batches, 1 + row.ahead)  # wait until the workers have started
             stats_before = None if loader is None else loader.stats()
-            row = self.measured(row, batches)
+            row = self.measure(row, batches)
             stats = None if loader is None else loader.stats(since=stats_before)
-        return replace(row, stats=stats, better=better_setting(stats) if stats else None)
+        return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
     def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: Report) -> Pairs:
         """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
         other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
-            measured = [
-                report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
+            rows = [
+                report(self.measure(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
             ]
-        return list(zip(measured[::2], measured[1::2], strict=True))
+        return list(zip(rows[::2], rows[1::2], strict=True))
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
@@ -184,7 +184,7 @@ class Bench:
             self.failed.update(failed)
             yield images
 
-    def measured(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
+    def measure(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
         self._take(batches, skip)
@@ -216,18 +216,18 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
     to_try = [(workers, PREFETCH) for workers in numbers]
     while to_try:
         try:
-            rows.append(report(bench.alone("Loader", *to_try.pop(0))))
+            rows.append(report(bench.measure_alone("Loader", *to_try.pop(0))))
         except LimitError as error:  # too few open files or too little memory for this many workers
             if not rows:
                 raise
             remark(str(error))
             continue
         if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
-            better = recommended(rows).better
-            if better is not None and better[0] > max(row.num_workers for row in rows):
-                to_try.append(better)
+            suggested_setting = recommended(rows).suggested_setting
+            if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
+                to_try.append(suggested_setting)
     best = recommended(rows)
-    rows.append(report(bench.alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
+    rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
@@ -259,17 +259,17 @@ def recommended(rows: Sequence[Row]) -> Row:
     """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
     batches."""
     best = max(row.images_per_s for row in rows)
-    good = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
-    return min(good, key=lambda row: (row.num_workers, row.prefetch_factor))
+    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
+    return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
     """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; return "" if it does not
     have fewer. The statistics are only estimates; these rates were measured."""
     workers = best.num_workers
-    if best.better is None or best.better[0] <= workers:
+    if best.suggested_setting is None or best.suggested_setting[0] <= workers:
         return ""
-    suggested = best.better[0]
+    suggested = best.suggested_setting[0]
     suggestion = f"With {best.workers}, loader.stats() may suggest {suggested} workers"
     rows_with_more = [row for row in rows if row.num_workers > workers]
     if not rows_with_more or suggested > max(row.num_workers for row in rows_with_more):
@@ -402,7 +402,7 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
         settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
         if not rounds:
             return settings, [], []
-        peers = [report(bench.alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
+        peers = [report(bench.measure_alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
         return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
 
 
