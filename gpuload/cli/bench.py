@@ -83,7 +83,7 @@ class Row:
         return count_of(self.num_workers, "worker")
 
     @property
-    def ahead(self) -> int:
+    def max_prefetched(self) -> int:
         """The maximum number of prefetched batches."""
         return self.prefetch_factor * (max(1, self.num_workers) if self.name == "DataLoader" else 1)
 
@@ -142,7 +142,7 @@ class Bench:
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
-            self._take(batches, 1 + row.ahead)  # wait until the workers have started
+            self._take(batches, 1 + row.max_prefetched)  # wait until the workers have started
             stats_before = None if loader is None else loader.stats()
             row = self.measure(row, batches)
             stats = None if loader is None else loader.stats(since=stats_before)
@@ -154,7 +154,9 @@ class Bench:
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             rows = [
-                report(self.measure(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
+                report(self.measure(row, batches, skip=1 + row.max_prefetched))
+                for _ in range(rounds)
+                for row, batches in sides
             ]
         return list(zip(rows[::2], rows[1::2], strict=True))
 

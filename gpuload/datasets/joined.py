@@ -169,7 +169,7 @@ class Mapped(View):
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         if not callable(fn):
-            raise TypeError(f"map() takes a function from a sample to the new sample, got {fn!r}")
+            raise TypeError(f"map() takes a function that converts a sample, got {fn!r}")
         is_mapped = isinstance(dataset, Mapped)
         super().__init__(dataset.dataset if is_mapped else dataset)
         self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if is_mapped else (fn,)

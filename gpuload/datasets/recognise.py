@@ -6,9 +6,9 @@ array that can be an image is used. This is a uint8 array H×W×C or tensor C×H
 frames, or a clip with one more axis. If another leaf could be the image too, or if the array has the name of a mask,
 the sample is refused instead.
 
-*Strays* are leaves that were probably meant to be targets. One kind is masks, boxes and keypoints that are plain
-arrays, and so stay unchanged while the transforms move their image; the other is images that look like masks. Workers
-look for strays in their first few samples, for one warning.
+*Strays* are leaves that were probably meant to be targets: masks, boxes and keypoints in plain arrays, which stay
+unchanged while the transforms move their image, and images that look like masks. Workers look for strays in their first
+few samples, and warn once.
 """
 
 from __future__ import annotations

@@ -369,8 +369,9 @@ def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse an image of more than 4 channels whose shape suggests that it has another layout."""
     height, width, channels = shape
-    other, axis = (height, width) if layout != "CHW" else (width, height)  # `other`: its channels in the other layout
-    if other <= 4 < axis or (layout is None and channels >= min(height, width)):
+    # The number of channels, and the length of another axis, if the array had the other layout.
+    other_channels, other_axis = (height, width) if layout != "CHW" else (width, height)
+    if other_channels <= 4 < other_axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
             f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels; its shape suggests another "
             "layout: pass layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"

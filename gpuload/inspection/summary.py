@@ -358,7 +358,7 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
         for name in path.split():
             count = count[name]
         if path == "formats grey" and 0 < count == sum(formats["formats"].values()):
-            text = "As RGB, they have three equal channels, which takes three times the memory and the copying."
+            text = "As RGB, they have three equal channels, which take three times the memory and copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
             yield Advice(level, _count(count, title), text, code)
