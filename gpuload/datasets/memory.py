@@ -28,8 +28,8 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
             raise  # for example, too many open files
         raise LimitError(
             f"shared memory cannot be created ({error}): gpuload needs the system call memfd_create, which requires "
-            "Linux 3.17 or newer and a Python built with support for it; allow it in the seccomp profile of the container "
-            "or sandbox"
+            "Linux 3.17 or newer and a Python built with support for it; allow it in the seccomp profile of the "
+            "container or sandbox"
         ) from error
     try:
         if nbytes:
