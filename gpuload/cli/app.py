@@ -164,7 +164,7 @@ def bench(
 
     They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean and std.
 
-    Caches stay as they are: files come from the disk or the kernel's page cache, as in an epoch started now.
+    Caches are not cleared: files come from the disk or the kernel's page cache, as in an epoch started now.
 
     Images that cannot be loaded are skipped on both sides.
 

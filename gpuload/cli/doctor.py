@@ -38,7 +38,7 @@ Trial = Mapping[str, Any]
 COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
 
 SPARE_BYTES: Final = 1_000_000_000  # for batches and decoded images in flight, in addition to the workers' memory
-THREADS: Final = 32  # started by the libraries of a worker and of this process together
+THREADS: Final = 32  # started by the libraries of a worker and of this process, in total
 MIN_TORCH: Final = (2, 8)
 
 # NVIDIA publishes a separate package for each version of CUDA. These are the distributions, keyed by gpuload's extra.
@@ -324,7 +324,8 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
-    """Check Triton and its C compiler, which the backend ``"fused"`` needs; `trial` reports a kernel's run."""
+    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of running a kernel on
+    the GPU."""
     if not devices:
         return Finding("Triton", "not needed", "runs on GPUs only" + (f"; {version} is installed" if version else ""))
     consequence = "transforms run in torch, several times slower than fused"

@@ -35,7 +35,8 @@ REGIONS: Final = (
 
 
 def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Run some of the `STEPS` in another process. Return a dict per step: ``ok``, ``why`` it failed, other values."""
+    """Run some of the `STEPS` in another process. Return a dict per step with ``ok``, ``why`` it failed, and
+    values specific to the step."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
         completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)

@@ -34,7 +34,7 @@ __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
-SETTLED_NS: Final = 100_000_000  # a file changed this recently before it was read may have changed during the read, too
+SETTLED_NS: Final = 100_000_000  # a file changed this shortly before it was read may also have changed during the read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
 MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that rebuild a value from its parts, keyed by kind

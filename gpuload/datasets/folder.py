@@ -183,7 +183,8 @@ class ImageFiles(_ScannedFolder):
     Yields `Encoded`. Folders are sorted by path, files in a folder by name. Files of other programs are skipped, as in
     `ImageFolder`.
 
-    Arguments and errors are the same as for `ImageFolder`, without `classes`.
+    Arguments (except `classes`) and errors are the same as for `ImageFolder`; a folder without images raises
+    FileNotFoundError.
 
     Attributes:
         paths: the full path of each image, in a sequence that builds each str on access.

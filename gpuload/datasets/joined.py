@@ -136,7 +136,7 @@ class Joined(Dataset):
 
 
 class View(Dataset):
-    """The base class of datasets that wrap another dataset and change only its samples.
+    """The base class of datasets that wrap another dataset, and delegate all other attributes to it.
 
     Attributes:
         dataset: the inner dataset.

@@ -110,7 +110,7 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
 
 def fetches_many(dataset: Any) -> bool:
     """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only calls the inner
-    datasets, so these decide.
+    datasets, so the answer depends on these.
 
     A dataset with functions from ``map()`` qualifies only if these functions are still called one by one (`each_of`):
     they may draw random numbers, and the generators are seeded for each sample.
@@ -153,7 +153,7 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Drop a sample that cannot be decoded from all caches that hold it, so that it is read again. Return the names of
+    """Remove a damaged sample from all caches that hold it, so that it is read again. Return the names of
     the caches that had the sample."""
     if _kind(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])

@@ -17,7 +17,7 @@ from gpuload.datasets.kinds import check_map_style
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 
-MAX_DEPTH: Final = 8  # of nested datasets that are searched
+MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
 
 class DeviceCached(View):

@@ -203,13 +203,10 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
 
 
 def _check_transforms(dataset: Any, got: str) -> None:
-    joint_transform = dataset.transforms
-    if (type(joint_transform).__module__, type(joint_transform).__name__) == (
-        "torchvision.datasets.vision",
-        "StandardTransform",
-    ):
-        joint_transform = joint_transform.transform  # its target_transform stays
-    for name, function in (("transform", dataset.transform), ("transforms", joint_transform)):
+    joint_fn = dataset.transforms
+    if (type(joint_fn).__module__, type(joint_fn).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
+        joint_fn = joint_fn.transform  # its target_transform stays
+    for name, function in (("transform", dataset.transform), ("transforms", joint_fn)):
         if function is not None:
             raise TypeError(
                 f"{got} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "

@@ -187,10 +187,10 @@ def _digest(*parts: Any) -> np.ndarray:
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
-    keeps_depth = decoder.dtype(header) != "uint8" and (
+    is_deep = decoder.dtype(header) != "uint8" and (
         too_deep("", header.mode) is not None or encoded.mode == "unchanged"
     )
-    return decoder.decode(Encoded(encoded.data, "unchanged" if keeps_depth else encoded.mode), header)
+    return decoder.decode(Encoded(encoded.data, "unchanged" if is_deep else encoded.mode), header)
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:

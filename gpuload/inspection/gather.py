@@ -172,23 +172,17 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
     Record the images that are damaged or killed a worker."""
-    inspected, dtype = (
-        InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels),
-        PIXELS if pixels else ROW,
-    )
+    images, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
-    with (
-        Loader(inspected, BATCH, num_workers=workers, device="cpu", faults=faults) as loader,
-        warnings.catch_warnings(),
-    ):
+    with Loader(images, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)
-        tell(0, len(inspected))
+        tell(0, len(images))
         for batch, (at, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(at.tolist(), causes, strict=True):
                 if cause:
                     gathered.note_damage(row, cause)
             yield at.numpy(), records.numpy().view(dtype)[:, 0], labels
-            tell(min(len(inspected), batch * BATCH), len(inspected))
+            tell(min(len(images), batch * BATCH), len(images))
         for error in loader.errors:
             place: Any = error.index
             gathered.note_damage(int(numbers[place]), error.cause)

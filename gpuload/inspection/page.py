@@ -115,9 +115,8 @@ def pictures(
         return {}
     uris_by_row: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe or ())
-    needs_equal_sizes = (
-        chain.module is not None or chain.mixing is not None
-    )  # these need a batch of images of the same size
+    # Modules and mixing need a batch of images of the same size.
+    needs_equal_sizes = chain.module is not None or chain.mixing is not None
     loader = Loader(
         SelectedImages(gathered.datasets, gathered.rows[rows]),
         1 if recipe is None else len(rows),  # several large images together could exceed the memory
