@@ -324,8 +324,8 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
-    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of running a kernel on
-    the GPU."""
+    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of running a kernel
+    on the GPU."""
     if not devices:
         return Finding("Triton", "not needed", "runs on GPUs only" + (f"; {version} is installed" if version else ""))
     consequence = "transforms run in torch, several times slower than fused"
