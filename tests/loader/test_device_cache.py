@@ -254,7 +254,7 @@ def test_an_image_that_a_transform_refuses_is_an_error_of_that_sample():
     ("key", "told"),
     [
         ("name", "TypeError: the keys of a DeviceCached are the numbers 0 to 19, but the sampler gave 'name'"),
-        (20, "IndexError: index 20 of a Subset is out of range: DeviceCached has 20 samples"),
+        (20, "IndexError: there is no sample 20 among the 20 of DeviceCached"),
     ],
 )
 def test_keys_are_numbers(key, told):
