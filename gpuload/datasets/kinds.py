@@ -153,8 +153,8 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Remove a damaged sample from all caches that hold it, so that it is read again. Return the names of
-    the caches that had the sample."""
+    """Remove a damaged sample from all caches that hold it, so that it is read again. Return the names of the
+    caches that had the sample."""
     if _kind(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
     if _kind(dataset) == DEVICE_CACHED:
