@@ -53,7 +53,7 @@ CEILINGS = {
 # gpuload's parts by themselves, each of which is held against a ceiling.
 PARTS = {
     "stage": "the fused stage",
-    "workers": "gpuload's workers, slots only taken",
+    "workers": "gpuload's workers, slots discarded",
     "arrays": "arrays in memory, to the device",
     "array_file": "an ArrayFile of 256×256, to the device",
     "resident": "a resident CIFAR-10 (DeviceCached)",

@@ -285,7 +285,7 @@ class Augment(torch.nn.Module):
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
             columns = as_columns(samples)
-        elif not reader.has_looked:
+        elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]

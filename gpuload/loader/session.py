@@ -48,7 +48,7 @@ from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
 from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
@@ -317,7 +317,7 @@ class Session:
         """Call ``iter()`` of an iterable dataset, without workers and before the first batch; return this process's
         initial place."""
         with self.lock:
-            request = self.feed.first()
+            request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
@@ -584,7 +584,7 @@ class _Consumer(Consumer):
     def reclaim(self, wait: bool) -> bool:
         return self._transfer.reclaim(wait)
 
-    def decode(self, batch: Batch) -> Failed:
+    def decode(self, batch: Batch) -> FailedParts:
         assert self._decoder is not None, "workers only leave images to the device if it has a decoder"
         return self._decoder(batch)
 

@@ -155,7 +155,7 @@ def test_unchanged_grey_of_32_bit_integers_is_refused():
     header = decoder.header(Encoded(DEEP[INTEGERS](), "unchanged"))
     with pytest.raises(
         DecodeError,
-        match=re.escape("to keep its values, yield gpuload.Image(array) of what tifffile.imread gives, of"),
+        match=re.escape("to keep its values, yield gpuload.Image(array) with the result of tifffile.imread, of"),
     ):
         decoder.channels(header, "unchanged")
 

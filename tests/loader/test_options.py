@@ -56,7 +56,7 @@ def test_each_group_is_frozen():
         ("order", {"seed": -1}, "seed must be at least 0, got -1"),
         ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
         ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
-        ("batches", {"pad_to": 32}, "pad_to=32 goes with ragged='pad'"),
+        ("batches", {"pad_to": 32}, "pad_to=32 requires ragged='pad'"),
         ("workers", {"timeout": -1}, "timeout must be a number of seconds, or 0 for none, got -1"),
         ("workers", {"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
     ],

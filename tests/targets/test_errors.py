@@ -59,12 +59,16 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             [],
             r"must have the same size, but sample\[0\] has 40×50 and sample\[1\] has 20×50",
         ),
-        (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
-        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*remove it, or return no"),
+        (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves only the pixels of the image"),
+        (
+            lambda: (image(), gl.Mask(MASK)),
+            [T.RandAugment()],
+            "RandAugment moves only the pixels.*remove it, or return no",
+        ),
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandomApply([T.TrivialAugmentWide()])],
-            "TrivialAugmentWide moves pixels",
+            "TrivialAugmentWide moves only the pixels",
         ),
         (
             lambda: (image(), 3),

@@ -25,7 +25,7 @@ OWN = ERRORS | {"_Kind"}  # the bases of others
 MAKERS = {
     "datasets/sample.py": {"too_deep"},
     "datasets/files.py": {"too_large", "no_image"},
-    "ring/ring.py": {"_lacking"},
+    "ring/ring.py": {"_shortage"},
     "stage/dali/backend.py": {"missing"},
     "stage/fused/backend.py": {"missing", "_cannot_compile"},
     "stage/kornia/backend.py": {"MISSING"},
