@@ -253,7 +253,7 @@ def open_packed(folder: str) -> Any:
     """Return the dataset that reads a packed set. Its `classes` attribute holds the class names, or None.
 
     Raises:
-        FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
+        FileNotFoundError, GpuloadError: as `read_manifest`; or a link points outside the folder.
     """
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.lmdb import LMDB

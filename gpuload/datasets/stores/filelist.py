@@ -108,8 +108,8 @@ class FileList(ImageFileDataset):
         classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to reuse, such as
             the train split. Each target is then the index of its name in this list; an unknown name is an error. For
             several target columns, a dict from column to names.
-        root: the folder that paths are relative to; paths must not lead out of it. Default: the folder of the manifest,
-            or the working directory. Absolute paths must be inside it.
+        root: the folder that paths are relative to; paths must not point outside it. Default: the folder of the
+            manifest, or the working directory. Absolute paths must be inside it.
         delimiter: the character that separates the columns of a CSV file.
         count, start: the number of generated names, and the first index.
         labels: one label per generated name, as an array or list. With `classes`, names or their indices.
@@ -128,8 +128,8 @@ class FileList(ImageFileDataset):
     Raises:
         FileNotFoundError: the manifest does not exist. (Image files are only checked when they are read.)
         TypeError: `labels` are neither numbers nor strings.
-        ValueError: a column or a cell is missing, a path leads out of the root, or a target is not among `classes` (the
-            message includes the line); or arguments cannot be combined.
+        ValueError: a column or a cell is missing, a path points outside the root, or a target is not among `classes`
+            (the message includes the line); or arguments cannot be combined.
 
     Example:
         >>> import pathlib, tempfile
@@ -465,7 +465,8 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
                     f"pass the folder that holds all images, as in root={os.path.dirname(path)!r}"
                 )
             raise ValueError(
-                f"{where} has the path {path!r}, which leads out of {source.root!r}; pass a root= that holds all images"
+                f"{where} has the path {path!r}, which points outside {source.root!r}; pass a root= that "
+                "contains all images"
             )
         path = full[len(prefix) :]
     return os.fsencode(path)

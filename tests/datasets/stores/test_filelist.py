@@ -335,8 +335,8 @@ def test_a_csv_file_that_is_not_utf_8(folder: Path) -> None:
 @pytest.mark.parametrize("path", ["../secret.jpg", "sub/../../secret.jpg", "/etc/passwd"])
 def test_no_path_leads_out_of_the_root(folder: Path, path: str) -> None:
     message = (
-        f"line 2 of '{folder}/list.csv' has the path {path!r}, which leads out of {str(folder)!r}; pass a root= that "
-        "holds all images"
+        f"line 2 of '{folder}/list.csv' has the path {path!r}, which points outside {str(folder)!r}; pass a root= that "
+        "contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         listed(folder, f"path,label\n{path},1\n", root=folder)
