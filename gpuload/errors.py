@@ -31,8 +31,8 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "closest",
+    "error_types",
     "import_optional",
-    "kinds_of",
     "knows_arguments",
     "one_line",
     "visible",
@@ -70,7 +70,7 @@ class DecodeError(GpuloadError):
     filename: str | None = None
 
 
-def kinds_of(error: BaseException) -> tuple[str, ...]:
+def error_types(error: BaseException) -> tuple[str, ...]:
     """Return the names of an exception's class and its base classes, as ``"module:name"``, without `Exception` and its
     bases."""
     classes = [kind for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]

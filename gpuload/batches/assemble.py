@@ -35,7 +35,7 @@ from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
 from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import made_like
-from gpuload.errors import CollateError, kinds_of, one_line
+from gpuload.errors import CollateError, error_types, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
@@ -379,7 +379,9 @@ class Assembly:
         try:
             value = collate_fn(argument)
         except Exception as error:
-            raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "", kinds_of(error)) from error
+            problem = one_line(f"{type(error).__name__}: {error}")
+            problem = one_line(f"{type(error).__name__}: {error}")
+            raise _collate_error(columns, problem, "", error_types(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:

@@ -166,7 +166,7 @@ class Augment(torch.nn.Module):
         Raises:
             BackendError: the requested backend cannot be used here.
         """
-        device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
+        device = self._device or next(reversed(self._stages), torch.device(devices.default_device_type()))
         stage, _ = self._stages_on(_with_index(device))
         access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=access)

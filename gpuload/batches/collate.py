@@ -37,7 +37,7 @@ from gpuload.datasets.tree import (
     places_of,
     unflatten,
 )
-from gpuload.errors import CollateError, kinds_of
+from gpuload.errors import CollateError, error_types
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
@@ -401,7 +401,7 @@ def _collate_column(
         subject = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
             f"{subject} cannot be collated into a batch: {reason} ({error}); {_remedy(column, name(), shapes)}",
-            kinds_of(error),
+            error_types(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
@@ -463,7 +463,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         reason = "" if leaf is None else f": it has a {_kind(leaf)}"
         remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
-            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", kinds_of(error)
+            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_types(error)
         ) from error
 
 

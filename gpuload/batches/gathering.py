@@ -167,7 +167,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 
 def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Combine each scene with the scenes of its group into a mosaic."""
-    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
+    rows, corners, shown_parts = record.quadrants(full_windows(record.output_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         sources = [scenes[source] for source in rows[row].tolist()]
@@ -209,7 +209,7 @@ def _tile_instance_masks(
 ) -> dict[int, torch.Tensor]:
     """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
     image. `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
-    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
+    rows, corners, shown_parts = record.quadrants(full_windows(record.output_hw))
     sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
     planes = select_rows(
         pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True)
@@ -218,7 +218,7 @@ def _tile_instance_masks(
     for row, indices in remaining_of.items():
         counts = list(map(len, indices))
         dtype = next((mask.dtype for mask, n in zip(sources[row], counts, strict=True) if n), masks[row].dtype)
-        results[row] = masks[row].new_zeros((sum(counts), *record.after_hw[row].tolist()), dtype=dtype)
+        results[row] = masks[row].new_zeros((sum(counts), *record.output_hw[row].tolist()), dtype=dtype)
         parts = zip(results[row].split(counts), corners[row].tolist(), shown_parts[row].tolist(), strict=True)
         for part, (y, x), (top, left, h, w) in parts:
             visible = next(planes)[:, top - y : top - y + h, left - x : left - x + w]
@@ -238,9 +238,9 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
                     "put masks of instances next to their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
-    sizes = zip(masks, record.after_hw.tolist(), strict=True)
+    sizes = zip(masks, record.output_hw.tolist(), strict=True)
     results = [mask.new_empty((*mask.shape[:-2], *size)) for mask, size in sizes]
-    tile(record, masks, full_windows(record.after_hw), results, (record.mask_fill,))
+    tile(record, masks, full_windows(record.output_hw), results, (record.mask_fill,))
     return dict(enumerate(results))
 
 

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 import gpuload as gl
 from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy, write_json
 from gpuload.cli.processes import cpu_seconds
-from gpuload.cli.source import load_recipe, source_of, usual_recipe
+from gpuload.cli.source import default_recipe, load_recipe, source_of
 from gpuload.cli.torch_way import DECODER, data_loader
 from gpuload.errors import GpuloadError, LimitError
 from gpuload.loader.advice import better_setting
@@ -334,7 +334,7 @@ def run(
     console = make_console(stderr=as_json == "-")
     try:
         dataset, torch_device = source_of(data, store), device_of(device)
-        transforms = usual_recipe() if recipe is None else load_recipe(recipe)
+        transforms = default_recipe() if recipe is None else load_recipe(recipe)
         bench = Bench(
             dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
         )

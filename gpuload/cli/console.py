@@ -123,8 +123,8 @@ def device_of(name: str | None) -> Any:
     from gpuload.stage import device as devices
     from gpuload.stage.plan import check_device
 
-    device = check_device(name or devices.usual_type())
-    if device.type not in ("cpu", devices.usual_type()):
+    device = check_device(name or devices.default_device_type())
+    if device.type not in ("cpu", devices.default_device_type()):
         kind = device.type.upper()
         raise ValueError(f"--device {device}, but torch finds no {kind} device; omit --device to run on the CPU")
     return device
@@ -141,4 +141,4 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
 
 def write_text(path: str, text: str) -> None:
     """Write a file; an existing file is replaced once the new file is complete."""
-    write_file(path, text.encode(), os.path.dirname(path) or ".", lasting=False)
+    write_file(path, text.encode(), os.path.dirname(path) or ".", sync=False)

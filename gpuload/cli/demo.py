@@ -15,7 +15,7 @@ from gpuload.cli import inspect
 from gpuload.cli.bench import PREFETCH, Bench, Row, comparison, reporting
 from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy
 from gpuload.cli.pictures import PhotographsMissing, make_folder
-from gpuload.cli.source import source_of, usual_recipe
+from gpuload.cli.source import default_recipe, source_of
 from gpuload.cli.torch_way import DECODER
 from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
@@ -48,7 +48,7 @@ def run(
         dataset, torch_device = source_of(root, {}), device_of(device)
         workers = min(MAX_WORKERS, usable_cpus()) if workers is None else workers
         bench = Bench(
-            dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=torch_device, seconds=seconds
+            dataset=dataset, transforms=default_recipe(), batch_size=batch_size, device=torch_device, seconds=seconds
         )
         classes = list(getattr(dataset, "classes", []))
         in_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""

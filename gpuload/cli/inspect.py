@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gpuload import __version__
 from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say, write_json, write_text
-from gpuload.cli.source import load_recipe, source_of, usual_recipe
+from gpuload.cli.source import default_recipe, load_recipe, source_of
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
@@ -54,7 +54,7 @@ def run(
     console = console or make_console(stderr=as_json == "-")
     try:
         # The page shows images before Normalize.
-        transforms = usual_recipe()[:-1] if recipe is None else load_recipe(recipe)
+        transforms = default_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
         with progress(console, "files checked") as tell:

@@ -20,7 +20,7 @@ from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
 from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "load_recipe", "source_of", "usual_recipe"]
+__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "default_recipe", "load_recipe", "source_of"]
 
 OPTIONS_OF: Final = {
     "fields": ("TarShards",),
@@ -101,7 +101,7 @@ STD: Final = (0.229, 0.224, 0.225)
 SIZE: Final = 224
 
 
-def usual_recipe() -> list[Any]:
+def default_recipe() -> list[Any]:
     """Return the usual transforms for image classifiers: a random crop to 224×224, a flip, ImageNet's mean."""
     return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
 

@@ -192,7 +192,7 @@ def _regions(jpeg: bytes) -> dict[str, Any]:
 
 def try_regions() -> dict[str, Any]:
     """Check whether the decoders of this machine's GPU (or its CPU) decode a region to exactly the same bits as the
-    entire image. A version is added to `REGIONS_RIGHT` once this check has passed on several kinds of GPUs.
+    entire image. A version is added to `EXACT_REGION_VERSIONS` once this check has passed on several kinds of GPUs.
 
     Returns:
         The ``version``, the ``device``, the ``faults`` by decoder ("" for none), and ``used``, the names of the
@@ -201,18 +201,18 @@ def try_regions() -> dict[str, Any]:
     import torch
 
     from gpuload.stage import device as devices
-    from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, REGIONS_RIGHT, NvImageCodec, load_library
+    from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, EXACT_REGION_VERSIONS, GPU, NvImageCodec, load_library
 
     on_gpu = devices.is_available() and devices.kind() == "cuda" and torch.version.hip is None
     device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
     faults = {}
     for name in (ENGINE, GPU) if on_gpu else (CPU,):
         try:
-            decoder = NvImageCodec(device, 1, library, regions_right={name: (library.__version__,)}, only=name)
+            decoder = NvImageCodec(device, 1, library, exact_versions={name: (library.__version__,)}, only=name)
             faults[name] = find_fault(decoder, device)
         except RuntimeError as error:
             faults[name] = str(error)
-    used_decoders = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
+    used_decoders = [name for name in faults if library.__version__ in EXACT_REGION_VERSIONS[name]]
     return {"version": library.__version__, "device": str(device), "faults": faults, "used": used_decoders}
 
 

@@ -15,7 +15,7 @@ from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import Lazy, Paths, from_start, full_path
-from gpuload.datasets.stores.opening import client, is_url, named, read_whole
+from gpuload.datasets.stores.opening import client, is_url, named, read_files
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
@@ -85,7 +85,7 @@ class ImageFileDataset(Dataset):
     def _fetch(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         numbers = [self._from_start(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
-        samples = zip(numbers, paths, read_whole(paths, self._remote), strict=True)
+        samples = zip(numbers, paths, read_files(paths, self._remote), strict=True)
         return [self._with(number, Encoded(data, self.mode, named(path))) for number, path, data in samples]
 
     def _from_start(self, index: SupportsIndex) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from gpuload.datasets.cache_file import CachePlace, Entries
 from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import View
-from gpuload.datasets.kinds import check_map_style, draws_nothing, fetched, forget
+from gpuload.datasets.kinds import check_map_style, draws_nothing, fetch_samples, forget
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
 from gpuload.datasets.scan import from_start, full_path
@@ -136,7 +136,7 @@ class Cached(View):
         samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing_numbers := [number for number, entry in samples.items() if entry is None]:
             started_ns = time.time_ns() - SETTLED_NS
-            for number, sample in zip(missing_numbers, fetched(self.dataset, missing_numbers), strict=True):
+            for number, sample in zip(missing_numbers, fetch_samples(self.dataset, missing_numbers), strict=True):
                 images = _images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 samples[number] = stamps, sample

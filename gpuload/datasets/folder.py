@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.litter import log_left_out
+from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths, Scanner
@@ -64,12 +64,12 @@ class _ScannedFolder(ImageFileDataset):
                 "counts": np.array(list(map(len, images))),
                 "data": paths.data,
                 "offsets": paths.offsets,
-                "left_out": np.frombuffer(str(scanner.left_out).encode(), np.uint8),
+                "left_out": np.frombuffer(str(scanner.skipped_files).encode(), np.uint8),
             }
 
         is_local = isinstance(scanner, Scanner)
         arrays = scanner.cached([by_class, endings, follow_links], scan) if is_local else scan()
-        log_left_out(folder, arrays["left_out"].tobytes().decode())
+        log_skipped_files(folder, arrays["left_out"].tobytes().decode())
         self.paths = Paths(folder, arrays["data"], arrays["offsets"])
         names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
         return names, arrays["counts"], f"searched at any depth for names that end in {', '.join(endings)}"

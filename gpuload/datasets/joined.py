@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.classes import warn_of_other_classes
-from gpuload.datasets.kinds import each_of, fetched, forget, maps_samples, natural_blocks
+from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
 from gpuload.datasets.scan import from_start
 
 __all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
@@ -78,7 +78,7 @@ class Joined(Dataset):
         """Return several samples; the samples of each dataset are fetched in one call."""
         samples: dict[int, Any] = {}
         for dataset, rows, numbers in self._grouped(indices):
-            samples |= zip(rows, fetched(dataset, numbers), strict=True)
+            samples |= zip(rows, fetch_samples(dataset, numbers), strict=True)
         return [samples[row] for row in range(len(samples))]
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
@@ -124,7 +124,7 @@ class Joined(Dataset):
             return None
         readers: dict[int, Callable[[], Any]] = {}
         for dataset, rows, numbers in self._grouped(indices):
-            read = each_of(dataset, numbers) or fetched(dataset, numbers).__getitem__
+            read = lazy_reader(dataset, numbers) or fetch_samples(dataset, numbers).__getitem__
             readers |= {row: partial(read, number) for number, row in enumerate(rows)}
         return lambda row: readers[row]()
 
@@ -178,11 +178,11 @@ class Mapped(View):
         return self._map(self.dataset[index])
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        return [self._map(sample) for sample in fetched(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
+        return [self._map(sample) for sample in fetch_samples(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
 
     def _each(self, indices: list[int]) -> Callable[[int], Any]:
         """Return a function that returns the sample of a row, as in `Joined._each`."""
-        read = each_of(self.dataset, indices) or fetched(self.dataset, indices).__getitem__
+        read = lazy_reader(self.dataset, indices) or fetch_samples(self.dataset, indices).__getitem__
         return lambda row: self._map(read(row))
 
     def _forget(self, index: Any) -> list[str]:

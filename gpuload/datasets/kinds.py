@@ -17,11 +17,11 @@ __all__ = [
     "check_dataset",
     "check_map_style",
     "draws_nothing",
-    "each_of",
-    "fetched",
+    "fetch_samples",
     "fetches_many",
     "forget",
     "is_iterable",
+    "lazy_reader",
     "maps_samples",
     "natural_blocks",
     "row_bytes",
@@ -112,8 +112,8 @@ def fetches_many(dataset: Any) -> bool:
     """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only calls the inner
     datasets, so the answer depends on these.
 
-    A dataset with functions from ``map()`` qualifies only if these functions are still called one by one (`each_of`):
-    they may draw random numbers, and the generators are seeded for each sample.
+    A dataset with functions from ``map()`` qualifies only if these functions are still called one by one
+    (`lazy_reader`): they may draw random numbers, and the generators are seeded for each sample.
     """
     kind, inside = _kind(dataset), _inner_datasets(dataset)
     if maps_samples(dataset):
@@ -135,7 +135,7 @@ def maps_samples(dataset: Any) -> bool:
     return _kind(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
-def fetched(dataset: Any, indices: list[int]) -> list[Any]:
+def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
     """Return samples of a dataset, in one call if the dataset supports that.
 
     Raises:
@@ -162,9 +162,9 @@ def forget(dataset: Any, index: Any) -> list[str]:
     return dataset._forget(index) if _is_gpuload_with(dataset, "_forget") else []
 
 
-def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
+def lazy_reader(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
     """Return a function that takes a row, a position in `indices`, and returns its sample; it must be called once per
-    row. None means that the dataset does not need this: use `fetched`."""
+    row. None means that the dataset does not need this: use `fetch_samples`."""
     return dataset._each(indices) if _is_gpuload_with(dataset, "_each") else None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["STARTS", "LeftOut", "is_litter", "log_left_out", "without_litter"]
+__all__ = ["STARTS", "SkippedFiles", "is_litter", "log_skipped_files", "without_litter"]
 
 LITTER: Final = re.compile(
     rb"(?:^|/)(?:"
@@ -35,7 +35,7 @@ def is_litter(name: bytes) -> bool:
 
 
 @dataclass
-class LeftOut:
+class SkippedFiles:
     """The number of skipped files and folders, and the first few paths."""
 
     files: int = 0
@@ -55,11 +55,11 @@ class LeftOut:
         return f"{' and '.join(counts)} ({', '.join(names + ellipsis)})" if counts else ""
 
     def log(self, where: Any) -> None:
-        log_left_out(where, str(self))
+        log_skipped_files(where, str(self))
 
 
-def log_left_out(where: Any, text: str) -> None:
-    """Log the skipped litter in one line; `text` is the str of a `LeftOut`, "" for none."""
+def log_skipped_files(where: Any, text: str) -> None:
+    """Log the skipped litter in one line; `text` is the str of a `SkippedFiles`, "" for none."""
     if text:
         import logging  # slow to import, and seldom needed
 
@@ -70,11 +70,11 @@ def without_litter(paths: Iterable[str], pattern: str) -> list[str]:
     """Remove litter from the paths that match a pattern. Folders that the pattern itself names do not count as
     litter."""
     folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-    clean, left_out = [], LeftOut()
+    clean, skipped_files = [], SkippedFiles()
     for path in paths:
         if is_litter(os.fsencode(path.removeprefix(folder))):
-            left_out.add(os.fsencode(path))
+            skipped_files.add(os.fsencode(path))
         else:
             clean.append(path)
-    left_out.log(pattern)
+    skipped_files.log(pattern)
     return clean

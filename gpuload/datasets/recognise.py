@@ -25,7 +25,7 @@ from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoin
 from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
 from gpuload.errors import DecodeError
 
-__all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_strays", "is_image_array", "unfold_clips"]
+__all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_unrecognized_targets", "is_image_array", "unfold_clips"]
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
@@ -268,7 +268,7 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
     return Keypoints(leaf.numpy()) if name == "KeyPoints" else None
 
 
-def find_strays(
+def find_unrecognized_targets(
     structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
 ) -> str:
     """Return a warning about a sample's strays; "" if it has none.

@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style
 
-__all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
+__all__ = ["DeviceCached", "cached_indices", "datasets_in", "find_resident"]
 
 MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
@@ -98,7 +98,7 @@ def find_resident(dataset: Any) -> DeviceCached | None:
     return outer if isinstance(outer, DeviceCached) else None
 
 
-def numbers_of(dataset: Any) -> np.ndarray:
+def cached_indices(dataset: Any) -> np.ndarray:
     """Return the number of each sample of a dataset in the `DeviceCached`, int64.
 
     Raises:
@@ -106,7 +106,7 @@ def numbers_of(dataset: Any) -> np.ndarray:
     """
     if isinstance(dataset, DeviceCached):
         return np.arange(len(dataset))
-    numbers, indices = numbers_of(dataset.dataset), np.asarray(dataset.indices, np.int64)
+    numbers, indices = cached_indices(dataset.dataset), np.asarray(dataset.indices, np.int64)
     outside = indices[(indices < -len(numbers)) | (indices >= len(numbers))]
     if len(outside):
         name = type(dataset.dataset).__name__

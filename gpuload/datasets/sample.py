@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.files import read_file
-from gpuload.datasets.stores.opening import named, read_whole, remote_for
+from gpuload.datasets.stores.opening import named, read_files, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -431,7 +431,7 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
             than 1 GiB outside a loader; or it has more than 16 MiB and does not start like an image.
     """
     if (remote := remote_for(path, storage_options)) is not None:
-        return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
+        return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
     return Encoded(read_file(path), "RGB", os.fspath(path))
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
-from gpuload.datasets.litter import STARTS, LeftOut, is_litter
+from gpuload.datasets.litter import STARTS, SkippedFiles, is_litter
 
 __all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path"]
 
@@ -53,7 +53,7 @@ class Scanner:
         self._real_root = os.path.realpath(self._root)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
-        self.left_out = LeftOut()
+        self.skipped_files = SkippedFiles()
         self._times: dict[bytes, int] = {}  # the modification time of each folder before it was read
 
     def folders(self) -> list[bytes]:
@@ -101,10 +101,10 @@ class Scanner:
             folders = arrays["folders"].tobytes().split(b"\0")
             return arrays["times"].tolist() == [self._time_of(folder) for folder in folders]
 
-        def is_kept(arrays: dict[str, np.ndarray]) -> bool:
+        def is_cacheable(arrays: dict[str, np.ndarray]) -> bool:
             return int(arrays["times"].max()) < started - SETTLED_NS
 
-        return cached(self.root, ["scan 2", *selection], scan, is_fresh=is_fresh, is_kept=is_kept)
+        return cached(self.root, ["scan 2", *selection], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
 
     def _time_of(self, folder: bytes) -> int:
         return os.stat(os.path.join(self._root, folder)).st_mtime_ns
@@ -117,7 +117,7 @@ class Scanner:
                 if entry.name[0] in STARTS and is_litter(entry.name):
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if is_folder or entry.name.lower().endswith(self._extensions):
-                        self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
+                        self.skipped_files.add(os.path.join(folder, entry.name), folder=is_folder)
                 else:
                     yield entry, self._is_folder(entry, folder)
 

@@ -37,7 +37,7 @@ from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
+from gpuload.order.schedule import Schedule, check_begin, order_name, schedule_of, shares_of, start_warnings, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
@@ -418,7 +418,7 @@ class Loader:
         check_begin(self._options.order)
         options = self._options
         schedule = schedule_of(options.order, self.num_workers)
-        for remark in remarks_on(options.order, self.num_workers):
+        for remark in start_warnings(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample

@@ -176,11 +176,11 @@ class Meter:
         self._awaits_first_batch = False
 
     def __enter__(self) -> None:
-        self._at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.held_s
+        self._at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.host_wait_s
 
     def __exit__(self, *exc_info: object) -> None:
         start, waited_s, held_s = self._at_enter
-        waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.held_s - held_s
+        waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.host_wait_s - held_s
         self.counts["waited_s"] += waited_s
         self.counts["held_s"] += held_s
         self.counts["next_s"] += perf_counter() - start - waited_s - held_s

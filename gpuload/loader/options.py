@@ -344,7 +344,7 @@ class Options:
     def resolve_device(self) -> torch.device:
         """Return the device for batches, a GPU with its index. The default is the current GPU (by LOCAL_RANK if the
         program has not chosen one), or the CPU."""
-        device = self.stage.device or torch.device(devices.usual_type())
+        device = self.stage.device or torch.device(devices.default_device_type())
         if device.type == "cpu" or device.index is not None:
             return device
         current, local_rank = devices.current_device(), os.environ.get("LOCAL_RANK")

@@ -179,7 +179,7 @@ class Session:
         autotune: Autotune | None = None,
         cached: CachedSamples | None = None,
     ) -> None:
-        begun_at = time.monotonic()
+        started_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.warned
@@ -199,7 +199,7 @@ class Session:
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
         self._resources = self._open(job, choice, device, start.workers, cached)
-        self.engine.begun_at = begun_at
+        self.engine.started_at = started_at
         self.feed = Feed(
             self.engine,
             self.ring,

@@ -22,9 +22,9 @@ __all__ = [
     "check_begin",
     "order_name",
     "ranks_of",
-    "remarks_on",
     "schedule_of",
     "shares_of",
+    "start_warnings",
     "steps_of",
 ]
 
@@ -113,7 +113,7 @@ def check_begin(order: OrderOptions) -> None:
         raise ValueError(_no_batch_message(shares))
 
 
-def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
+def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
     """Yield the warnings for the start of an epoch, each once per loader."""
     ranks = ranks_of(order)
     rank, world_size = ranks["rank"], ranks["world_size"]

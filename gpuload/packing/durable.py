@@ -39,7 +39,7 @@ class _HashedFile(io.FileIO):
 
 
 @contextlib.contextmanager
-def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.BufferedWriter]:
+def draft(path: str, work: str, *, sync: bool = True) -> Iterator[io.BufferedWriter]:
     """Yield a new file in the folder for unfinished files, and move it to `path` when the block ends.
 
     The content then survives a power failure, unless ``lasting=False``; the name does so only after `sync_names`.
@@ -50,7 +50,7 @@ def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.Buffered
         with io.BufferedWriter(raw, BUFFER) as file:
             yield file
             file.flush()
-            if lasting:
+            if sync:
                 os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
@@ -74,9 +74,9 @@ def record_of(file: io.BufferedWriter) -> dict[str, Any]:
     return {"bytes": raw.nbytes, "sha256": raw.sha256.hexdigest()}
 
 
-def write_file(path: str, data: bytes, work: str, *, lasting: bool = True) -> None:
+def write_file(path: str, data: bytes, work: str, *, sync: bool = True) -> None:
     """Write a file with this content, as `draft` does."""
-    with draft(path, work, lasting=lasting) as file:
+    with draft(path, work, sync=sync) as file:
         file.write(data)
 
 

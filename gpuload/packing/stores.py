@@ -108,7 +108,7 @@ def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
             "sources": source_stamp(job.dataset, job.span(number)),
         }
         # The record need not survive a power failure: without it, the part is made again.
-        write_file(record_path(job, number), as_json(record), job.work, lasting=False)
+        write_file(record_path(job, number), as_json(record), job.work, sync=False)
     return record
 
 
@@ -143,7 +143,7 @@ def _write_tar(part: Part, path: str) -> dict[str, Any]:
     """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
     extensions: list[dict[str, None]] = []  # by position in a sample, in order of appearance
-    with draft(path, part.job.work, lasting=is_shard) as file:
+    with draft(path, part.job.work, sync=is_shard) as file:
         for index, fields in part.prepared_samples():
             key = part.job.key(index)
             for position, (extension, data) in enumerate(fields):

@@ -214,7 +214,7 @@ class Ring:
         """The total size of the slots in use, in bytes."""
         return self.slot_bytes - sum(slot.capacity_bytes for slot in tuple(self._free))
 
-    def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
+    def acquire(self, nbytes: int, *, min_bytes: int | None = None) -> Slot | None:
         """Return a slot of at least `nbytes` bytes, or None if another slot must be released first.
 
         Args:
@@ -233,7 +233,7 @@ class Ring:
                 slot = self._free.pop(i)
                 self._busy[slot.offset] = slot
                 return slot
-        minimum = nbytes if least_bytes is None else min(least_bytes, nbytes)
+        minimum = nbytes if min_bytes is None else min(min_bytes, nbytes)
         while self._free:  # all are too small, and the next requests are likely to be as large
             self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
@@ -246,7 +246,7 @@ class Ring:
                 return self._refuse()
             if nbytes <= max(minimum, 1):
                 raise LimitError(shortage)
-            return self.acquire(max(nbytes // 2, minimum), least_bytes=minimum)
+            return self.acquire(max(nbytes // 2, minimum), min_bytes=minimum)
         if self.on_new is not None:
             try:
                 with running_on(self._near):

@@ -49,6 +49,7 @@ __all__ = [
     "DeviceTimes",
     "capability",
     "current_device",
+    "default_device_type",
     "device_of",
     "generator_of",
     "is_available",
@@ -58,7 +59,6 @@ __all__ = [
     "shares_memory_pool",
     "upload",
     "upload_together",
-    "usual_type",
     "views_of",
 ]
 
@@ -192,7 +192,7 @@ def is_available() -> bool:
     return kind() is not None and torch.accelerator.is_available()
 
 
-def usual_type() -> str:
+def default_device_type() -> str:
     """Return the default device type: the accelerator's if one is available, else ``"cpu"``."""
     return str(kind()) if is_available() else "cpu"
 

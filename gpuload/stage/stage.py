@@ -410,8 +410,8 @@ def check_stage(
         dtype = dtype_name("dtype", dtype, FLOATS)
     if ragged != "views":  # only a Loader sets this value, see `compile_stage`
         check_ragged(ragged, pad_to)
-    device = torch.device(device or devices.usual_type())
-    if device.type != "cpu" and device.type != devices.usual_type():
+    device = torch.device(device or devices.default_device_type())
+    if device.type != "cpu" and device.type != devices.default_device_type():
         kind = device.type.upper()
         raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):

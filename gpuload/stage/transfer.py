@@ -51,7 +51,7 @@ class CpuTransfer:
     """A transfer that leaves batches in place; also the interface of all transfers."""
 
     asynchronous = False  # whether a batch may be issued while the previous batch is in use
-    held_s = 0.0  # how long the host has waited for the device
+    host_wait_s = 0.0  # how long the host has waited for the device
     pinned_bytes = 0  # page-locked bytes of the ring
     pinning_refused = False
     times: DeviceTimes | None = None
@@ -218,7 +218,7 @@ class CudaTransfer(CpuTransfer):
         if not oldest.query():
             start = time.perf_counter()
             oldest.synchronize()
-            self.held_s += time.perf_counter() - start
+            self.host_wait_s += time.perf_counter() - start
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
@@ -245,7 +245,7 @@ class CudaTransfer(CpuTransfer):
             if wait and self._copied:
                 start = time.perf_counter()
                 self._copied[0][0].synchronize()
-                self.held_s += time.perf_counter() - start
+                self.host_wait_s += time.perf_counter() - start
             while self._copied and self._copied[0][0].query():
                 self._copied.popleft()[1]()
                 has_freed = True

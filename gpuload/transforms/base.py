@@ -31,10 +31,10 @@ from gpuload.transforms.program.windows import FILTERS, filter_names
 __all__ = [
     "EVERYWHERE",
     "ByEpoch",
+    "ChainPosition",
     "DrawError",
     "Padding",
     "Resampling",
-    "Standing",
     "Transform",
     "Uniforms",
     "argument",
@@ -88,7 +88,7 @@ class Uniforms:
         return Uniforms(self.key, self.positions[rows], self.lane, boxes)
 
 
-class Standing(NamedTuple):
+class ChainPosition(NamedTuple):
     """The position of a transform in a chain.
 
     Attributes:
@@ -116,7 +116,7 @@ class Transform:
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
     operations: ClassVar[tuple[str, ...]] = ()  # the names in `program.ops.OPS` that it uses, sorted
     crops: ClassVar[bool] = False  # the output may use only part of the input
-    needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
+    needs_full_image: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images
     makes: ClassVar[str | None] = None  # the state of its output images; None means unchanged
@@ -136,7 +136,7 @@ class Transform:
                 checked = check(f"{type(self).__name__}({argument.name}=…)", value)
                 object.__setattr__(self, argument.name, checked)
 
-    def standing(self, where: Standing) -> Transform:
+    def bind(self, position: ChainPosition) -> Transform:
         """Bind the transform to its position in a chain; raise ValueError if it cannot be used there."""
         return self
 

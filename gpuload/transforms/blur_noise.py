@@ -59,7 +59,7 @@ class GaussianBlur(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("blur",)
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
 
     kernel_size: int | tuple[int, int] = argument(_odd)
     sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
@@ -86,7 +86,7 @@ class GaussianNoise(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("noise",)
-    needs_whole: ClassVar[bool] = True  # the noise depends on a pixel's number in the image
+    needs_full_image: ClassVar[bool] = True  # the noise depends on a pixel's number in the image
 
     mean: float = argument(finite, default=0.0)
     sigma: float = argument(finite, default=0.1, allows_negative=False)
@@ -126,7 +126,7 @@ class JPEG(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
-    needs_whole: ClassVar[bool] = True  # blocks start at the corner of the image
+    needs_full_image: ClassVar[bool] = True  # blocks start at the corner of the image
 
     quality: int | tuple[int, int] = argument(_qualities)
 
@@ -168,7 +168,7 @@ class ElasticTransform(Transform):
     """
 
     record: ClassVar[type[Record]] = Elastic
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
 
     alpha: float | Sequence[float] = argument(_pair, default=50.0)
     sigma: float | Sequence[float] = argument(_pair, default=5.0)

@@ -25,7 +25,7 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
-from gpuload.transforms.base import Standing, Transform
+from gpuload.transforms.base import ChainPosition, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line, assign_lanes
@@ -485,8 +485,8 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
         )
         only_custom_follows = all(map(_is_custom, tail))
         bound.append(
-            transform.standing(
-                Standing(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
+            transform.bind(
+                ChainPosition(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
             )
         )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:

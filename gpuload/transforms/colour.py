@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
-from gpuload.transforms.base import Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
@@ -92,7 +92,7 @@ class ColorJitter(Transform):
         return tuple(sorted(self.adjustments))
 
     @property
-    def needs_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs_full_image(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         # Contrast is relative to the mean of the image.
         return self.contrast is not None
 
@@ -103,7 +103,7 @@ class ColorJitter(Transform):
         order = numbers[:, columns + 4].argsort(axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
         values[:, :, 0] = factors[np.arange(len(order))[:, None], order]
-        return Ops(codes[order], values, whole=self.needs_whole)
+        return Ops(codes[order], values, whole=self.needs_full_image)
 
     @cached_property
     def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -132,7 +132,7 @@ class OneOperation(Transform):
         numbers = np.zeros((len(applied), 1, VALUES))
         operands = np.asarray(values, np.float64)
         numbers[:, 0, : operands.shape[-1]] = operands
-        return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
+        return Ops(codes.astype(np.int64), numbers, whole=self.needs_full_image, channels=channels)
 
 
 @declaration
@@ -188,7 +188,7 @@ class RandomAutocontrast(_RandomOperation):
     """Stretch the levels of each channel to the full range 0 … 255, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
 
 
 @declaration
@@ -196,7 +196,7 @@ class RandomEqualize(_RandomOperation):
     """Equalize the histogram of each channel, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("equalize",)
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
 
 
 @declaration
@@ -224,9 +224,9 @@ class RandomSolarize(OneOperation):
                 f"RandomSolarize(threshold=…) must be a level of a uint8 image, in 0 … 255, got {self.threshold:g}"
             )
 
-    def standing(self, where: Standing) -> Transform:
-        if where.state == "float" and where.unit > 1 and self.threshold <= 1:
-            return replace(self, threshold=self.threshold * where.unit)
+    def bind(self, position: ChainPosition) -> Transform:
+        if position.state == "float" and position.unit > 1 and self.threshold <= 1:
+            return replace(self, threshold=self.threshold * position.unit)
         if 0 < self.threshold < 1:
             raise ValueError(
                 f"RandomSolarize(threshold={self.threshold:g}) is used where images are levels in 0 … 255; write "
@@ -277,7 +277,7 @@ class RandomAdjustSharpness(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_whole: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
+    needs_full_image: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
 
     sharpness_factor: float = argument(finite, allows_negative=False)
     p: float = argument(probability, default=0.5)
@@ -321,7 +321,7 @@ class RandomPhotometricDistort(Transform):
 
     record: ClassVar[type[Record]] = Ops
     operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
-    needs_whole: ClassVar[bool] = True  # contrast is relative to the mean of the image
+    needs_full_image: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
     brightness: tuple[float, float] = argument(_factors, default=(0.875, 1.125))
     contrast: tuple[float, float] = argument(_factors, default=(0.5, 1.5))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_some
 from gpuload.transforms.program.ops import Mix, Record
@@ -41,8 +41,8 @@ class _Container(Transform):
     def children(self) -> tuple[Transform, ...]:
         return tuple(self.transforms)
 
-    def standing(self, where: Standing) -> Transform:
-        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
+    def bind(self, position: ChainPosition) -> Transform:
+        return replace(self, transforms=tuple(child.bind(position) for child in self.transforms))
 
 
 @declaration
@@ -82,7 +82,7 @@ class _Branching(_Container):
     """
 
     crops: ClassVar[bool] = _true_of_any("crops")
-    needs_whole: ClassVar[bool] = _true_of_any("needs_whole")
+    needs_full_image: ClassVar[bool] = _true_of_any("needs_full_image")
     may_refuse: ClassVar[bool] = _true_of_any("may_refuse")
     image_only: ClassVar[bool] = _true_of_any("image_only")
     reads_boxes: ClassVar[bool] = _true_of_any("reads_boxes")

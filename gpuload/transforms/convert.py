@@ -11,7 +11,7 @@ import numpy as np
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
 from gpuload.transforms.base import (
     EVERYWHERE,
-    Standing,
+    ChainPosition,
     Transform,
     Uniforms,
     argument,
@@ -132,16 +132,16 @@ class Normalize(Transform):
         if not (np.array(self.std) > 0).all():
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
-    def standing(self, where: Standing) -> Transform:
-        if where.after_custom:
+    def bind(self, position: ChainPosition) -> Transform:
+        if position.after_custom:
             return copy_for_finished_images(self)
-        largest, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
-        if where.state != "normalized" and scaled and largest > 2:
+        largest, scaled = max(*map(abs, self.mean), *self.std), position.state == "uint8" or position.unit > 1
+        if position.state != "normalized" and scaled and largest > 2:
             raise ValueError(
                 f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
                 "std by 255, or put ToDtype('float32') right before it, which does not scale"
             )
-        if where.state == "float" and not scaled and largest <= 1 and max(self.std) < 1:
+        if position.state == "float" and not scaled and largest <= 1 and max(self.std) < 1:
             raise ValueError(
                 f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels in 0 … 255; set scale=True, or "
                 "leave out the ToDtype, since Normalize scales uint8 images itself"

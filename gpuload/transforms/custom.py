@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import is_module, name_of
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, copy_for_finished_images, declaration
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    ChainPosition,
+    Transform,
+    Uniforms,
+    copy_for_finished_images,
+    declaration,
+)
 from gpuload.transforms.program.ops import Call, Record, in_params
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ class Custom(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record] | None] = Call
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
     moves_pixels: ClassVar[bool | None] = None
     float_levels: ClassVar[bool] = False
 
@@ -121,8 +128,10 @@ class Custom(Transform):
     def lanes(self) -> int:
         return 2  # its own draws, and the seed of torch's generators
 
-    def standing(self, where: Standing) -> Transform:
-        return self if where.state == "uint8" and not where.only_custom_follows else copy_for_finished_images(self)
+    def bind(self, position: ChainPosition) -> Transform:
+        if position.state == "uint8" and not position.only_custom_follows:
+            return self
+        return copy_for_finished_images(self)
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
         params = self.draw(uniforms, sizes_hw)

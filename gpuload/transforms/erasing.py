@@ -1,6 +1,6 @@
 """Random erasing: overwrites boxes of an image, as in torchvision and timm.
 
-The values that are written depend on the transform's position in the chain, to which `standing` binds it: they are
+The values that are written depend on the transform's position in the chain, to which `bind` binds it: they are
 levels before `ToDtype`, otherwise values of finished images.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -79,7 +79,7 @@ class RandomErasing(Transform):
     mode: str | None = field(default=None, kw_only=True)
     min_count: int = argument(integer, default=1, kw_only=True, minimum=1)
     max_count: int | None = argument(integer, default=None, kw_only=True, minimum=None)
-    where: Standing | None = field(default=None, init=False, compare=False, repr=False)
+    position: ChainPosition | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,32 +109,33 @@ class RandomErasing(Transform):
 
     @property
     def works_on_finished(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.where is not None and self.where.finished
+        return self.position is not None and self.position.finished
 
-    def standing(self, where: Standing) -> RandomErasing:
+    def bind(self, position: ChainPosition) -> RandomErasing:
         bound = replace(self)
-        object.__setattr__(bound, "where", where)
-        if not where.finished:
-            bound._check_levels(where)
+        object.__setattr__(bound, "position", position)
+        if not position.finished:
+            bound._check_levels(position)
         return bound
 
-    def _check_levels(self, where: Standing) -> None:
+    def _check_levels(self, position: ChainPosition) -> None:
+        is_uint8 = position.state == "uint8"
         if self.kind != "const":
             option = f"mode={self.mode!r}" if self.mode else "value='random'"
             raise ValueError(
                 f"RandomErasing({option}) draws normal numbers, which levels cannot hold, but is "
-                + ("before ToDtype or Normalize" if where.state == "uint8" else "before a transform that needs levels")
-                + ("; put it after Normalize" if where.state == "uint8" else "; put it last, after Normalize")
+                + ("before ToDtype or Normalize" if is_uint8 else "before a transform that needs levels")
+                + ("; put it after Normalize" if is_uint8 else "; put it last, after Normalize")
             )
         for number in _numbers(self.value):
-            level = number * where.unit
-            if not 0 <= level <= 255 or (where.state == "uint8" and level != int(level)):
-                bounds = (
-                    f"numbers in 0 … {255 / where.unit:g}" if where.state == "float" else "whole numbers in 0 … 255"
-                )
+            level = number * position.unit
+            if not 0 <= level <= 255 or (is_uint8 and level != int(level)):
+                bounds = "whole numbers in 0 … 255"
+                if position.state == "float":
+                    bounds = f"numbers in 0 … {255 / position.unit:g}"
                 raise ValueError(
                     f"RandomErasing(value={self.value!r}) is used where images are "
-                    f"{'levels' if where.state == 'uint8' else 'floats that are still to be transformed'}, so it takes "
+                    f"{'levels' if is_uint8 else 'floats that are still to be transformed'}, so it takes "
                     f"{bounds}; put it after Normalize to give a value of finished images"
                 )
 
@@ -143,10 +144,10 @@ class RandomErasing(Transform):
         """The values that ``"const"`` writes, one or one per channel: levels, or values of finished images."""
         if self.kind != "const":
             return (0.0,)
-        assert self.where is not None
-        if self.where.finished:
+        assert self.position is not None
+        if self.position.finished:
             return _numbers(self.value)
-        return tuple(float(round(number * self.where.unit)) for number in _numbers(self.value))
+        return tuple(float(round(number * self.position.unit)) for number in _numbers(self.value))
 
     def fits(self, channels: int) -> bool:
         """Return whether the transform can be applied to images with this number of channels."""
@@ -179,7 +180,7 @@ class RandomErasing(Transform):
         )
         boxes[~exists] = 0
         values = _numbers(self.value) if self.kind == "const" else (0.0,)
-        scaled = self.where is not None and self.where.unit != 1
+        scaled = self.position is not None and self.position.unit != 1
         return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers, values, scaled)
 
 

@@ -22,7 +22,7 @@ __all__ = ["CopyPaste", "Mosaic"]
 @declaration
 class _Gathering(Transform):
     record: ClassVar[type[Record]] = Gather
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
 

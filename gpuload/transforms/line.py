@@ -40,7 +40,7 @@ class Line:
         may refuse an image."""
         length = 0
         for number, transform in enumerate(self.transforms):
-            if transform.needs_whole:
+            if transform.needs_full_image:
                 break
             if transform.crops:
                 length = number + 1

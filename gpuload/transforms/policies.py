@@ -140,7 +140,7 @@ class AutomaticAugment(Transform):
     """Base class of all methods; not a dataclass, so that arguments can follow each library's order."""
 
     image_only: ClassVar[bool] = True
-    needs_whole: ClassVar[bool] = True  # for histograms, means and rotations
+    needs_full_image: ClassVar[bool] = True  # for histograms, means and rotations
     record: ClassVar[type[Record]] = Ops
 
     table: ClassVar[Table]

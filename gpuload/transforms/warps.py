@@ -185,7 +185,7 @@ class _Warping(Transform):
     """Base class of the warps; not a dataclass, so that each warp can declare its arguments in torchvision's order."""
 
     record: ClassVar[type[Record]] = Warp
-    needs_whole: ClassVar[bool] = True
+    needs_full_image: ClassVar[bool] = True
     interpolation: str
 
     @property

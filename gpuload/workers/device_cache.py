@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.resident import numbers_of
+from gpuload.datasets.resident import cached_indices
 from gpuload.datasets.tree import any_of
 from gpuload.errors import ErrorRecord
 from gpuload.ring.columns import Columns
@@ -110,7 +110,7 @@ class CacheEngine(InlineEngine):
     def __init__(self, job: Job, ring: Ring, cached: CachedSamples) -> None:
         super().__init__(ring, Counters())
         self._job, self._cached = job, cached
-        self._numbers = numbers_of(job.dataset)
+        self._numbers = cached_indices(job.dataset)
         self.hits = 0
 
     def close(self) -> None:

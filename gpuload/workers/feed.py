@@ -289,7 +289,7 @@ class Feed:
     def _slot_for(self, part: Part) -> Slot | None:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
         # The size is known only for a chunk that did not fit its slot; otherwise it is a guess.
-        while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
+        while (slot := self.ring.acquire(size, min_bytes=part.need_bytes or 1)) is None:
             if self._consumer.reclaim(False):
                 continue
             if self._pending or not self._is_awaited or part.batch is not self._batches[0]:

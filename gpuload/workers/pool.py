@@ -499,7 +499,7 @@ class WorkerPool(RestartingEngine):
         if start.before_workers_s > self.start.before_workers_s:
             self.start = start
         if self.ready:
-            self.start = replace(self.start, seconds=time.monotonic() - self.begun_at)
+            self.start = replace(self.start, seconds=time.monotonic() - self.started_at)
             if self.start.seconds > SLOW_START_S:
                 summary = f"{self.start.describe()}. {self.start.advise()}".rstrip(". ")
                 logger.info("workers were ready after %.1f s: %s", self.start.seconds, summary)

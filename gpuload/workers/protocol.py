@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
-from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, kinds_of, one_line, visible
+from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, error_types, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, standard_streams_taken
@@ -322,7 +322,7 @@ class Engine:
         self._ring = ring
         self.broken: WorkerError | None = None
         self.waited_s = 0.0
-        self.begun_at = time.monotonic()
+        self.started_at = time.monotonic()
         self.start = Start()
         self._wanted_from = 0
         self._halted = False
@@ -487,7 +487,7 @@ def record_of(
         cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
         + (f" (in {place})" if place not in ("", "sample") else ""),
         traceback=error_traceback(error),
-        kinds=kinds_of(error),
+        kinds=error_types(error),
     )
 
 

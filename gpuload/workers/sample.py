@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.recognise import fewer_frames, find_leaves, find_strays, unfold_clips
+from gpuload.datasets.recognise import fewer_frames, find_leaves, find_unrecognized_targets, unfold_clips
 from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
 from gpuload.datasets.tree import (
     Structure,
@@ -230,7 +230,7 @@ class SampleReader:
 
     def _search(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Search a sample for unrecognized targets."""
-        remark = find_strays(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
+        remark = find_unrecognized_targets(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
         self._searches_left -= 1
         if remark:
             self._searches_left, self._remarks = 0, [remark, *self._remarks]

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.files import Disk
-from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
+from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, lazy_reader
 from gpuload.datasets.tables import Columns, picked
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
@@ -117,10 +117,10 @@ class Source:
 
     def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
         seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
-        read = (lambda key: fetched(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
+        read = (lambda key: fetch_samples(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
         if self._many and len(keys) > 1:
             with contextlib.suppress(Exception):  # then read them individually, to find the sample that fails
-                if (read_row := each_of(self._dataset, keys)) is None:
+                if (read_row := lazy_reader(self._dataset, keys)) is None:
                     return self._fetch(request, keys, seed).__getitem__
 
                 def read_row_or_key(row: int) -> Any:
@@ -161,7 +161,7 @@ class Source:
             seed(0)
         start = perf_counter_ns()
         try:
-            samples = fetched(self._dataset, keys)
+            samples = fetch_samples(self._dataset, keys)
         finally:
             self.count(start)
         if seed is not None and self._has_imported_torch(request):

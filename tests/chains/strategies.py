@@ -277,7 +277,7 @@ def tried(draw: Any, *, longest: int = 5, count: int = 3, most: int = MOST) -> T
     except DrawError:
         assume(False)
         raise
-    assume(all(record.after_hw.max(initial=0) <= most for record in draws.records) and sizes.max() <= most)
+    assume(all(record.output_hw.max(initial=0) <= most for record in draws.records) and sizes.max() <= most)
     regions = chain.regions(key, positions, sizes, boxes)
     dtype = draw(st.sampled_from([None, None, "float16", "bfloat16"])) if end != "levels" else None
     return Tried(transforms, chain, draws, regions, images, dtype)

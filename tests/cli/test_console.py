@@ -125,7 +125,7 @@ def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("cpu") == torch.device("cpu")
-    monkeypatch.setattr(devices, "usual_type", lambda: "cpu")
+    monkeypatch.setattr(devices, "default_device_type", lambda: "cpu")
     assert device_of(None) == torch.device("cpu")
     with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; omit --device to run"):
         device_of("xpu")

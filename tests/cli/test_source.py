@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuload import transforms as T
-from gpuload.cli.source import load_recipe, usual_recipe
+from gpuload.cli.source import default_recipe, load_recipe
 
 FILE = """
 import torch
@@ -48,7 +48,7 @@ def test_a_list_a_compose_and_a_chain_are_taken(file: Path) -> None:
         "Normalize",
         "Identity",
     ]
-    assert [type(one) for one in usual_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
+    assert [type(one) for one in default_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
 
 
 def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import gpuload as gl
 from gpuload.datasets.kinds import draws_nothing
-from gpuload.datasets.resident import find_resident, numbers_of
+from gpuload.datasets.resident import cached_indices, find_resident
 
 
 class Stateful(list[int]):
@@ -74,9 +74,9 @@ def test_a_loader_finds_it_outermost_or_in_subsets():
     nested = Subset(Subset(cached, [9, 7, 5, 3]), [3, 0])
     assert find_resident(cached) is find_resident(nested) is cached
     assert find_resident([1, 2]) is None
-    assert numbers_of(nested).tolist() == [3, 9]
+    assert cached_indices(nested).tolist() == [3, 9]
     with pytest.raises(IndexError, match="index 10 of a Subset is out of range: DeviceCached has 10 samples"):
-        numbers_of(Subset(cached, [10]))
+        cached_indices(Subset(cached, [10]))
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -41,7 +41,7 @@ def epoch(loader_):
     return [(images, numbers.tolist(), info) for (images, numbers), info in loader_]
 
 
-def numbers_of(batches):
+def cached_indices(batches):
     return [number for _, numbers, _ in batches for number in numbers]
 
 
@@ -110,7 +110,7 @@ def test_what_is_replaced_is_the_same_with_any_workers_chunks_and_batches():
         with loader(dataset, batch_size, shuffle=True, seed=5, faults=faults, transforms=chain, **options) as loader_:
             batches = epoch(loader_)
         errors = sorted((entry.position, entry.index, entry.replaced_by) for entry in loader_.errors)
-        return torch.cat([images for images, _, _ in batches]), numbers_of(batches), errors
+        return torch.cat([images for images, _, _ in batches]), cached_indices(batches), errors
 
     expected = run(10, num_workers=0)
     for batch_size, options in ((10, {"num_workers": 1, "chunk_size": 1}), (6, {"num_workers": 2, "chunk_size": 4})):
@@ -188,7 +188,7 @@ def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
     # Contrast looks at the whole image, so no worker needs to know of the crop behind it.
     chain = [T.ColorJitter(contrast=0.5), T.RandomCrop(12)]
     with loader(Sizes(16, bad=[3]), on_error=on_error, transforms=chain, num_workers=1) as loader_:
-        numbers = numbers_of(epoch(loader_))
+        numbers = cached_indices(epoch(loader_))
     assert 3 not in numbers
     assert len(numbers) == (15 if on_error == "skip" else 16)
     [entry] = loader_.errors
@@ -272,7 +272,7 @@ def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
         batches = epoch(loader_)
         assert loader_._session is not None
         assert not loader_._session.engine.deaths.causes  # pyright: ignore[reportAttributeAccessIssue]
-    seen = numbers_of(batches)
+    seen = cached_indices(batches)
     bad = {entry.index for entry in loader_.errors}
     assert not bad & set(seen)
     assert bad | set(seen) >= set(range(len(odd_files)))
@@ -330,7 +330,7 @@ def test_an_exception_without_a_text_is_an_error_like_others():
             return super().__getitem__(index)
 
     with loader(Mutes(16, bad=[3]), on_error="skip") as loader_:
-        assert 3 not in numbers_of(epoch(loader_))
+        assert 3 not in cached_indices(epoch(loader_))
     assert [entry.cause for entry in loader_.errors] == ["Mute: (its text is not available: KeyError)"]
 
 

@@ -19,7 +19,7 @@ def rig(monkeypatch):
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
     engine = SimpleNamespace(waited_s=0.0, counted=lambda: np.zeros((0, len(FIELDS)), np.int64))
-    transfer = SimpleNamespace(held_s=0.0, times=None)
+    transfer = SimpleNamespace(host_wait_s=0.0, times=None)
     ring = SimpleNamespace(full_s=0.0, refused=0, slots_made=0, moved_out=0)
     options = gl.Loader([0], num_workers=0, device="cpu")._options
     meter = Meter(
@@ -48,7 +48,7 @@ def test_waiting_is_apart_from_what_next_does(rig):
     with meter:
         now.s += 3.0
         engine.waited_s += 1.0
-        transfer.held_s += 0.5
+        transfer.host_wait_s += 0.5
     meter.count_batch(7)
     times = {"waited_s": 5.0, "held_s": 0.5, "next_s": 2.5, "first_s": 4.0}
     assert meter.counts == {**times, "batches": 2, "images": 15}

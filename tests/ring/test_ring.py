@@ -230,15 +230,15 @@ def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
 
 
 def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machine: Machine):
-    slot = machine.ring.acquire(30 << 20, least_bytes=1)
+    slot = machine.ring.acquire(30 << 20, min_bytes=1)
     assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
-    assert machine.ring.acquire(30 << 20, least_bytes=1) is None  # while another may be released, no less will do
+    assert machine.ring.acquire(30 << 20, min_bytes=1) is None  # while another may be released, no less will do
     machine.ring.release(slot)
     with pytest.raises(gl.LimitError, match="decoded images need 9,437,184 more bytes"):
-        machine.ring.acquire(30 << 20, least_bytes=9 << 20)
+        machine.ring.acquire(30 << 20, min_bytes=9 << 20)
     machine.limit = 0
     with pytest.raises(gl.LimitError, match="decoded images need 65,536 more bytes"):
-        machine.ring.acquire(30 << 20, least_bytes=0)
+        machine.ring.acquire(30 << 20, min_bytes=0)
 
 
 def test_without_a_limit_only_the_ring_is_one():

@@ -117,7 +117,7 @@ def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
 
 @lacking.mark("no GPU", torch.accelerator.is_available())
 def test_without_an_accelerator():
-    assert (devices.is_available(), devices.usual_type()) == (False, "cpu")
+    assert (devices.is_available(), devices.default_device_type()) == (False, "cpu")
     assert devices.generator_of(torch.device("cpu")) is torch.default_generator
     with devices.device_of(EYE):
         pass
@@ -127,14 +127,14 @@ def test_without_an_accelerator():
 def test_an_accelerator_that_gpuload_is_not_written_for_is_none(monkeypatch, found):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(found))
     assert devices.kind() is None
-    assert devices.usual_type() == "cpu"
+    assert devices.default_device_type() == "cpu"
 
 
 def test_xpu_is_the_usual_device_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
-    assert devices.usual_type() == "xpu"
+    assert devices.default_device_type() == "xpu"
     assert devices.current_device() == torch.device("xpu", 2)
 
 

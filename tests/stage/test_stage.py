@@ -269,7 +269,7 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
     def begun():
         raise AssertionError("CUDA was begun to be used")
 
-    monkeypatch.setattr(devices, "usual_type", lambda: "cuda")
+    monkeypatch.setattr(devices, "default_device_type", lambda: "cuda")
     monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):

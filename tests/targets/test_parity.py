@@ -157,7 +157,7 @@ def test_masks(name, dtype):
                 expected = np.flip(expected, record.axis).copy()
             elif isinstance(record, Warp) and record.warped[row]:
                 image = PILImage.fromarray(expected.astype(np.int32))
-                size = tuple(record.after_hw[row, ::-1].tolist())
+                size = tuple(record.output_hw[row, ::-1].tolist())
                 method = PILImage.Transform.PERSPECTIVE
                 coefficients = record.coefficients[row].tolist()
                 if not any(coefficients[6:]):

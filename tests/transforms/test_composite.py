@@ -217,7 +217,7 @@ def test_windows_and_sizes_are_those_of_each_sample_going_its_way_alone(seed):
             if len(at):
                 one = record.take(at, None)
                 np.testing.assert_array_equal(one.sizes_hw, size)
-                size = one.after_hw
+                size = one.output_hw
                 way.append((place, one))
         np.testing.assert_array_equal(program.results_hw[row : row + 1], size)
         window = np.concatenate([np.zeros((1, 2), np.int64), size], axis=1)

@@ -62,8 +62,8 @@ def cached(
     build: Callable[[], Arrays],
     *,
     is_fresh: Callable[[Arrays], bool] = lambda arrays: True,
-    is_kept: Callable[[Arrays], bool] = lambda arrays: True,
-    least_bytes: int | None = None,
+    is_cacheable: Callable[[Arrays], bool] = lambda arrays: True,
+    min_bytes: int | None = None,
 ) -> Arrays:
     """Return the index of a source: from the cache if the cached identity matches, else newly built (and then cached).
 
@@ -84,8 +84,8 @@ def cached(
         if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()
-    minimum = LEAST_BYTES if least_bytes is None else least_bytes
-    if sum(array.nbytes for array in arrays.values()) >= minimum and is_kept(arrays):
+    minimum = LEAST_BYTES if min_bytes is None else min_bytes
+    if sum(array.nbytes for array in arrays.values()) >= minimum and is_cacheable(arrays):
         with contextlib.suppress(OSError, ValueError):  # a wrong clock may be before 1980, where zip times begin
             _write(file, encoded_identity, arrays)
     return arrays

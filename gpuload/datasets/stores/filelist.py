@@ -35,7 +35,7 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_for, scope_of
-from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming, stamp, value_of
+from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming_file, stamp, value_of
 from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
@@ -335,9 +335,9 @@ def _table_rows(table: Any, source: Source) -> Rows:
 def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
     columns = list(map(str, source.columns))
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
-    with naming(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
+    with naming_file(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
-    with naming(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
+    with naming_file(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
         batches = opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False)
         yield from _arrow_rows(batches, opened.schema_arrow.names, columns, source)
 

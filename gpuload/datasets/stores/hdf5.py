@@ -26,7 +26,7 @@ from gpuload.datasets.stores.store import (
     damaged,
     existing_file,
     labels_array,
-    naming,
+    naming_file,
     stamp,
     value_of,
 )
@@ -91,7 +91,7 @@ class HDF5(Store):
         self._stamp = stamp(self.path, self._remote)
         h5py = _h5py()
         self.labels: np.ndarray | None = None
-        with naming(self.path, self._unreadable), self._open() as file:
+        with naming_file(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
             item_type = h5py.check_vlen_dtype(images.dtype)
             subject = f"dataset {image!r} of {self.path!r}"
@@ -196,7 +196,7 @@ class HDF5(Store):
 
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
-        with naming(self.path, self._unreadable):
+        with naming_file(self.path, self._unreadable):
             if is_url(self.path):
                 return _h5py().File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
             return _h5py().File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
@@ -241,7 +241,7 @@ class HDF5(Store):
         return [self._row(dataset, number) for number in run]
 
     def _row(self, dataset: Any, number: int) -> np.ndarray:
-        with naming(
+        with naming_file(
             self.path, lambda text: damaged(self.path, f"row {number} of {dataset.name!r} cannot be read: {text}")
         ):
             return np.asarray(dataset[number])

@@ -30,7 +30,7 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, naming, stamp, value_of
+from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, naming_file, stamp, value_of
 from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
@@ -191,9 +191,9 @@ class _View:
                 f"{path!r} is truncated: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
                 "(if that does not help, with mdb_copy -c)"
             )
-        with naming(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
+        with naming_file(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
             named_database = None if database is None else env.open_db(database.encode(), create=False)
-        with naming(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
+        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
             self._transaction = env.begin(db=named_database)
         self.number: int = self._transaction.id()
 
@@ -202,7 +202,7 @@ class _View:
         try:
             value = self._transaction.get(key)
         except Exception:
-            with naming(
+            with naming_file(
                 self._path, lambda text: damaged(self._path, f"the value of key {key!r} cannot be read: {text}")
             ):
                 raise
@@ -226,7 +226,7 @@ def _environment(path: str) -> Any:
     key = os.getpid(), path
     if (env := _open_environments.get(key)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
-        with naming(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
+        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
             env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
         _open_environments[key] = env
     return env
@@ -262,7 +262,7 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
 def write_keys(path: str, database: str | None, image: str | None) -> None:
     """Write the arrays of `_index`, or the error, to the standard output. Runs in a process that LMDB may crash."""
     try:
-        with naming(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
+        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
             paths = _list_keys(_View(path, database), path, image)
         arrays = {"data": paths.data, "offsets": paths.offsets}
     except Exception as error:  # the calling process raises it

@@ -36,7 +36,7 @@ __all__ = [
     "open_file",
     "open_seekable",
     "open_stream",
-    "read_whole",
+    "read_files",
     "remote_for",
     "scope_of",
 ]
@@ -158,7 +158,7 @@ def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) 
     return OpenFile(path, mapped)
 
 
-def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
+def read_files(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
     """Read entire image files. URLs are read concurrently."""
     return list(map(read_file, paths)) if remote is None else client(remote).read_files(paths)
 

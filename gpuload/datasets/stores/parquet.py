@@ -23,7 +23,15 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
-from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, naming, stamp
+from gpuload.datasets.stores.store import (
+    Store,
+    absolute,
+    check_stamp,
+    damaged,
+    existing_file,
+    naming_file,
+    stamp,
+)
 from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
@@ -97,7 +105,7 @@ class Parquet(Store):
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, selected, *scope_of(self._remote)]
-        index = cached(self.path, identity, lambda: self._read_footers(selected), least_bytes=LEAST_BYTES)
+        index = cached(self.path, identity, lambda: self._read_footers(selected), min_bytes=LEAST_BYTES)
         self._column_names = list(dict.fromkeys(selected))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
@@ -111,7 +119,7 @@ class Parquet(Store):
         rows: list[int] = []
         for path in self.files:
             problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
-            with naming(path, problem), _open(path, self._remote) as file:
+            with naming_file(path, problem), _open(path, self._remote) as file:
                 schema, meta = file.schema_arrow.empty_table(), file.metadata
                 types = [_type(schema, name, path) for name in names]
                 groups.append(meta.num_row_groups)
@@ -150,14 +158,16 @@ class Parquet(Store):
             for at, row in enumerate(numbers):
                 if group_numbers[at] == number:
                     problem = f"row {row - begin} of row group {group} cannot be read"
-                    with naming(path, lambda text, path=path, problem=problem: damaged(path, f"{problem}: {text}")):
+                    with naming_file(
+                        path, lambda text, path=path, problem=problem: damaged(path, f"{problem}: {text}")
+                    ):
                         samples[at] = self._sample(columns, file, group, row - begin)
         return samples
 
     def _columns(self, handle: _Groups, file_number: int, group: int) -> dict[str, Any]:
         path = self.files[file_number]
         file = handle.file(path, tuple(self._stamps[file_number].tolist()))
-        with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
+        with naming_file(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
             table = self._read_group(file, path, group)
             return {name: _column(table, name) for name in self._column_names}
 
@@ -226,7 +236,7 @@ class _Groups:
 
 def _open(path: str, remote: Remote | None) -> Any:
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    with naming(path, lambda text: ValueError(f"{path!r} is not a Parquet file, or is truncated: {text}")):
+    with naming_file(path, lambda text: ValueError(f"{path!r} is not a Parquet file, or is truncated: {text}")):
         if not is_url(path):
             return parquet.ParquetFile(path, page_checksum_verification=True)
         source = open_seekable(path, remote)

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 from gpuload.datasets import files
-from gpuload.datasets.litter import LeftOut, is_litter
+from gpuload.datasets.litter import SkippedFiles, is_litter
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote_cache import DiskCache
@@ -463,7 +463,7 @@ class RemoteScanner:
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
         self.root, endings = root, tuple(extensions)
-        self.left_out = LeftOut()
+        self.skipped_files = SkippedFiles()
         self._folders: set[bytes] = set()
         self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and URL relative to the root
         for url, path in client.files(root):
@@ -474,7 +474,7 @@ class RemoteScanner:
                 if is_image:
                     self._images.append((folder, base, os.fsencode(url)))
             elif is_image:
-                self.left_out.add(name)
+                self.skipped_files.add(name)
         self._images.sort()
 
     def folders(self) -> list[bytes]:

@@ -28,7 +28,7 @@ __all__ = [
     "damaged",
     "existing_file",
     "labels_array",
-    "naming",
+    "naming_file",
     "read_npy_header",
     "stamp",
     "value_of",
@@ -118,7 +118,7 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool 
 
 
 @contextlib.contextmanager
-def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
+def naming_file(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
     """Replace any exception of a library with `error_of(its message)`, which names the file. Exceptions that already
     name the file are not replaced."""
     try:

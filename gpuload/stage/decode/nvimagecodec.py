@@ -31,7 +31,7 @@ from gpuload.decode.native_messages import listen
 from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source, complaint_about
 
-__all__ = ["CPU", "ENGINE", "GPU", "REGIONS_RIGHT", "NvImageCodec", "load_library"]
+__all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec", "load_library"]
 
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
@@ -40,7 +40,7 @@ CPU: Final = "nvImageCodec (batch)"
 # versions, entire images are decoded. `gpuload doctor` tests this in a separate process. A version is added when it has
 # passed this test on different GPU models and has no reported bugs. 0.9.0 is not listed for GPUs: an H200 once refused
 # a region, and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
-REGIONS_RIGHT: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
+EXACT_REGION_VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # Upsample the chroma planes as libjpeg does, which all CPU decoders are based on; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
@@ -74,7 +74,7 @@ class NvImageCodec:
         device: the device that decodes.
         threads: the number of CPU threads that the library may use.
         library: the module ``nvidia.nvimgcodec``.
-        regions_right: see `REGIONS_RIGHT`.
+        exact_versions: see `EXACT_REGION_VERSIONS`.
         only: the name of the only decoder to use; "" for all decoders.
 
     Attributes:
@@ -92,7 +92,7 @@ class NvImageCodec:
         threads: int,
         library: Any,
         *,
-        regions_right: Mapping[str, Sequence[str]] = REGIONS_RIGHT,
+        exact_versions: Mapping[str, Sequence[str]] = EXACT_REGION_VERSIONS,
         only: str = "",
     ) -> None:
         self._library, self._device, self._on_cpu = library, device, device.type == "cpu"
@@ -111,7 +111,7 @@ class NvImageCodec:
             )
             for grey in (False, True)
         }
-        self._with_regions = {name for name in backends_of if library.__version__ in regions_right.get(name, ())}
+        self._with_regions = {name for name in backends_of if library.__version__ in exact_versions.get(name, ())}
         self._decoders: dict[str, Any] = {}
         for name, backends in backends_of.items():
             if only not in ("", name):

@@ -63,7 +63,7 @@ class Program:
         windows = [full := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
-            if after is full and record.after_hw is record.sizes_hw:  # then the input is complete too
+            if after is full and record.output_hw is record.sizes_hw:  # then the input is complete too
                 windows.append(full)
             elif record.rows is None:
                 windows.append(record.input_windows(after))

@@ -80,7 +80,7 @@ class Record:
     name: str = ""
 
     @property
-    def after_hw(self) -> np.ndarray:
+    def output_hw(self) -> np.ndarray:
         """The sizes of the results."""
         return self.sizes_hw
 
@@ -91,10 +91,10 @@ class Record:
     def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
         """Return the sizes of all images in the batch after the record, given their sizes before it."""
         if self.rows is None:
-            return self.after_hw
-        if self.after_hw is not self.sizes_hw:
+            return self.output_hw
+        if self.output_hw is not self.sizes_hw:
             sizes_hw = sizes_hw.copy()
-            sizes_hw[self.rows] = self.after_hw
+            sizes_hw[self.rows] = self.output_hw
         return sizes_hw
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
@@ -142,7 +142,7 @@ class Box(Record):
     kept_boxes: np.ndarray | None = None
 
     @property
-    def after_hw(self) -> np.ndarray:
+    def output_hw(self) -> np.ndarray:
         return self.size_hw
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -196,12 +196,12 @@ class Turn(Record):
     flipped: np.ndarray
 
     @property
-    def after_hw(self) -> np.ndarray:
+    def output_hw(self) -> np.ndarray:
         return np.where(self.transposed[:, None], self.sizes_hw[:, ::-1], self.sizes_hw)
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         for axis in (0, 1):
-            windows_tlhw = _mirrored(windows_tlhw, self.after_hw, self.flipped[:, axis], axis)
+            windows_tlhw = _mirrored(windows_tlhw, self.output_hw, self.flipped[:, axis], axis)
         return transposed_boxes(windows_tlhw, self.transposed)
 
 
@@ -227,7 +227,7 @@ class Warp(WholeImageRecord):
     mask_fill: float = 0
 
     @property
-    def after_hw(self) -> np.ndarray:
+    def output_hw(self) -> np.ndarray:
         return self.size_hw
 
 
@@ -395,7 +395,7 @@ class Gather(WholeImageRecord):
     covered: Sequence[Any] = ()
 
     @property
-    def after_hw(self) -> np.ndarray:
+    def output_hw(self) -> np.ndarray:
         return self.sizes_hw if self.size_hw is None else self.size_hw
 
     def quadrants(self, windows_tlhw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

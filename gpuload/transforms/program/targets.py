@@ -162,7 +162,7 @@ def _moved_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.
     corners = boxes[:, CORNERS]
     corners = _projected(record, i, corners) if isinstance(record, Warp) else displaced(record, i, corners, np.ceil)
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    return _clipped(moved, record.after_hw[i]).astype(boxes.dtype)
+    return _clipped(moved, record.output_hw[i]).astype(boxes.dtype)
 
 
 def _moved_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:

@@ -91,7 +91,7 @@ REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 
 @pytest.mark.parametrize("grey", [False, True])
 def test_regions_have_the_bits_of_the_whole_image(library, grey):
     decoder = NvImageCodec(HERE, 1, library)
-    wholes = NvImageCodec(HERE, 1, library, regions_right={CPU: ("0.8.7", "1.0")})
+    wholes = NvImageCodec(HERE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
     assert (decoder.regions, decoder.note) == (True, "")
     assert (wholes.regions, wholes.note) == (False, f"{CPU} {library.__version__}: whole images")
     for subsampling in (0, 1, 2):
@@ -231,9 +231,11 @@ class Gpu:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def decoder(self, regions_right: Any = nvimagecodec.REGIONS_RIGHT, *, only: str = "", **works: Any) -> NvImageCodec:
+    def decoder(
+        self, exact_versions: Any = nvimagecodec.EXACT_REGION_VERSIONS, *, only: str = "", **works: Any
+    ) -> NvImageCodec:
         """The decoder, whose library works like that."""
-        return NvImageCodec(self.device, 3, Library(**works), regions_right=regions_right, only=only)
+        return NvImageCodec(self.device, 3, Library(**works), exact_versions=exact_versions, only=only)
 
 
 @pytest.fixture

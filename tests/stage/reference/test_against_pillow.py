@@ -92,7 +92,7 @@ def test_the_evaluation_recipe_on_all_photographs(photo_arrays, make_batch):
     ragged, draws = make_batch(chain, photo_arrays)
     result = compile_stage(chain, device="cpu")(ragged, draws)
     for row, array in enumerate(photo_arrays):
-        height, width = draws.records[0].after_hw[row].tolist()
+        height, width = draws.records[0].output_hw[row].tolist()
         top, left = round((height - 224) / 2), round((width - 224) / 2)
         whole = Image.fromarray(array).resize((width, height), Image.BILINEAR)
         expected = np.asarray(whole)[top : top + 224, left : left + 224].astype(int)

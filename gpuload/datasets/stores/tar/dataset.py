@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import byte_limit, check_size
-from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import Lazy, from_start
@@ -121,7 +121,7 @@ class TarShards(Store):
         shards = as_list(shards)
         self._remote = remote_for(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)
-        LeftOut(sum(shard.left_out for shard in self._shards)).log(shards[0] if len(shards) == 1 else shards)
+        SkippedFiles(sum(shard.skipped_files for shard in self._shards)).log(shards[0] if len(shards) == 1 else shards)
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(

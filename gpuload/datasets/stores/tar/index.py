@@ -29,7 +29,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuload.datasets.litter import LeftOut, is_litter
+from gpuload.datasets.litter import SkippedFiles, is_litter
 from gpuload.datasets.stores.opening import buffered_read_at, open_file
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, Member, compression_of, members
 from gpuload.errors import visible
@@ -79,7 +79,7 @@ class Shard:
         self.path = path
         self.table = table
         table.flags.writeable = False  # as in tables from files: a `Cached` on disk compares pickles
-        _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
+        _, self.size, self.mtime_ns, self.samples, self.members, *_, self.skipped_files = HEAD.unpack_from(table.data)
 
     @functools.cached_property
     def columns(self) -> Columns:
@@ -121,11 +121,11 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
     field_numbers: dict[bytes, int] = {}  # keyed by name
-    keys, key, left_out = bytearray(), b"", LeftOut()
+    keys, key, skipped_files = bytearray(), b"", SkippedFiles()
     count = lambda: f"; it has {len(first)} samples"  # noqa: E731
     archive = members(buffered_read_at(file, WINDOW), path, file.size, warn=warn, suffix=count)
     try:
-        for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
+        for (_, key), sample in groupby(fields_of(archive, path, skipped_files, {}), itemgetter(0, 1)):
             first.append(len(blocks))
             for _, _, name, member in sample:
                 blocks.append(member.data // BLOCK)
@@ -143,11 +143,11 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
     if (reopened.size, reopened.mtime_ns) != (file.size, file.mtime_ns):
         raise Damage(f"{path!r} changed while it was being indexed; wait until it is complete")
     columns, stamp = (first, ends, blocks, sizes, fields), (file.size, file.mtime_ns)
-    return Shard(path, make_table(stamp, columns, bytes(keys), b"\0".join(field_numbers), left_out.files))
+    return Shard(path, make_table(stamp, columns, bytes(keys), b"\0".join(field_numbers), skipped_files.files))
 
 
 def fields_of(
-    archive: Iterable[Member], path: str, left_out: LeftOut, seen: dict[bytes, int] | None = None
+    archive: Iterable[Member], path: str, skipped_files: SkippedFiles, seen: dict[bytes, int] | None = None
 ) -> Iterator[tuple[int, bytes, bytes, Member]]:
     """Yield all fields of all samples, in archive order: the offset of the sample, the sample's key, the field's name,
     and the member that holds the field.
@@ -165,7 +165,7 @@ def fields_of(
     for member in archive:
         if (split := split_name(member.name)) is None:
             if is_litter(member.name):
-                left_out.add(member.name)
+                skipped_files.add(member.name)
             continue
         key, name = split
         if key != current_key:
@@ -249,13 +249,13 @@ def with_mtime(shard: Shard, mtime_ns: int) -> Shard:
 
 
 def make_table(
-    stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes, left_out: int = 0
+    stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes, skipped_files: int = 0
 ) -> np.ndarray:
     """Build an index from an archive's stamp (see `store.stamp`) and the parts that the module's docstring lists."""
     arrays = [np.asarray(column) for column in columns]
     arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0)))) for array in arrays]
     counts = len(arrays[0]) - 1, len(arrays[2]), len(keys), len(names)
-    head = HEAD.pack(MAGIC, *stamp, *counts, *(array.itemsize for array in arrays), 0, left_out)
+    head = HEAD.pack(MAGIC, *stamp, *counts, *(array.itemsize for array in arrays), 0, skipped_files)
     parts = [head, *(array.tobytes() for array in arrays), keys, names]
     table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _checksum(table)), np.uint8)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import check_size
-from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_for
@@ -118,7 +118,7 @@ class TarPass:
         self._share = [share, shares]
         self._shards = [stream.shards[number] for number in order[share::shares]]
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
-        self._left_out = LeftOut()
+        self._left_out = SkippedFiles()
         self._damaged_shards: list[int] = []  # numbers of shards whose damage was reported
         self._last_place, self._samples_read = (0, 0, 0), 0
         self._samples = self._samples_from(0, 0, 0, lambda number: True)

@@ -16,7 +16,7 @@ from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.kinds import draws_nothing, each_of, fetches_many, is_iterable
+from gpuload.datasets.kinds import draws_nothing, fetches_many, is_iterable, lazy_reader
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.datasets.stores.tar import dataset as dataset_module
 from gpuload.datasets.stores.tar.index import HEAD, MAGIC, Shard
@@ -94,7 +94,7 @@ def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -
     order = [4, 1, 3, 0, -1, 2, 1]
     expected = dataset.__getitems__(order)
     reads.clear()
-    each = each_of(dataset, order)
+    each = lazy_reader(dataset, order)
     assert each is not None
     assert reads == []
     asked = []
@@ -108,7 +108,7 @@ def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -
     class Theirs(gl.TarShards):
         """A user's, which may do more with a sample."""
 
-    assert each_of(Theirs(paths), order) is None
+    assert lazy_reader(Theirs(paths), order) is None
 
 
 def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
