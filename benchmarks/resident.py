@@ -133,9 +133,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(found))
         return
-    print(
-        f"torch {torch.__version__}, {options.device}, {options.samples:,} PNGs of 32×32, batches of {options.batch_size}"
-    )
+    print(f"torch {torch.__version__}, {options.device}")
+    print(f"{options.samples:,} PNGs of 32×32, batches of {options.batch_size}")
     print(f"read and cached in {found['filled_s']:.1f} s, {found['resident_bytes'] / 1e6:.1f} MB")
     for name, words in (("stage", "the stage alone"), ("images_per_s", "DeviceCached"), ("uncached", "without it")):
         rates = found[name]

@@ -262,9 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and report."""
     parser = make_parser("scaled", __doc__, "photos", "cache", "json", files=100, rounds=5)
     parser.add_argument("--megapixels", type=float, nargs="+", default=[3, 12], help="sizes (default 3 and 12)")
-    parser.add_argument(
-        "--regions", type=int, default=3, help="crops per file, in addition to the full image (default 3)"
-    )
+    parser.add_argument("--regions", type=int, default=3, help="crops per file (default 3); the full image is added")
     parser.add_argument("--most", type=int, default=60, help="maximum rounds where the ways are close (default 60)")
     options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)

@@ -212,10 +212,8 @@ def report(figures: Figures, killer: Killer, options: argparse.Namespace, second
             f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated",
             figures.lost == figures.repeated == 0,
         ),
-        Verdict(
-            f"every damaged sample decoded or listed, once: {figures.unaccounted} violations", figures.unaccounted == 0
-        ),
-        Verdict(f"every slot of the ring usable at the end: {figures.slots_away} lost", figures.slots_away == 0),
+        Verdict(f"every damaged one decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
+        Verdict(f"every slot of the ring usable at the end: {figures.slots_away} not", figures.slots_away == 0),
         Verdict(f"memory flat: {growth_mb:+.0f} MB from the second to the last quarter", growth_mb < FLAT_MB),
         Verdict(f"descriptors flat: {most} at most, {at_first} in the first quarter", most <= at_first),
         Verdict(f"processes: {max(figures.processes)} at most", max(figures.processes) <= options.workers + 2),
