@@ -31,7 +31,7 @@ LOADERS = {
     "turboloader": "TurboLoader, decodes smaller",
 }
 WORKERS = {
-    "workers_only": "gpuload's workers, slots only taken",
+    "workers_only": "gpuload's workers, no stage",
     "decoder_alone": "region decoder alone, with its files",
 }
 ARRAYS = {"arrays_gpuload": "gpuload", "arrays_torch": "DataLoader", "arrays_dali": "DALI (CPU)"}

@@ -124,9 +124,7 @@ def _planned(case: Case, photographs: Photographs, backend: str, build: Callable
 def _pillow(case: Case, photographs: Photographs) -> Contender | str:
     if photographs.device.type != "cpu":
         return "Pillow's images are on the CPU"
-    return (
-        "it accepts no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
-    )
+    return "it accepts no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
 
 
 def _tensors(case: Case, photographs: Photographs) -> Contender | str:
