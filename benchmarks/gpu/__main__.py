@@ -101,9 +101,7 @@ def _module(name: str, *arguments: str) -> list[str]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the options; `rows` lists the names of the rows to measure, in order."""
     parser = make_parser("gpu", __doc__, "photos", "cache", "json", files=25_600, batch_size=256)
-    parser.add_argument(
-        "--budget-s", type=float, default=330, help="limit of the entire run, in seconds (default 330)"
-    )
+    parser.add_argument("--budget-s", type=float, default=330, help="limit of the entire run, in seconds (default 330)")
     parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
     parser.add_argument("--simulate", action="store_true", help="run every row on the CPU, with small sizes")
     options = parser.parse_args(arguments)
