@@ -51,8 +51,8 @@ FOLDERS = {
     "tests/recipes/": "slow",
     "notebooks/": "processes",
 }
-# Folders whose tests check the output of loaders, not the start of workers. Their workers are forked from a process with
-# the imports that every worker needs: two workers take 0.1 CPU seconds, against 0.5 as fresh interpreters.
+# Folders whose tests check the output of loaders, not the start of workers. Their workers are forked from a process
+# with the imports that every worker needs: two workers take 0.1 CPU seconds, against 0.5 as fresh interpreters.
 FORKED = tuple(
     f"tests/{room}/"
     for room in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
