@@ -69,10 +69,10 @@ RECIPES: Final[dict[str, tuple[Any, ...]]] = {
 }
 GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, with the workers ahead
 BATCH: Final = 256
-FIRST: Final = 6  # batches of an epoch before the pipeline is full
-LAST: Final = 3 + feed.LAUNCHED_AHEAD  # batches already launched or planned once all work is handed out
+FILL_BATCHES: Final = 6  # batches of an epoch before the pipeline is full
+DRAIN_BATCHES: Final = 3 + feed.LAUNCHED_AHEAD  # batches already launched or planned once all work is handed out
 PAIR: Final = feed.LAUNCHED_AHEAD  # batches that one `next()` launches; the `next()` after it launches none
-LEAST: Final = FIRST + LAST + PAIR  # batches in the shortest epoch that has a pair to measure
+MIN_BATCHES: Final = FILL_BATCHES + DRAIN_BATCHES + PAIR  # batches in the shortest epoch that has a pair to measure
 SMALL_BYTES: Final = 1 << 20  # labels are smaller; larger tensors are on the device already
 MAPPED_BYTES: Final = 1 << 17  # from this size on, the CPU's allocator maps fresh memory for each allocation
 # The timed functions: owner, attribute, and the part that each belongs to. Nested calls count for the inner part.
@@ -252,9 +252,9 @@ def _batch_times(
     loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
 ) -> list[dict[str, float]]:
     """Return the main thread's mean seconds in a `next()` by part, for each epoch, until `count` batches are measured.
-    The first `FIRST` batches of an epoch, while the pipeline fills, and the last, prepared in advance, are skipped."""
+    Of an epoch, the first `FILL_BATCHES`, while the pipeline fills, and the last, prepared in advance, are skipped."""
     clocks, means, measured = clocks or _Clocks(), [], 0
-    end = FIRST + (len(loader) - LAST - FIRST) // PAIR * PAIR
+    end = FILL_BATCHES + (len(loader) - DRAIN_BATCHES - FILL_BATCHES) // PAIR * PAIR
     while measured < count:
         batches, timings = iter(loader), []
         for number in range(len(loader)):
@@ -263,7 +263,7 @@ def _batch_times(
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
-            if FIRST <= number < end:
+            if FILL_BATCHES <= number < end:
                 timings.append(seconds)
             del value
         next(batches, None)
@@ -305,7 +305,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the fake CUDA runtime")
     parser.add_argument("--without-plans", action="store_true", help="workers plan no batches")
     options = parser.parse_args(arguments)
-    check_least(parser, options, batches=1, files=LEAST * BATCH)
+    check_least(parser, options, batches=1, files=MIN_BATCHES * BATCH)
     return options
 
 
@@ -320,9 +320,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.only is None or options.only in name:
                 results[name] = measure(transforms, root, options)
     print(f"{machine()}; {versions()}\n\n{report(results)}\n")
-    for name, found in results.items():
-        if found["calls"]:
-            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
+    for name, result in results.items():
+        if result["calls"]:
+            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in result["calls"].items())
             print(f"{name}: {calls} a batch")
     verdicts = []
     for name in results.keys() & GOALS_MS.keys():

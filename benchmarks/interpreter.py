@@ -78,10 +78,10 @@ def _describe_once(interpreter: Any) -> None:
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
         try:
-            self.shape, self.numel = type.said_by_tensors
+            self.shape, self.numel = type.cached_shape_numel
         except AttributeError:
             original_tensor(self, handle, type)
-            type.said_by_tensors = self.shape, self.numel
+            type.cached_shape_numel = self.shape, self.numel
         self.handle, self.type, self.dtype = handle, type, type.scalar
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:

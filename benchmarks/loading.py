@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         failed,
         lambda peer, result: f"{NAMES[peer]}: {median_of([result], 'images_per_s'):,.0f} images/s",
     )
-    results = {peer: [one[peer] for one in rounds] for peer in options.peers if peer not in failed}
+    results = {peer: [by_peer[peer] for by_peer in rounds] for peer in options.peers if peer not in failed}
 
     versions: dict[str, str] = {"python": platform.python_version()}
     for rows in results.values():

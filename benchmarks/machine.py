@@ -71,16 +71,16 @@ def versions() -> dict[str, str]:
     """Return the versions of the installed packages."""
     import torch
 
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in (*PACKAGES, *NVIDIA):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    found["torch"] = str(torch.__version__)  # with the build, such as +cpu
+    installed["torch"] = str(torch.__version__)  # with the build, such as +cpu
     if torch.version.cuda is not None:
-        found["CUDA"] = torch.version.cuda
-    return found
+        installed["CUDA"] = torch.version.cuda
+    return installed
 
 
 def cuda_device() -> str:

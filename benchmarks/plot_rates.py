@@ -102,10 +102,10 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
         figure, axes = plt.subplots(figsize=(8, 0.65 * len(rates)))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
         for place, name in enumerate(rates):
-            middle, own = median_of(results[name], "images_per_s"), name == "gpuload"
-            axes.barh(place, middle, height=0.62, color=OWN if own else OTHERS)
+            middle, is_gpuload = median_of(results[name], "images_per_s"), name == "gpuload"
+            axes.barh(place, middle, height=0.62, color=OWN if is_gpuload else OTHERS)
             axes.plot([min(rates[name]), max(rates[name])], [place, place], color=ink, linewidth=1)
-            weight = "bold" if own else "normal"
+            weight = "bold" if is_gpuload else "normal"
             axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
         axes.set_yticks(
             range(len(rates)), [LABELS[name].replace(" + ", ", ").replace(", ", ",\n", 1) for name in rates]

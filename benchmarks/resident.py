@@ -113,9 +113,9 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
         stats = loader.stats()
     ours, alone = (statistics.median(rates[name]) for name in ("resident", "stage"))
     share_cpu = statistics.median(cpu_s["stage"]) / statistics.median(cpu_s["resident"])
-    found = {"images_per_s": rates["resident"], "stage": rates["stage"], "uncached": rates["uncached"]}
+    all_rates = {"images_per_s": rates["resident"], "stage": rates["stage"], "uncached": rates["uncached"]}
     return {
-        **found,
+        **all_rates,
         "share": ours / alone,
         "share_cpu": share_cpu,
         "filled_s": filled_s,
@@ -129,18 +129,18 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--json", action="store_true", help="print only a line of JSON")
     options = parser.parse_args()
-    found = measure(options.samples, options.batch_size, options.device, options.rounds)
+    results = measure(options.samples, options.batch_size, options.device, options.rounds)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
     print(f"torch {torch.__version__}, {options.device}")
     print(f"{options.samples:,} PNGs of 32×32, batches of {options.batch_size}")
-    print(f"read and cached in {found['filled_s']:.1f} s, {found['resident_bytes'] / 1e6:.1f} MB")
+    print(f"read and cached in {results['filled_s']:.1f} s, {results['resident_bytes'] / 1e6:.1f} MB")
     for name, words in (("stage", "the stage alone"), ("images_per_s", "DeviceCached"), ("uncached", "without it")):
-        rates = found[name]
+        rates = results[name]
         print(f"{words:16} {statistics.median(rates):10,.0f} images/s ({min(rates):,.0f} … {max(rates):,.0f})")
-    print(f"DeviceCached reaches {found['share']:.0%} of the rate of the stage alone; the stage takes")
-    print(f"{found['share_cpu']:.0%} of this process's CPU time, a share that other programs do not affect")
+    print(f"DeviceCached reaches {results['share']:.0%} of the rate of the stage alone; the stage takes")
+    print(f"{results['share_cpu']:.0%} of this process's CPU time, a share that other programs do not affect")
 
 
 if __name__ == "__main__":

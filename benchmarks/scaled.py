@@ -132,7 +132,7 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
     block, _ = mcu_layout(file.data, jpeg)
     samples = 1 + 2 * 64 / (block[0] * block[1])
     read_bytes = len(file.data) * (top + height) / jpeg.height
-    area, whole = height * width, (height, width) == (jpeg.height, jpeg.width)
+    area, is_whole = height * width, (height, width) == (jpeg.height, jpeg.width)
     pair = (area * samples, area)
     decoded = (top + height) * jpeg.width * samples
     return Seen(
@@ -144,7 +144,7 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
         float(difference.mean()),
         int(difference.max()),
         float((difference**2).mean()),
-        (read_bytes, *((0, 0, *pair) if whole else (*pair, 0, 0)), *(0,) * len(SCALED_FITTED)),
+        (read_bytes, *((0, 0, *pair) if is_whole else (*pair, 0, 0)), *(0,) * len(SCALED_FITTED)),
         (
             read_bytes, 0, 0, 0, 0, *(decoded * (n == eighths) for n in EIGHTHS),
             2 * SUPPORT[FILTER] * rows * (columns + SIZE[1]), 1,
@@ -269,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
     paths = jpegs_in(source)[: options.files]
 
     decoder, rng = Decoder(gl.Decode()), np.random.default_rng(0)
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     missed: dict[str, Any] = {}
     everything: list[list[list[Seen]]] = []
     for megapixels in options.megapixels:
@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         loaders = [(loader_ms(files, "exact"), loader_ms(files, "fast")) for _ in range(options.rounds)]
         everything.append(photos)
         name = f"{megapixels:g}"
-        found[name] = summary(photos, loaders)
+        summaries[name] = summary(photos, loaders)
         missed[name] = {
             path.name: [[round(region.exact_ms, 2), round(region.fast_ms, 2), region.fast] for region in photo]
             for path, photo in zip(paths, photos, strict=True)
@@ -296,17 +296,17 @@ def main(arguments: list[str] | None = None) -> int:
         }
 
     if len(paths) > 2:  # otherwise one of the halves is empty
-        for row, number in zip(found.values(), crossed(everything), strict=True):
+        for row, number in zip(summaries.values(), crossed(everything), strict=True):
             row["photographs_near_crossed"] = number
     rows = []
-    for key in next(iter(found.values())):
-        values = [row[key] for row in found.values()]
+    for key in next(iter(summaries.values())):
+        values = [row[key] for row in summaries.values()]
         rows.append([key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
     print(f"{len(paths)} files in {source}; {machine()['cpu']}")
-    print(table(["", *(f"{name} megapixels" for name in found)], rows))
+    print(table(["", *(f"{name} megapixels" for name in summaries)], rows))
     constants = fitted([region for photos in everything for photo in photos for region in photo])
     print("fitted constants, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
-    figures = {"versions": versions(), "results": found, "missed": missed, "fitted_ns": constants}
+    figures = {"versions": versions(), "results": summaries, "missed": missed, "fitted_ns": constants}
     write_results(options.json, figures)
     return 0
 

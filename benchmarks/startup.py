@@ -86,14 +86,14 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
     before, started = cpu_seconds(os.getpid()), time.perf_counter()
     batches = iter(batch_loader)
     next(batches)
-    found = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
+    figures = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
     for _ in range(3):
         next(batches, None)
-    found["own_mb"], found["shared_mb"] = _memory_at_rest()
+    figures["own_mb"], figures["shared_mb"] = _memory_at_rest()
     if loader == "gpuload":
-        found["back_ms"] = _back_ms(batch_loader._session.engine)
+        figures["back_ms"] = _back_ms(batch_loader._session.engine)
         batch_loader.close()
-    return found
+    return figures
 
 
 def _memory_at_rest() -> tuple[float, float]:

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 if a contender failed, or CUDA was requested but is missing."""
     options = parse(arguments)
     print(LEGEND)
-    found: dict[str, DeviceResult] = {}
+    results: dict[str, DeviceResult] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -101,32 +101,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             for device in options.devices:
-                measure_device(device, options, found)
+                measure_device(device, options, results)
     finally:
         torch.set_num_threads(threads)
-    for device, result in found.items():
+    for device, result in results.items():
         _show(device, result)
-    for device, result in found.items():
+    for device, result in results.items():
         say_verdicts(judge(device, result.cases, result.batch))
-    failed = any(row.failed for result in found.values() for case in result.cases for row in case.rows.values())
-    cuda_missing = options.device == "cuda" and found["cuda"].missing is not None
+    failed = any(row.failed for result in results.values() for case in result.cases for row in case.rows.values())
+    cuda_missing = options.device == "cuda" and results["cuda"].missing is not None
     return 1 if failed or cuda_missing else 0
 
 
-def measure_device(device_type: str, options: argparse.Namespace, found: dict[str, DeviceResult]) -> DeviceResult:
-    """Measure all cases on a device and add the result to `found`. The results file is written after each case, so that
-    nothing is lost."""
+def measure_device(device_type: str, options: argparse.Namespace, results: dict[str, DeviceResult]) -> DeviceResult:
+    """Measure all cases on a device and add the result to `results`. The results file is written after each case, so
+    that nothing is lost."""
     batch = options.batch_size or BATCH[device_type]
     if device_type == "cuda" and not torch.cuda.is_available():
-        found[device_type] = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
-        _write(options, found)
-        return found[device_type]
+        results[device_type] = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
+        _write(options, results)
+        return results[device_type]
     started = time.monotonic()
     device = torch.device(device_type)
     photographs = Photographs(options.photos, batch, device)
     bandwidth = copy_bandwidth(device)
     name = f"{cpu_model()}, one thread" if device_type == "cpu" else cuda_device()
-    result = found[device_type] = DeviceResult(batch, name, bandwidth / 1e9, [])
+    result = results[device_type] = DeviceResult(batch, name, bandwidth / 1e9, [])
     rounds = options.rounds or ROUNDS[device_type]
     deadline = None if options.budget_s is None else started + options.budget_s
     for case in _cases(device_type, options):
@@ -137,7 +137,7 @@ def measure_device(device_type: str, options: argparse.Namespace, found: dict[st
             case_contenders = kernels_alone(case, photographs) | case_contenders
         rows = measure(case_contenders, clock_of(device), rounds, deadline=deadline)
         result.cases.append(CaseResult(case.name, case.section, nbytes, 1000 * nbytes / bandwidth, rows))
-        _write(options, found)
+        _write(options, results)
     return result
 
 
@@ -169,13 +169,13 @@ def _show(device: str, result: DeviceResult) -> None:
     print()
 
 
-def _write(options: argparse.Namespace, found: dict[str, DeviceResult]) -> None:
+def _write(options: argparse.Namespace, results: dict[str, DeviceResult]) -> None:
     devices: dict[str, Any] = {
         device: {
             **asdict(result),
             "goals": [verdict._asdict() for verdict in judge(device, result.cases, result.batch)],
         }
-        for device, result in found.items()
+        for device, result in results.items()
     }
     machine = {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))}
     about = {"versions": versions(), "machine": machine, "photos": options.photos.name}

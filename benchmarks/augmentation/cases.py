@@ -95,13 +95,13 @@ def transforms() -> list[Case]:
     crop, blur, colour, hue = (224, 224), (0.1, 2.0), (0.4, 0.4, 0.4), (0.4, 0.4, 0.4, 0.1)
     affine = (0.1, 0.1), (0.8, 1.2), 10.0
     smooth: dict[str, Any] = {"interpolation": "bilinear"}
-    whole: dict[str, Any] = {"start": "photographs", "leading": 1}
+    photographs: dict[str, Any] = {"start": "photographs", "leading": 1}
     cut_mix = lambda K: K.RandomCutMixV2(p=1.0, use_correct_lambda=True)  # noqa: E731
     return [
-        alone(both("RandomResizedCrop", 224), lambda K: K.RandomResizedCrop(crop), **whole),
-        alone(both("Resize", crop), lambda K: K.Resize(crop, antialias=True), **whole),
-        alone(both("CenterCrop", 224), lambda K: K.CenterCrop(224), **whole),
-        alone(both("RandomCrop", 224), lambda K: K.RandomCrop(crop), **whole),
+        alone(both("RandomResizedCrop", 224), lambda K: K.RandomResizedCrop(crop), **photographs),
+        alone(both("Resize", crop), lambda K: K.Resize(crop, antialias=True), **photographs),
+        alone(both("CenterCrop", 224), lambda K: K.CenterCrop(224), **photographs),
+        alone(both("RandomCrop", 224), lambda K: K.RandomCrop(crop), **photographs),
         alone(both("Pad", 16), lambda K: K.PadTo((256, 256))),
         alone(both("RandomHorizontalFlip", 1), lambda K: K.RandomHorizontalFlip(p=1.0)),
         alone(both("RandomVerticalFlip", 1), lambda K: K.RandomVerticalFlip(p=1.0)),

@@ -65,9 +65,9 @@ class Ours:
 def contenders(case: Case, photographs: Photographs, backends: Sequence[str], peers: Sequence[str]) -> Contenders:
     """Build the contenders of a case, by their names in the tables: gpuload's `backends`, then `peers`."""
     entry, build = ("gl.Augment", _augment) if case.section == "dense" else ("gpuload", _stage)
-    found: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
+    ours: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
     makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
-    return found | {PEERS[name]: makers[name](case, photographs) for name in peers}
+    return ours | {PEERS[name]: makers[name](case, photographs) for name in peers}
 
 
 def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> int:
@@ -211,12 +211,12 @@ def _with_boxes(images: Sequence[Any], photographs: Photographs) -> list[tuple[A
     from torchvision import tv_tensors  # importable only after torchvision_import
 
     samples = []
-    for image, whole, boxes in zip(images, photographs.pillow("photographs"), photographs.boxes, strict=True):
+    for image, photograph, boxes in zip(images, photographs.pillow("photographs"), photographs.boxes, strict=True):
         shown = tv_tensors.Image(image) if isinstance(image, torch.Tensor) else image
         corners = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes).float(),  # pyright: ignore[reportCallIssue]
             format="XYXY",
-            canvas_size=(whole.height, whole.width),
+            canvas_size=(photograph.height, photograph.width),
         )
         samples.append((shown, {"boxes": corners, "labels": torch.zeros(len(boxes), dtype=torch.int64)}))
     return samples

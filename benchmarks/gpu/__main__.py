@@ -88,7 +88,7 @@ class Work:
         else:
             feed = FEEDS[name]
             # gpuload leaves one CPU to the training process; its peers get all CPUs, since they may not need to.
-            workers = recipe.workers if feed.own else self.cpus
+            workers = recipe.workers if feed.is_gpuload else self.cpus
             variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
             peer, recipe = feed.peer, replace(recipe, workers=workers, variant=variant)
         return _module("gpu.rows", "feeding", recipe.to_json(), pace.to_json(), peer)

@@ -26,7 +26,7 @@ class Feed:
     needs_gpu: bool = False
 
     @property
-    def own(self) -> bool:
+    def is_gpuload(self) -> bool:
         return self.peer == "gpuload"
 
 

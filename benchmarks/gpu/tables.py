@@ -96,7 +96,7 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def _alone(results: Results) -> str:
-    best = _fastest(results, [name for name, feed in FEEDS.items() if feed.own])
+    best = _fastest(results, [name for name, feed in FEEDS.items() if feed.is_gpuload])
     decoder = _direct(results, "decoder")
     rows = []
     for name, feed in FEEDS.items():

@@ -26,7 +26,7 @@ Batches = Iterator[tuple[Any, torch.Tensor]]
 VERSIONS = {"dali": DALI.__version__}
 
 
-def built(recipe: Recipe, definition: Any, argument: Any, **options: Any) -> Any:
+def build_pipeline(recipe: Recipe, definition: Any, argument: Any, **options: Any) -> Any:
     """Build a pipeline on the recipe's device."""
     pipeline = pipeline_def(definition)(
         argument,
@@ -86,7 +86,7 @@ def training(recipe: Recipe) -> Any:
 def dali(recipe: Recipe) -> Peer:
     """Build DALI's file reader, random-crop decoder, resize, and crop-mirror-normalize. The variant ``"mixed"`` decodes
     on the GPU, any other on the CPU."""
-    loader = iterator_of(built(recipe, training, recipe), reader_name="reader")
+    loader = iterator_of(build_pipeline(recipe, training, recipe), reader_name="reader")
 
     def epoch() -> Batches:
         for (batch,) in loader:
@@ -123,19 +123,19 @@ def external(source: Shuffled) -> Any:
 def arrays_dali(recipe: Recipe) -> Peer:
     """Build DALI's external source, read by as many processes as other peers have workers."""
     source = Shuffled(Arrays(recipe.samples, recipe.size), recipe.batch_size)
-    pipeline = built(recipe, external, source, py_num_workers=recipe.workers, py_start_method="fork")
+    pipeline = build_pipeline(recipe, external, source, py_num_workers=recipe.workers, py_start_method="fork")
     loader = iterator_of(pipeline, size=source.samples)
     return Peer(lambda: ((batch["data"], batch["label"].reshape(-1)) for (batch,) in loader), VERSIONS, levels=True)
 
 
-def whole(root: str) -> Any:
+def whole_images(root: str) -> Any:
     encoded, labels = fn.readers.file(file_root=root, random_shuffle=True, name="reader")
     return fn.decoders.image(encoded, device="cpu", output_type=types.RGB), labels
 
 
 def whole_dali(recipe: Recipe) -> Peer:
     """Build DALI's file reader and its decoder; a batch is a list of tensors H×W×C."""
-    pipeline = built(recipe, whole, recipe.root)
+    pipeline = build_pipeline(recipe, whole_images, recipe.root)
 
     def epoch() -> Batches:
         for _ in range(pipeline.reader_meta("reader")["epoch_size"] // recipe.batch_size):

@@ -154,8 +154,8 @@ def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]
     import torch
 
     images, labels = batch
-    whole = isinstance(images, list)  # photographs of many sizes
-    if whole:
+    is_ragged = isinstance(images, list)  # photographs of many sizes
+    if is_ragged:
         assert len(images) == recipe.batch_size, len(images)
         images = torch.cat([image.reshape(-1) for image in images])
     else:
@@ -171,7 +171,7 @@ def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]
     values = images.float()
     looks = {"mean": values.mean().item(), "std": values.std().item(), "label_mean": labels.float().mean().item()}
     low, high, least, most = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
-    if whole:
+    if is_ragged:
         low, high, least, most = 90, 140, 40, 90
     elif dtype.is_floating_point and recipe.batch_size < 16:  # crops of a few images may be of one colour
         low, high, least, most = -2.5, 2.5, 0.02, 3

@@ -26,7 +26,7 @@ from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
 from benchmarks.running import make_parser, table
 from benchmarks.servers import serving
-from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, archives_in, labels_in, paths_in, squares, write
+from benchmarks.sources.stores import ARRAYS, STORES, InMemory, Stream, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
 WAYS: Final = ("0 workers", "2 workers", "resumed by 0", "resumed by 2")
@@ -90,8 +90,9 @@ class Comparison:
         key = kind, workers if kind == "stream" else 0
         if key not in self._digests:
             images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
-            held = Held(images, self._labels)
-            self._digests[key] = self._read(Streamed(held, self._archives) if kind == "stream" else held, key[1], {})
+            dataset = InMemory(images, self._labels)
+            source = Stream(dataset, self._archives) if kind == "stream" else dataset
+            self._digests[key] = self._read(source, key[1], {})
         return self._digests[key]
 
     def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:
@@ -128,9 +129,9 @@ def _digest(batch: Any) -> bytes:
 
 def _table(results: Sequence[Found]) -> str:
     rows = []
-    for found in results:
-        cells = ["equal" if same else "DIFFERENT" for same in found.equal] or ["error"] * len(WAYS)
-        rows.append([found.name, found.where, *cells, str(found.batches), found.digest, f"{found.seconds:.0f}"])
+    for result in results:
+        cells = ["equal" if same else "DIFFERENT" for same in result.equal] or ["error"] * len(WAYS)
+        rows.append([result.name, result.where, *cells, str(result.batches), result.digest, f"{result.seconds:.0f}"])
     return table(["dataset", "where", *WAYS, "batches", "hash of all", "s"], rows)
 
 
@@ -156,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(_table(results))
     if options.remote and len(places) < 3:
         print("a server is not installed: see benchmarks/servers.py")
-    good = sum(found.good for found in results)
+    good = sum(result.good for result in results)
     print(f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches")
     print(", ".join(f"{name} {number}" for name, number in versions().items()))
     return 0 if good == len(results) and (not options.remote or len(places) == 3) else 1

@@ -86,7 +86,7 @@ def bytes_from_disk() -> int:
     return total
 
 
-class Own:
+class GpuloadReader:
     """gpuload's dataset of a store."""
 
     package = "gpuload"
@@ -189,7 +189,7 @@ def run(reader: str, base: str, level: str, random: bool, how: Drop, workers: in
     if reader == MEMCPY:
         opened: Any = Memcpy(base)
     elif reader in STORES:
-        opened = Own(reader, base)
+        opened = GpuloadReader(reader, base)
     else:
         if importlib.util.find_spec(NATIVE[reader]) is None:
             raise ModuleNotFoundError(f"{NATIVE[reader]} is not installed")
@@ -203,11 +203,11 @@ def run(reader: str, base: str, level: str, random: bool, how: Drop, workers: in
         loader = opened.loader(random, workers, batch_size)
         epoch = None if loader is None else cast(Any, loader).__iter__
         count_of, cpu_s = lambda batch: len(batch[0]), lambda: cpu_seconds(os.getpid())
-    found: dict[str, Any] = dict.fromkeys(STATES)
+    figures: dict[str, Any] = dict.fromkeys(STATES)
     if epoch is not None:
         drop(Path(base), how)
-        found = {state: measure(epoch, count_of, cpu_s) for state in STATES}
-    return {**found, "versions": {opened.package: metadata.version(opened.package)}}
+        figures = {state: measure(epoch, count_of, cpu_s) for state in STATES}
+    return {**figures, "versions": {opened.package: metadata.version(opened.package)}}
 
 
 if __name__ == "__main__":

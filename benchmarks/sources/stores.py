@@ -96,7 +96,7 @@ def squares(data: bytes) -> np.ndarray:
     return np.asarray(image.resize((SIDE, SIDE), box=(left, top, left + side, top + side)))
 
 
-class Held:
+class InMemory:
     """A dataset of files by path, or of squares in memory, with their classes."""
 
     def __init__(self, images: Sequence[Any], labels: Sequence[int]) -> None:
@@ -110,18 +110,18 @@ class Held:
         return gl.read(image) if isinstance(image, Path) else gl.Image(image), self.labels[number]
 
 
-class Streamed:
+class Stream:
     """A stream of the same samples, split among workers by archive, as by `TarShards(stream=True)`."""
 
-    def __init__(self, held: Held, archives: Sequence[Path]) -> None:
-        self.held = held
+    def __init__(self, dataset: InMemory, archives: Sequence[Path]) -> None:
+        self.dataset = dataset
         self.ends = np.cumsum([len(gl.TarShards(path, fields=("jpg", "cls"))) for path in archives]).tolist()
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         info = gl.get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for start, end in list(zip([0, *self.ends], self.ends, strict=False))[first::step]:
-            yield from map(self.held.__getitem__, range(start, end))
+            yield from map(self.dataset.__getitem__, range(start, end))
 
 
 def hdf5(folder: Path, samples: Samples, count: int, pixels: bool = False) -> None:
