@@ -10,12 +10,12 @@ imitates Pillow's. Then a loader in this process runs over the files in both way
 
 On a shared machine, a thread's CPU times change by half within seconds, and one lucky round is enough to make the
 minimum of many times misleading. The two times of one round change alike. So the ways are compared by the median of the
-rounds' ratios (`costs`), and rounds are added until that median is known well enough, whatever the model chose
-(`settled`).
+rounds' ratios (`estimate_costs`), and rounds are added until that median is known well enough, whatever the model chose
+(`is_settled`).
 
-Finally, the constants of `gpuload/decode/scaled.py` are fitted to the ratios (`fitted`), over all photographs. To
-validate such a fit, constants fitted to each half of the photographs choose for the other half (`crossed`). `shifted`
-shows how sensitive the choices are to errors in the constants.
+Finally, the constants of `gpuload/decode/scaled.py` are fitted to the ratios (`fit_constants`), over all photographs.
+Cross-validation (`count_cross_validated`) fits constants to each half of the photographs and lets them choose for the
+other half. `count_robust` shows how sensitive the choices are to errors in the constants.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAMES = (*FITTED, *SCALED_FITTED)
 
 
 class Seen(NamedTuple):
-    """The measurements of one region: CPU ms of both ways and of the fast way's resize, whether they are `settled`,
+    """The measurements of one region: CPU ms of both ways and of the fast way's resize, whether these are settled,
     whether the model chooses the fast way, differences in levels, and the factors of the cost model's constants."""
 
     exact_ms: float
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
     fast_terms: tuple[float, ...]
 
 
-def enlarged(path: Path, megapixels: float, subsampling: int) -> bytes:
+def encode_resized(path: Path, megapixels: float, subsampling: int) -> bytes:
     """Encode a photograph, resized to a number of megapixels, as a JPEG."""
     with Image.open(path) as opened:
         photo = opened.convert("RGB")
@@ -89,7 +89,7 @@ def in_turn(calls: Sequence[Callable[[], object]], backwards: bool) -> tuple[flo
     return tuple(cpu_ms)
 
 
-def settled(rounds: Sequence[tuple[float, ...]]) -> bool:
+def is_settled(rounds: Sequence[tuple[float, ...]]) -> bool:
     """Return whether the rounds show if the first way costs less by 5%, about the same, or more by 5%: whether the 95%
     confidence interval of the median ratio is within one of these three ranges."""
     ratios = sorted(times_ms[0] / times_ms[1] for times_ms in rounds)
@@ -98,7 +98,7 @@ def settled(rounds: Sequence[tuple[float, ...]]) -> bool:
     return high <= 1 / NEAR or (low >= 1 / NEAR and high <= NEAR) or low >= NEAR
 
 
-def costs(rounds: Sequence[tuple[float, ...]]) -> tuple[float, float]:
+def estimate_costs(rounds: Sequence[tuple[float, ...]]) -> tuple[float, float]:
     """Estimate the costs of the first and the second way. Their sum is the minimum over the rounds, their ratio the
     median over the rounds."""
     total_ms = min(times_ms[0] + times_ms[1] for times_ms in rounds)
@@ -106,7 +106,9 @@ def costs(rounds: Sequence[tuple[float, ...]]) -> tuple[float, float]:
     return total_ms * ratio / (1 + ratio), total_ms / (1 + ratio)
 
 
-def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], least: int, most: int) -> Seen | None:
+def measure_region(
+    decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], least: int, most: int
+) -> Seen | None:
     """Measure one region in `least` to `most` rounds; None if it is too small to be decoded smaller."""
     header = decoder.header(file)
     jpeg = header.jpeg
@@ -124,9 +126,9 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
         lambda: resample(small, SIZE, FILTER),
     )
     rounds: list[tuple[float, ...]] = []
-    while len(rounds) < least or (len(rounds) < most and not settled(rounds)):
+    while len(rounds) < least or (len(rounds) < most and not is_settled(rounds)):
         rounds.append(in_turn(calls, backwards=len(rounds) % 2 == 1))
-    exact_ms, fast_ms = costs(rounds)
+    exact_ms, fast_ms = estimate_costs(rounds)
     exact = resample(Scaled(pixels, (0, 0, height, width)), SIZE, FILTER)
     difference = np.abs(exact.astype(np.int64) - out)
     block, _ = mcu_layout(file.data, jpeg)
@@ -139,7 +141,7 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
         exact_ms,
         fast_ms,
         fast_ms * median(times_ms[2] / times_ms[1] for times_ms in rounds),
-        settled(rounds),
+        is_settled(rounds),
         decoder.eighths(file, header, region, SIZE, FILTER) > 0,
         float(difference.mean()),
         int(difference.max()),
@@ -152,7 +154,7 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
     )  # fmt: skip
 
 
-def fitted(seen: Sequence[Seen]) -> dict[str, float]:
+def fit_constants(seen: Sequence[Seen]) -> dict[str, float]:
     """Return the best-fitting constants in ns, by least squares with large errors down-weighted.
 
     The ratio of a modelled cost to the measured cost is the speed of the machine at that time. The speed was the same
@@ -186,29 +188,29 @@ def chosen_with(constants: dict[str, float], photo: list[Seen]) -> list[Seen]:
     ]
 
 
-def crossed(sizes: Sequence[list[list[Seen]]]) -> list[int]:
-    """Count the photographs of each size that are `near` when the model is fitted to the other half of them."""
+def count_cross_validated(sizes: Sequence[list[list[Seen]]]) -> list[int]:
+    """Count the photographs of each size with near-best choices when the model is fitted to the other half of them."""
     counts = [0] * len(sizes)
     halves = [[[photo for n, photo in enumerate(photos) if n // 2 % 2 == half] for photos in sizes] for half in (0, 1)]
     for tested, fitting in (halves, reversed(halves)):  # both halves have equally many 4:2:0 photographs
-        constants = fitted([region for photos in fitting for photo in photos for region in photo])
+        constants = fit_constants([region for photos in fitting for photo in photos for region in photo])
         for size, photos in enumerate(tested):
-            counts[size] += sum(near(chosen_with(constants, photo)) for photo in photos)
+            counts[size] += sum(is_near_best(chosen_with(constants, photo)) for photo in photos)
     return counts
 
 
-def in_use() -> dict[str, float]:
+def current_constants() -> dict[str, float]:
     """Return the constants of `gpuload/decode/scaled.py`."""
     scaled = (*(model.SCALED_SAMPLE_NS[n] for n in EIGHTHS), *(getattr(model, name) for name in RESIZE))
     return dict(zip(NAMES, (0.0, *(getattr(model, name) for name in FITTED[1:]), *scaled), strict=True))
 
 
-def shifted(photos: list[list[Seen]]) -> int:
-    """Count the photographs that are `near` with the worst change of one constant by a factor of 0.8 or 1.25, as could
-    be right on another machine."""
-    constants = in_use()
+def count_robust(photos: list[list[Seen]]) -> int:
+    """Count the photographs that keep near-best choices under the worst change of one constant by a factor of 0.8 or
+    1.25, as could occur on another machine."""
+    constants = current_constants()
     variants = [constants | {name: constants[name] * factor} for name in NAMES[1:] for factor in (0.8, 1.25)]
-    return min(sum(near(chosen_with(variant, photo)) for photo in photos) for variant in variants)
+    return min(sum(is_near_best(chosen_with(variant, photo)) for photo in photos) for variant in variants)
 
 
 def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
@@ -221,14 +223,14 @@ def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
     return 1000 * (time.process_time() - started) / count
 
 
-def chosen(region: Seen) -> float:
+def chosen_ms(region: Seen) -> float:
     """Return the CPU ms of the way that the model chooses for a region."""
     return region.fast_ms if region.fast else region.exact_ms
 
 
-def near(regions: list[Seen]) -> bool:
+def is_near_best(regions: list[Seen]) -> bool:
     """Return whether the model's choices for the regions cost at most 5% more than the cheaper ways."""
-    return sum(map(chosen, regions)) <= NEAR * sum(min(region.exact_ms, region.fast_ms) for region in regions)
+    return sum(map(chosen_ms, regions)) <= NEAR * sum(min(region.exact_ms, region.fast_ms) for region in regions)
 
 
 def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dict[str, Any]:
@@ -237,17 +239,17 @@ def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dic
     fast = [region for region in seen if region.fast]
     if not fast:
         raise SystemExit("no region is cheaper when decoded smaller; increase --megapixels")
-    exact_loader, fast_loader = costs(loaders)
+    exact_loader, fast_loader = estimate_costs(loaders)
     return {
         "photographs": len(photos),
         "regions": len(seen),
         "regions_settled": sum(region.settled for region in seen),
         "fast": len(fast),
-        "photographs_near": sum(map(near, photos)),
-        "photographs_near_shifted": shifted(photos),
-        "regions_near": sum(near([region]) for region in seen),
+        "photographs_near": sum(map(is_near_best, photos)),
+        "photographs_near_shifted": count_robust(photos),
+        "regions_near": sum(is_near_best([region]) for region in seen),
         "exact_ms": float(np.mean([region.exact_ms for region in seen])),
-        "chosen_ms": float(np.mean(list(map(chosen, seen)))),
+        "chosen_ms": float(np.mean(list(map(chosen_ms, seen)))),
         "better_ms": float(np.mean([min(region.exact_ms, region.fast_ms) for region in seen])),
         "loader_exact_ms": exact_loader,
         "loader_fast_ms": fast_loader,
@@ -275,12 +277,12 @@ def main(arguments: list[str] | None = None) -> int:
     for megapixels in options.megapixels:
         photos, files = [], []
         for number, path in enumerate(paths):
-            file = gl.Encoded(enlarged(path, megapixels, 2 if number % 2 == 0 else 0))
+            file = gl.Encoded(encode_resized(path, megapixels, 2 if number % 2 == 0 else 0))
             height, width = decoder.size_hw(decoder.header(file))
             corners = [draw_region(rng, height, width) for _ in range(options.regions)]
             regions = [(top, left, bottom - top, right - left) for top, left, bottom, right in corners]
             seen = [
-                look(decoder, file, region, options.rounds, options.most)
+                measure_region(decoder, file, region, options.rounds, options.most)
                 for region in (*regions, (0, 0, height, width))
             ]
             photos.append([region for region in seen if region is not None])
@@ -292,11 +294,11 @@ def main(arguments: list[str] | None = None) -> int:
         missed[name] = {
             path.name: [[round(region.exact_ms, 2), round(region.fast_ms, 2), region.fast] for region in photo]
             for path, photo in zip(paths, photos, strict=True)
-            if not near(photo)
+            if not is_near_best(photo)
         }
 
     if len(paths) > 2:  # otherwise one of the halves is empty
-        for row, number in zip(summaries.values(), crossed(everything), strict=True):
+        for row, number in zip(summaries.values(), count_cross_validated(everything), strict=True):
             row["photographs_near_crossed"] = number
     rows = []
     for key in next(iter(summaries.values())):
@@ -304,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append([key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
     print(f"{len(paths)} files in {source}; {machine()['cpu']}")
     print(table(["", *(f"{name} megapixels" for name in summaries)], rows))
-    constants = fitted([region for photos in everything for photo in photos for region in photo])
+    constants = fit_constants([region for photos in everything for photo in photos for region in photo])
     print("fitted constants, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
     figures = {"versions": versions(), "results": summaries, "missed": missed, "fitted_ns": constants}
     write_results(options.json, figures)
