@@ -5,8 +5,8 @@
 Each photograph is enlarged and written as a JPEG, every other one with 4:2:0. In every round, regions drawn by
 RandomResizedCrop and the full picture are brought to 224×224 in two ways, one after the other: "exact", decoded at full
 size, and "fast", decoded smaller and resized. The time of the exact way excludes the resize, which the stage does. The
-model's choice is compared with the cheaper way, and the pixels of both ways with each other after a resize that
-imitates Pillow's. Then a loader in this process runs over the files in both ways, once per round.
+model's choice is compared with the cheaper way, and the pixels of both ways with each other after the resize,
+which Pillow does for both here. Then a loader in this process runs over the files in both ways, once per round.
 
 On a shared machine, a thread's CPU times change by half within seconds, and one lucky round is enough to make the
 minimum of many times misleading. The two times of one round change alike. So the ways are compared by the median of the
