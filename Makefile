@@ -1,26 +1,26 @@
-# Every target sets up what it needs from nothing, in $(VENV); a second call finds it there.
+# Every target installs what it needs into $(VENV) on the first call, and reuses it afterwards.
 #
-#   make install   gpuload, with NVIDIA's image codec (CUDA 13's wheel; it works without a GPU too) and Kornia
-#   make demo      see it run
+#   make install   gpuload, with NVIDIA's image codec (the wheel for CUDA 13, which also works without a GPU) and Kornia
+#   make demo      run the demo
 #   make test      the tests of the package; ARGS="-k ring" passes arguments on to pytest
-#   make test-fast those of them that take no time: no processes, no interpreted kernels; under a minute
+#   make test-fast the fast tests, without processes and interpreted kernels; under a minute
 #   make test-docs the tests of pages, examples, notebooks, benchmarks and packaging
-#   make test-all  all of these, and the full products of matrices; the nightly workflow runs it
-#   make test-cuda-fake  the tests marked `cuda` without a GPU: on a fake CUDA runtime below the real CUDA build of torch
-#                  (tests/fakecuda), in an environment of its own of 5 GB; POLICY="side first" runs streams in another order
+#   make test-all  all of these, and all combinations of test parameters; the nightly workflow runs it
+#   make test-cuda-fake  the tests marked `cuda` without a GPU: on a fake CUDA runtime underneath the real CUDA build of
+#                  torch (tests/fakecuda), in a separate environment of 5 GB; POLICY="side first" runs streams in another order
 #   make lint      ruff and pyright
-#   make format    ruff mends what it can, and formats
-#   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
-#   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" runs it through on the CPU; benchmarks/gpu.sh does more
+#   make format    ruff fixes what it can, and formats
+#   make bench     gpuload compared with other loaders; ARGS="--photos DIR" passes arguments on
+#   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" tries it on the CPU; benchmarks/gpu.sh does more
 #   make notebooks run the notebooks and write their outputs into them
-#   make docs      the documentation site, into build/docs; a warning is an error
-#   make rates     measure README.md's plot and table and docs/performance.md's tables anew; ARGS="--photos DIR"; quarter of an hour
-#   make pictures  draw README.md's plot, tables and picture again, from benchmarks/results and by gpuload's transforms
-#   make soak      ten minutes in which a worker is killed every second and files are damaged; ARGS as for bench
-#   make dist      the wheel and the sdist in dist/, checked; RELEASING.md has the rest
-#   make api       write the public names and signatures anew (tests/public_api.txt)
+#   make docs      build the documentation site in build/docs; a warning is an error
+#   make rates     measure README.md's plot and table and docs/performance.md's tables again; ARGS="--photos DIR"; 15 minutes
+#   make pictures  draw README.md's plot, tables and picture again, from benchmarks/results and with gpuload's transforms
+#   make soak      ten minutes of loading while a worker is killed every second and files are damaged; ARGS as for bench
+#   make dist      build and check the wheel and the sdist in dist/; RELEASING.md has the next steps
+#   make api       record the public names and signatures again (tests/public_api.txt)
 #
-# CUDA_MAJOR=12 takes the packages for a torch built for CUDA 12. They overwrite those for CUDA 13: `make clean` before.
+# CUDA_MAJOR=12 installs the packages for a torch built for CUDA 12. They overwrite the packages for CUDA 13: run `make clean` first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,17 +30,17 @@ CUDA_MAJOR ?= 13
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install --constraint constraints.txt
-# An editable install is not compiled as an installed package is, and each worker process would pay for it.
+# Unlike an installed package, an editable install is not compiled, which would slow down each worker process.
 COMPILE := $(BIN)/python -m compileall -q gpuload
 EVERYTHING := --editable '.[cu$(CUDA_MAJOR),dali-cu$(CUDA_MAJOR),fused,cli,demo,kornia]'
 
-# As many tests at once as there are processors, and in each one thread of torch: threads of several processes that wait
-# for each other take ten times as long.
+# Run as many tests in parallel as there are processors, with one torch thread in each: threads of several processes that
+# wait for each other take ten times as long.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 OF_THE_PACKAGE := tests --ignore=tests/project
 
-# The CUDA build of torch that the fake runtime stands below. Its order of streams: tests/fakecuda/runtime.py has the others.
+# The CUDA build of torch for the fake runtime, and its order of streams (tests/fakecuda/runtime.py lists all orders).
 FAKE_VENV ?= .venv-cuda-fake
 FAKE_TORCH ?= 2.14.1
 POLICY ?= lazy
@@ -68,7 +68,7 @@ test-docs: $(VENV)/.installed-test
 test-all: $(VENV)/.installed-test
 	$(TEST) --nbmake -m "" tests notebooks $(ARGS)
 
-# Kernels run in Triton's interpreter; then those tests that look at launches alone, of kernels that are compiled.
+# Kernels run in Triton's interpreter, except in the last command, whose tests inspect only the launches of compiled kernels.
 test-cuda-fake: $(FAKE_VENV)/.installed-cuda-fake
 	$(ON_FAKE) -m cuda -rs $$(grep -rlE 'mark\.cuda' tests --include='test_*.py') $(ARGS)
 	$(ON_FAKE) tests/simulated tests/fakecuda $(ARGS)
@@ -106,7 +106,7 @@ pictures: $(VENV)/.installed-test
 soak: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-# In environments of their own, as at those who build the sdist. Release from a fresh clone: RELEASING.md.
+# In isolated environments, as for anyone who builds the sdist. Release from a fresh clone: RELEASING.md.
 dist: $(VENV)/.installed-dist
 	rm -rf dist
 	$(BIN)/python -m build
@@ -118,7 +118,7 @@ api: $(VENV)/.installed-test
 clean:
 	rm -rf $(VENV) $(FAKE_VENV) .pytest_cache .ruff_cache demo-out dist
 
-# Dependency groups (PEP 735) need pip 25.1, and distributions bring an older one.
+# Dependency groups (PEP 735) need pip 25.1, and distributions come with older versions.
 %/.pip:
 	$(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
@@ -142,7 +142,7 @@ $(VENV)/.installed-test: $(VENV)/.pip pyproject.toml constraints.txt
 $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group dev
 	$(COMPILE)
-	touch $@ $(VENV)/.installed-test # of which dev has all
+	touch $@ $(VENV)/.installed-test # dev includes all of test
 
 $(FAKE_VENV)/.installed-cuda-fake: $(FAKE_VENV)/.pip pyproject.toml constraints.txt
 	grep -vE '^(torch|torchvision|triton)==' constraints.txt > $(FAKE_VENV)/constraints.txt

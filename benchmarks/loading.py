@@ -28,20 +28,20 @@ LOADERS = {
     "torch_pillow": "DataLoader, Pillow",
     "torch_simplejpeg": "DataLoader, simplejpeg",
     "dali": "DALI (CPU)",
-    "turboloader": "TurboLoader, decodes smaller",
+    "turboloader": "TurboLoader, decoding at a reduced size",
 }
 WORKERS = {
-    "workers_only": "gpuload's workers, no stage",
-    "decoder_alone": "region decoder alone, with its files",
+    "workers_only": "gpuload's workers, slots discarded",
+    "decoder_alone": "region decoder alone, including file reads",
 }
 ARRAYS = {"arrays_gpuload": "gpuload", "arrays_torch": "DataLoader", "arrays_dali": "DALI (CPU)"}
 WHOLE = {"whole_gpuload": "gpuload", "whole_dali": "DALI (CPU)"}
 GROUPS = {"loaders": LOADERS, "workers": WORKERS, "arrays": ARRAYS, "whole": WHOLE}
 TITLES = {
     "loaders": "Medians of all rounds",
-    "workers": "Workers against the decoder alone, on the same cores",
-    "arrays": "uint8 arrays in memory with a label, batched without transforms",
-    "whole": "Whole images, uint8, in lists as decoded",
+    "workers": "Workers and the decoder alone, on the same cores",
+    "arrays": "uint8 arrays in memory with a label, batched unchanged",
+    "whole": "Whole images, uint8, in lists, without transforms",
 }
 NAMES = {
     **LOADERS,
@@ -53,7 +53,7 @@ FIGURES = {  # key in the results: column heading, number format
     "cpu_s_per_1000": ("CPU s per 1,000 images", ".3g"),
     "first_batch_s": ("first batch, s", ".2f"),
     "pss_mb": ("memory of all processes, MB", ",.0f"),
-    "worker_mb": ("of a worker alone", ",.0f"),
+    "worker_mb": ("memory per worker, MB", ",.0f"),
 }
 
 # Ratios of gpuload's rate to the peer's: the minimum, and the aim.
@@ -105,7 +105,7 @@ def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tup
     names = [name for name in labels if name in results]
     cells: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
     if own in names:
-        cells["gpuload is faster by (least … greatest of the rounds)"] = [
+        cells["gpuload's speedup (lowest … highest round)"] = [
             "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
         ]
     for key, (heading, form) in FIGURES.items():

@@ -24,7 +24,7 @@ PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "no
 LABELS = {
     "gpuload": "gpuload",
     "dali": "DALI (CPU)",
-    "turboloader": "TurboLoader (CPU), each image decoded smaller",
+    "turboloader": "TurboLoader (CPU), decoding at a reduced size",
     "torch_simplejpeg": "torch DataLoader + torchvision v2, simplejpeg",
     "torch_pillow": "torch DataLoader + torchvision v2, Pillow",
 }
@@ -72,13 +72,13 @@ def by_rate(results: Results) -> list[str]:
 
 
 def _readme_table(results: Results) -> str:
-    headings = ["loader", "images/s", "gpuload's rate over it", "CPU seconds per 1,000 images"]
+    headings = ["loader", "images/s", "gpuload's speedup", "CPU seconds per 1,000 images"]
     rows = []
     for name in by_rate(results):
         times = "" if name == "gpuload" else f"{ratio(results, 'gpuload', name)[0]:.2f} ×"
         rate, cpu_s, memory = (median_of(results[name], key) for key in ("images_per_s", "cpu_s_per_1000", "worker_mb"))
         rows.append([LABELS[name], f"{rate:,.0f}", times, f"{cpu_s:.2f}", f"{memory:,.0f}" if memory else "–"])
-    return markdown([*headings, "memory of a worker, MB"], rows, ["---", *["---:"] * 4])
+    return markdown([*headings, "memory per worker, MB"], rows, ["---", *["---:"] * 4])
 
 
 def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
@@ -114,7 +114,7 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * max(map(max, rates.values())))
         where = f"{recipe['workers']} workers on {recorded['machine']['cpus']} cores"
-        caption = f"images per second on the CPU alone, {where}; lines: from the least to the greatest"
+        caption = f"images per second on the CPU alone, {where}; lines: lowest to highest round"
         figure.text(0.02, 0.03, caption, color=ink, fontsize=9.5)
         axes.set_xticks([])
         axes.tick_params(length=0, colors=ink)

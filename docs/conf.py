@@ -1,6 +1,6 @@
-"""What Sphinx builds the site from: ``make docs`` writes it into build/docs.
+"""The configuration for Sphinx: ``make docs`` builds the site into build/docs.
 
-Pages are Markdown, and read well without the site too. `pages` writes those that are made from the code at each build.
+Pages are Markdown, and can also be read without the site. `pages` writes the generated pages at each build.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ exclude_patterns = ["_static"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
-# Docstrings have names in single backticks: links where they are names of gpuload, else plain code.
+# Docstrings have names in single backticks, which become links if they are gpuload names, or else plain code.
 default_role = "py:obj"
-smartquotes_action = "D"  # dashes alone: quotes stay as they are typed
+smartquotes_action = "D"  # only dashes: quotes are not changed
 nitpicky = True
-# Types in signatures, many of them of other libraries; and names in single backticks.
+# Types in signatures, many from other libraries, and names in single backticks.
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", ".*"), ("py:exc", ".*")]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 100  # longer ones have a line for each argument
-highlight_language = "none"  # of blocks that do not say
+python_maximum_signature_line_length = 100  # longer signatures have a line for each argument
+highlight_language = "none"  # for blocks without a language
 napoleon_use_ivar = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
@@ -57,8 +57,8 @@ html_show_copyright = False
 
 
 def lead_home(app: Any, docname: str, source: list[str]) -> None:
-    """Links that leave docs/ are for readers of the repository; here they lead to the pages made of those files, or are
-    words where there is none."""
+    """Rewrite links that leave docs/, which are for readers of the repository. They lead to the pages generated from
+    the files, or become plain text if there is no such page."""
     depth = docname.count("/")
     for name, page in pages.OUTSIDE.items():
         target = "../" * depth + page
@@ -69,7 +69,7 @@ def lead_home(app: Any, docname: str, source: list[str]) -> None:
 
 
 def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """``a, b: text`` under Attributes becomes an entry for each, since Napoleon takes one name alone there."""
+    """Split ``a, b: text`` under Attributes into an entry for each name, since Napoleon accepts only one name."""
     inside, made = False, []
     for line in lines:
         inside = line == "Attributes:" or (inside and (not line or line.startswith(" ")))
@@ -84,7 +84,7 @@ def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
 def show_factories(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Put the value that a dataclass's default_factory makes in the place of ``<factory>``."""
+    """Replace ``<factory>`` with the value that a dataclass's default_factory makes."""
     if signature is not None and dataclasses.is_dataclass(obj):
         for field in dataclasses.fields(obj):
             if field.default_factory is not dataclasses.MISSING:
@@ -93,23 +93,23 @@ def show_factories(
 
 
 def colour_docstrings(app: Any, doctree: nodes.document) -> None:
-    """Code in docstrings is Python: what follows ``>>>``, and blocks after ``::``."""
+    """Highlight code in docstrings as Python: lines after ``>>>``, and blocks after ``::``."""
     for block in doctree.findall(nodes.doctest_block):
         block["language"] = "pycon"
     if app.env.docname.startswith("reference/"):
         for block in doctree.findall(nodes.literal_block):
             block.attributes.setdefault("language", "python")
-            block["force"] = True  # "…" stands for what is left out
+            block["force"] = True  # "…" stands for omitted code
 
 
 def drop_back_links(app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Drop viewcode's links from source to reference: for names of two packages in one module some lead nowhere."""
+    """Drop viewcode's links from source to reference: some are broken for modules with names of two packages."""
     if pagename.startswith("_modules/"):
         context["body"] = re.sub(r'<a class="viewcode-back"[^>]*>.*?</a>', "", context["body"])
 
 
 def annotate() -> None:
-    """Define what some modules import for type checkers alone, since autodoc evaluates annotations there."""
+    """Define names that some modules import only for type checkers, since autodoc evaluates annotations there."""
     for name, module in list(sys.modules.items()):
         if name.startswith("gpuload."):
             for missing, value in (("StorageOptions", StorageOptions), ("torch", torch)):

@@ -1,7 +1,7 @@
-"""The gallery: a picture of what each transform does to a photograph, with the code that made it.
+"""The gallery: a picture of each transform's effect on a photograph, with the code that made it.
 
-`pages` calls it at each build of the site. Each picture shows the photograph and what the transform makes of it, for
-the seeds 0, 1, 2, …, or once if the transform draws nothing.
+`pages` calls this module at each build of the site. Each picture shows the photograph and the results of the transform
+for the seeds 0, 1, 2, …, or a single result if the transform draws nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuload.cli.pictures import photographs
 
 __all__ = ["CODE", "NO_PICTURE", "page", "picture", "results", "write"]
 
-# The call that each picture shows. What puts samples of a batch together, and what moves boxes, is below.
+# The call that each picture shows. Transforms that combine samples, or move boxes, are handled in `results`.
 CODE = {
     "JPEG": "T.JPEG((5, 20))",
     "AugMix": "T.AugMix(severity=6)",
@@ -82,14 +82,14 @@ NO_PICTURE = {
     "ClampBoundingBoxes": "changes boxes, not images",
     "ClampKeyPoints": "changes keypoints, not images",
     "ConvertBoundingBoxFormat": "changes the format of boxes, not images",
-    "Custom": "the base class of transforms of your own",
-    "Identity": "leaves images as they are",
-    "Lambda": "calls a function of yours",
-    "Normalize": "makes numbers of levels, which are no picture",
-    "SanitizeBoundingBoxes": "drops boxes, and leaves images as they are",
-    "SanitizeKeyPoints": "drops keypoints, and leaves images as they are",
-    "ToDtype": "makes numbers of levels, which are no picture",
-    "UniformTemporalSubsample": "chooses frames of a clip",
+    "Custom": "the base class for your own transforms",
+    "Identity": "does not change images",
+    "Lambda": "calls your function",
+    "Normalize": "converts levels to numbers, which are not a picture",
+    "SanitizeBoundingBoxes": "drops boxes, and does not change images",
+    "SanitizeKeyPoints": "drops keypoints, and does not change images",
+    "ToDtype": "converts levels to numbers, which are not a picture",
+    "UniformTemporalSubsample": "chooses the frames of a clip",
 }
 
 HEIGHT_PX, GAP_PX, WIDTH_PX = 160, 6, 1200
@@ -100,13 +100,13 @@ EYES = ((74, 50, 114, 88), (154, 52, 186, 86))  # in the cat
 
 @functools.cache
 def photograph(name: str) -> Image.Image:
-    """The photograph at a height of 160 pixels."""
+    """Load a photograph at a height of 160 pixels."""
     image = Image.open(photographs()[name]).convert("RGB")
     return image.resize((round(image.width * HEIGHT_PX / image.height), HEIGHT_PX), Image.Resampling.LANCZOS)
 
 
 def results(name: str) -> tuple[list[Image.Image], list[Image.Image]]:
-    """Return the photographs, and what the transform makes of them."""
+    """Return the photographs, and the results of the transform."""
     transform = eval(CODE[name], {"T": T})
     cat, coffee = (photograph(each).crop((0, 0, 220, HEIGHT_PX)) for each in ("cat", "coffee"))
     if name in ("MixUp", "CutMix"):
@@ -131,7 +131,7 @@ def results(name: str) -> tuple[list[Image.Image], list[Image.Image]]:
 
 
 def _with_masks(image: Image.Image, boxes: tuple[tuple[int, int, int, int], ...]) -> Any:
-    """A sample of the image, with the ellipse in each box as an instance."""
+    """Return a sample with the image, and the ellipse in each box as an instance."""
     masks = []
     for box in boxes:
         mask = Image.new("L", image.size)
@@ -142,14 +142,14 @@ def _with_masks(image: Image.Image, boxes: tuple[tuple[int, int, int, int], ...]
 
 
 def _batch(samples: list[Any], chain: list[Any]) -> list[Image.Image]:
-    """All samples in one batch, as pictures."""
+    """Put all samples into one batch, and return its images as pictures."""
     with gl.Loader(samples, len(samples), transforms=chain, num_workers=0, device="cpu", seed=3) as loader:
         images = next(iter(loader))[0]
     return [_image(image) for image in images]
 
 
 def _image(image: torch.Tensor) -> Image.Image:
-    """A tensor C×H×W, uint8 or float32 in 0 … 1, as a picture."""
+    """Convert a tensor C×H×W, uint8 or float32 in 0 … 1, to a picture."""
     levels = image if image.dtype == torch.uint8 else (image * 255).round().to(torch.uint8)
     return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
 
@@ -162,7 +162,7 @@ def _boxed(image: Image.Image, boxes: Any) -> Image.Image:
 
 
 def picture(photographs: list[Image.Image], made: list[Image.Image]) -> Image.Image:
-    """Put photographs and results on white, side by side, or of more than two photographs below each other."""
+    """Put photographs and results on white, side by side, or in two rows if there are more than two photographs."""
     rows = [photographs + made] if len(photographs) <= 2 else [photographs, made]
     heights = [max(image.height for image in row) for row in rows]
     widths = [sum(image.width + GAP_PX for image in row) - GAP_PX for row in rows]
@@ -179,12 +179,12 @@ def picture(photographs: list[Image.Image], made: list[Image.Image]) -> Image.Im
 
 
 def page(families: dict[str, list[str]]) -> Iterator[str]:
-    """The paragraphs of the page, in Markdown."""
+    """Yield the paragraphs of the page, in Markdown."""
     yield "# Gallery"
     yield (
-        "What each transform does to a photograph: the photograph first, then results of several draws. "
-        "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` does the same to an image of "
-        "your own. Transforms that combine samples need a `Loader`, and `RandomIoUCrop` needs boxes. "
+        "Each picture shows the effect of a transform: the photograph first, then results of several draws. "
+        "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` does the same to your own "
+        "image. Transforms that combine samples need a `Loader`, and `RandomIoUCrop` needs boxes. "
         "[Transforms](../transforms.md) has all arguments in one table."
     )
     for title, names in families.items():
@@ -199,7 +199,7 @@ def page(families: dict[str, list[str]]) -> Iterator[str]:
 
 
 def write(folder: Path) -> None:
-    """Write the pictures into ``folder/gallery``, which has nothing else; all of them take a second."""
+    """Write the pictures into ``folder/gallery``, which contains nothing else. This takes about a second."""
     shutil.rmtree(folder / "gallery", ignore_errors=True)
     (folder / "gallery").mkdir(parents=True)
     for name in CODE:

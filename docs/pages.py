@@ -1,6 +1,6 @@
-"""The pages that are made from the code at each build: the reference, the gallery, and the repository's own pages.
+"""The pages generated at each build: the reference, the gallery, and copies of the repository's own pages.
 
-The reference has every public name, grouped by where it lives: a new name comes to its page by itself.
+The reference has every public name, grouped by its module, so a new name is added to its page automatically.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["OUTSIDE", "groups", "write"]
 
 ROOT = Path(__file__).parents[1]
 
-# What lies outside docs/, and the page that it becomes.
+# Files outside docs/, and the pages generated from them.
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -32,7 +32,7 @@ OUTSIDE = {
     "notebooks/README.md": "project/notebooks.md",
 }
 
-# Page and title, and the modules whose names stand there; the first that fits.
+# Page, title, and the modules whose names are on that page; the first match counts.
 PAGES = (
     ("observing", "Statistics and exporters", ("gpuload.loader.stats", "gpuload.exporters")),
     ("samples", "What a dataset returns", ("gpuload.datasets.sample", "gpuload.datasets.worker", "gpuload.rng")),
@@ -41,31 +41,32 @@ PAGES = (
     ("errors", "Errors", ("gpuload.errors",)),
     ("loader", "The loader", ("gpuload",)),
 )
-FIRST = ("Loader", "Augment", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
+# At the top of their pages, in this order.
+FIRST = ("Loader", "Augment", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")
 
-# What public names of a page return, and its module.
+# Classes that the names on a page return, and their module.
 RETURNED = {
     "observing": ("gpuload.loader.stats", ("Part", "WorkerStats")),
     "loader": ("gpuload.loader.headspace", ("Headspace", "HeadspaceRates")),
 }
 
-# The transforms' families, and the modules whose names stand there.
+# Families of transforms, and the modules that belong to them.
 FAMILIES = (
     ("Crops, sizes, flips", "geometry resizing"),
     ("Warps", "warps"),
     ("Colour, blur, noise", "colour blur_noise"),
     ("Policies", "policies timm_policies"),
-    ("To numbers, frames of clips", "convert"),
+    ("Conversions, and frames of clips", "convert"),
     ("Erasing and mixing", "erasing mixing gathering"),
     ("Boxes and keypoints", "targets"),
-    ("Choosing and combining", "composite chain"),
+    ("Composing transforms", "composite chain"),
     ("From other libraries", "interop"),
-    ("Your own, and trying", "custom base program.draws apply"),
+    ("Custom transforms, and applying chains", "custom base program.draws apply"),
 )
 
 
 def groups() -> dict[str, tuple[str, list[str]]]:
-    """The names of gpuload on each page of the reference: its title, and the names."""
+    """Return the title and the public names for each page of the reference."""
     made: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, title, _ in PAGES}
     for name in gpuload.__all__:
         if name in ("transforms", "__version__"):
@@ -79,7 +80,7 @@ def groups() -> dict[str, tuple[str, list[str]]]:
 
 
 def families() -> dict[str, list[str]]:
-    """The names of gpuload.transforms in each family."""
+    """Return the names in gpuload.transforms for each family."""
     made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
     for name in sorted(transforms.__all__, key=str.lower):
         home = transforms._HOMES.get(name, name)
@@ -88,7 +89,7 @@ def families() -> dict[str, list[str]]:
 
 
 def write(folder: Path) -> None:
-    """Write all of them; a file that has not changed is left alone, so that it is not built again."""
+    """Write all generated pages. Unchanged files are not written, so that they are not built again."""
     for page, (title, names) in groups().items():
         module, returned = RETURNED.get(page, ("", ()))
         made = [f"# {title}", *map(_entry("gpuload"), names), *map(_entry(module), returned)]
@@ -102,7 +103,7 @@ def write(folder: Path) -> None:
 
 
 def _transforms() -> Iterator[str]:
-    common = "What they have in common, and a table of all: [Transforms](../transforms.md)."
+    common = "[Transforms](../transforms.md) describes what they have in common, and has a table of all."
     yield f"# Transforms\n\n`from gpuload import transforms as T`. {common}"
     for title, names in families().items():
         yield f"## {title}"
@@ -126,7 +127,7 @@ def _entry(module: str) -> Callable[[str], str]:
 
 
 def _moved(text: str, home: Path) -> str:
-    """A page that lies outside docs/: its links lead to the site's pages, or to files that can be downloaded."""
+    """Adapt the links of a page from outside docs/: they lead to the site's pages, or to files to download."""
 
     def link(found: re.Match[str]) -> str:
         words, path, anchor = found.groups()

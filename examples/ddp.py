@@ -1,11 +1,11 @@
-"""Trains on several GPUs with DistributedDataParallel; killed at any moment, it goes on where it was.
+"""Train on several GPUs with DistributedDataParallel; a run that is killed at any moment resumes where it stopped.
 
     torchrun --nproc-per-node 2 examples/ddp.py --checkpoint run.pt
     torchrun --nproc-per-node 8 --max-restarts 3 examples/ddp.py PATH --batch-size 256 --checkpoint run.pt
 
-PATH/train/CLASS/….jpg. The same command once more goes on from the checkpoint, in the middle of an epoch: with the
-batches, and the augmentations, that would have come. The number of processes may change with it, if --batch-size
-changes so that all of them together take as many images.
+Images are in PATH/train/CLASS/….jpg. The same command again resumes from the checkpoint, in the middle of an epoch,
+with the same batches and augmentations as an uninterrupted run. You can change the number of processes if you also
+change --batch-size so that all processes together process the same number of images per step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from gpuload import transforms as T
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="is written, and gone on from")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("checkpoint.pt"), help="file to write, and to resume from"
+    )
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     args = small.arguments(parser, small.folder)
     if "RANK" not in os.environ:
@@ -36,7 +38,7 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if gpus else "gloo")
 
-    loader = gl.Loader(  # no DistributedSampler: it gives each process its part of every global batch
+    loader = gl.Loader(  # no DistributedSampler: each process gets its part of every global batch
         gl.ImageFolder(args.data / "train"),
         args.batch_size,
         shuffle=True,
@@ -56,10 +58,10 @@ def main() -> None:
         saved = torch.load(args.checkpoint, map_location=loader.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])  # the next loop gives the rest of that epoch
+        loader.load_state_dict(saved["loader"])  # the next loop returns the remaining batches of that epoch
         step = saved["step"]
         if dist.get_rank() == 0:
-            print(f"goes on from {args.checkpoint}, after step {step}", flush=True)
+            print(f"resuming from {args.checkpoint}, after step {step}", flush=True)
 
     with loader:
         while (epoch := loader.state_dict()["epoch"]) < args.epochs:
@@ -81,7 +83,7 @@ def main() -> None:
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint that is whole at any moment."""
+    """Write a checkpoint that is complete at any moment."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)

@@ -1,10 +1,10 @@
-"""Trains on pairs of images and captions, as CLIP does: tokens of different lengths come padded, with their lengths.
+"""Train on pairs of images and captions, as CLIP does: tokens of different lengths are padded in the batch.
 
     python examples/image_text.py
     python examples/image_text.py PATH --epochs 30    PATH/captions.csv with the columns file and caption
 
-The tokens are made by workers, beside the bytes of the image. Here a word is a token; with a tokenizer of Hugging
-Face's, `tokenize` is `lambda caption: tokenizer(caption)["input_ids"]`.
+Workers tokenize the captions when they read the images. Here a word is a token; with a Hugging Face tokenizer,
+`tokenize` is `lambda caption: tokenizer(caption)["input_ids"]`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pairs:
 
 
 class TwoTowers(nn.Module):
-    """The features of images and those of captions, in one space."""
+    """A network that maps images and captions to features in a common space."""
 
     def __init__(self, words: int, width: int = 64) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class TwoTowers(nn.Module):
         self.scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, images: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """How well each image, a row, goes with each caption: N×N."""
-        sums = self.words(tokens).sum(1)  # of the padding zeros
+        """Return how well each image (rows) matches each caption (columns): N×N."""
+        sums = self.words(tokens).sum(1)  # the embedding of the padding is zero
         texts = F.normalize(self.text(sums / lengths), dim=1)
         return F.normalize(self.image(images), dim=1) @ texts.T * self.scale.exp()
 
@@ -74,7 +74,7 @@ def main() -> None:
             T.RandomResizedCrop(args.size, scale=(0.7, 1.0)),
             T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ],
-        collate_fn=gl.pad("tokens"),  # all else as default_collate
+        collate_fn=gl.pad("tokens"),  # everything else is collated by default_collate
         num_workers=args.workers,
         device=args.device,
     )
@@ -83,21 +83,21 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with loader:
         for epoch in range(args.epochs):
-            losses, right, seen = [], 0, 0
+            losses, correct, total = [], 0, 0
             for batch in loader:
-                tokens = batch["tokens"]  # .data int64 N×longest, .sizes (N, 1), .padding: the share that is padding
-                fits = model(batch["image"], tokens.data, tokens.sizes)
-                own = torch.arange(len(fits), device=fits.device)
-                loss = (F.cross_entropy(fits, own) + F.cross_entropy(fits.T, own)) / 2
+                tokens = batch["tokens"]  # .data int64 N×longest, .sizes (N, 1), .padding: the fraction of padding
+                scores = model(batch["image"], tokens.data, tokens.sizes)
+                matches = torch.arange(len(scores), device=scores.device)
+                loss = (F.cross_entropy(scores, matches) + F.cross_entropy(scores.T, matches)) / 2
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.detach())
-                # Several images of a batch may have the same caption.
-                right += (tokens.data[fits.argmax(1)] == tokens.data).all(1).sum()
-                seen += len(fits)
+                # Several images in a batch may have the same caption.
+                correct += (tokens.data[scores.argmax(1)] == tokens.data).all(1).sum()
+                total += len(scores)
             mean = torch.stack(losses).mean()
-            print(f"epoch {epoch + 1}: loss {mean:.3f}, {right / seen:.1%} of the images find their caption")
+            print(f"epoch {epoch + 1}: loss {mean:.3f}, {correct / total:.1%} of the images matched with their caption")
 
 
 if __name__ == "__main__":

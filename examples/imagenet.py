@@ -1,17 +1,17 @@
-"""A training script in the shape of PyTorch's own ImageNet example, with gpuload in the place of DataLoader.
+"""PyTorch's own ImageNet training example, with gpuload in place of DataLoader.
 
     python examples/imagenet.py
     python examples/imagenet.py PATH -a resnet18 --epochs 90 --batch-size 256    PATH/train/CLASS/…, PATH/val/CLASS/…
     torchrun --nproc-per-node 8 examples/imagenet.py PATH -a resnet50 --epochs 90 --batch-size 32
 
-What changed against the original:
+The changes from the original:
 
-- `gl.ImageFolder`, `gl.Loader` and `gpuload.transforms` stand for torchvision's ImageFolder, DataLoader and transforms.
-- There is no DistributedSampler, no set_epoch(), no pin_memory and no .to(device): a loader gives each process its part
-  of each batch, on its device, and counts its epochs.
-- Validation on several GPUs is exact (`uneven="exact"`); the original reads what is left over on every GPU again.
-- A checkpoint has the loader's state too, so a run goes on in the middle of an epoch.
-- torchrun starts the processes, so the options for mp.spawn() are gone.
+- `gl.ImageFolder`, `gl.Loader` and `gpuload.transforms` replace torchvision's ImageFolder, DataLoader and transforms.
+- There is no DistributedSampler, no set_epoch(), no pin_memory and no .to(device): a loader returns each process's
+  part of each batch, on its device, and counts the epochs.
+- Validation on several GPUs is exact (`uneven="exact"`); in the original, every GPU evaluates the remainder.
+- A checkpoint includes the loader's state, so a run can resume in the middle of an epoch.
+- torchrun starts the processes, so there are no options for mp.spawn().
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ NORMALIZE = T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 def options() -> Any:
     parser = small.parser(__doc__)
-    parser.add_argument("-a", "--arch", default="resnet18", help="a classifier of torchvision's (%(default)s)")
-    parser.add_argument("--lr", type=float, default=0.1, help="for 256 images in a batch of all processes")
+    parser.add_argument("-a", "--arch", default="resnet18", help="a torchvision classifier (%(default)s)")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate for a global batch of 256 images")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--wd", type=float, default=1e-4)
     parser.add_argument("-p", "--print-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--save-every", type=int, default=500, metavar="STEPS")
-    parser.add_argument("--resume", type=Path, default=Path("imagenet.pt"), help="is written, and gone on from")
+    parser.add_argument(
+        "--resume", type=Path, default=Path("imagenet.pt"), help="checkpoint to write, and to resume from"
+    )
     parser.add_argument("-e", "--evaluate", action="store_true", help="only evaluate")
     return small.arguments(parser, small.folder)
 
@@ -56,10 +58,10 @@ def main() -> None:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     common: dict[str, Any] = {"num_workers": args.workers, "device": args.device}
     crop = [T.RandomResizedCrop(args.size), T.RandomHorizontalFlip(), NORMALIZE]
-    whole = [T.Resize(args.size * 8 // 7), T.CenterCrop(args.size), NORMALIZE]
+    evaluation = [T.Resize(args.size * 8 // 7), T.CenterCrop(args.size), NORMALIZE]
     training = gl.Loader(gl.ImageFolder(args.data / "train"), args.batch_size, True, transforms=crop, **common)
     validation = gl.Loader(
-        gl.ImageFolder(args.data / "val"), args.batch_size, transforms=whole, uneven="exact", info=True, **common
+        gl.ImageFolder(args.data / "val"), args.batch_size, transforms=evaluation, uneven="exact", info=True, **common
     )
     torch.manual_seed(0)
     model = models.get_model(args.arch, num_classes=len(training.dataset.classes)).to(training.device)
@@ -73,21 +75,21 @@ def main() -> None:
         saved = torch.load(args.resume, map_location=training.device)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-        say(f"goes on from {args.resume}, in epoch {training.state_dict()['epoch'] + 1}")
+        say(f"resuming from {args.resume}, in epoch {training.state_dict()['epoch'] + 1}")
 
     with training, validation:
         while not args.evaluate and (epoch := training.state_dict()["epoch"]) < args.epochs:
             train(model, training, optimizer, epoch, args, parts)
             schedule.step()
             save(parts, args.resume)
-            say(f"epoch {epoch + 1}: {validate(model, validation):.2%} right")
+            say(f"epoch {epoch + 1}: {validate(model, validation):.2%} correct")
         if args.evaluate:
-            say(f"{validate(model, validation):.2%} right")
+            say(f"{validate(model, validation):.2%} correct")
 
 
 def train(model: Any, loader: gl.Loader, optimizer: Any, epoch: int, args: Any, parts: dict[str, Any]) -> None:
     model.train()
-    begun, images_seen = time.perf_counter(), 0
+    start, images_seen = time.perf_counter(), 0
     for step, (images, labels) in enumerate(loader, 1):
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
@@ -95,23 +97,25 @@ def train(model: Any, loader: gl.Loader, optimizer: Any, epoch: int, args: Any, 
         optimizer.step()
         images_seen += len(images)
         if step % args.print_every == 0:
-            rate = images_seen / (time.perf_counter() - begun)
+            rate = images_seen / (time.perf_counter() - start)
             say(f"epoch {epoch + 1}, step {step} of {len(loader)}: loss {loss.item():.3f}, {rate:,.0f} images/s")
-        if step % args.save_every == 0 and step < len(loader):  # at an epoch's end main() does, after the schedule
+        if step % args.save_every == 0 and step < len(
+            loader
+        ):  # at the end of an epoch, main() saves after schedule.step()
             save(parts, args.resume)
 
 
 @torch.no_grad()
 def validate(model: Any, loader: gl.Loader) -> float:
-    """The share of images that are classified correctly, each counted once, however many processes there are."""
+    """Return the fraction of images classified correctly. Each image counts once, with any number of processes."""
     model.eval()
-    found = torch.zeros(2, device=loader.device)  # right, all
+    counts = torch.zeros(2, device=loader.device)  # correct, total
     for (images, labels), info in loader:
         valid = torch.as_tensor(info.valid, device=loader.device)  # False for rows that only fill up a batch
-        found += torch.stack([((model(images).argmax(1) == labels) & valid).sum(), valid.sum()])
+        counts += torch.stack([((model(images).argmax(1) == labels) & valid).sum(), valid.sum()])
     if dist.is_initialized():
-        dist.all_reduce(found)
-    return (found[0] / found[1]).item()
+        dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
 
 
 def is_first() -> bool:
@@ -124,7 +128,7 @@ def say(text: str) -> None:
 
 
 def save(parts: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint that is whole at any moment."""
+    """Write a checkpoint that is complete at any moment."""
     if is_first():
         part = path.with_suffix(".part")
         torch.save({name: each.state_dict() for name, each in parts.items()}, part)

@@ -1,7 +1,7 @@
-"""Trains a classifier in plain PyTorch: two loaders, and the loop that you have already.
+"""Train a classifier in plain PyTorch: two loaders, and the training loop that you already have.
 
-python examples/plain.py                     on small pictures, in seconds
-python examples/plain.py PATH --epochs 10    on yours: PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg
+python examples/plain.py                     on small generated pictures, in seconds
+python examples/plain.py PATH --epochs 10    on your images: PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ def main() -> None:
     torch.manual_seed(0)
     model = small.network(len(training.dataset.classes)).to(training.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with training, validation:  # ends their workers
+    with training, validation:  # ends the workers of both
         for epoch in range(args.epochs):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             loss = train(model, training, optimizer)
-            seconds = time.perf_counter() - begun
-            right = evaluate(model, validation)
+            seconds = time.perf_counter() - start
+            accuracy = evaluate(model, validation)
             rate = len(training.dataset) / seconds
-            print(f"epoch {epoch + 1}: loss {loss:.3f}, {rate:,.0f} images/s, {right:.1%} of the validation set right")
+            print(f"epoch {epoch + 1}: loss {loss:.3f}, {rate:,.0f} images/s, validation accuracy {accuracy:.1%}")
 
 
 def train(model: torch.nn.Module, loader: gl.Loader, optimizer: torch.optim.Optimizer) -> float:
-    """An epoch; its mean loss."""
+    """Train for one epoch and return the mean loss."""
     model.train()
     losses = torch.zeros((), device=loader.device)
-    for images, labels in loader:  # float32 N×3×size×size and int64 N, on the device already
+    for images, labels in loader:  # float32 N×3×size×size and int64 N, already on the device
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses += loss.detach()  # .item() here would have the CPU wait for the GPU in each step
+        losses += loss.detach()  # .item() here would make the CPU wait for the GPU in each step
     return losses.item() / len(loader)
 
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, loader: gl.Loader) -> float:
-    """The share of images that the model classifies correctly."""
+    """Return the fraction of images that the model classifies correctly."""
     model.eval()
-    right = torch.zeros((), device=loader.device)
+    correct = torch.zeros((), device=loader.device)
     for images, labels in loader:
-        right += (model(images).argmax(1) == labels).sum()
-    return right.item() / len(loader.dataset)
+        correct += (model(images).argmax(1) == labels).sum()
+    return correct.item() / len(loader.dataset)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains a small U-Net on data in Pascal VOC's format; the masks move with their images.
+"""Train a small U-Net on data in Pascal VOC's format; the masks move with their images.
 
 python examples/segmentation.py
 python examples/segmentation.py PATH --epochs 50    PATH/JPEGImages, PATH/SegmentationClass, PATH/ImageSets/…
@@ -18,13 +18,13 @@ from torch import nn
 import gpuload as gl
 from gpuload import transforms as T
 
-CLASSES = 21  # VOC's, with the background as 0
-VOID = 255  # pixels that count for nothing: VOC's outlines, and what is padded
+CLASSES = 21  # VOC's classes, with the background as 0
+VOID = 255  # pixels that the loss ignores: VOC's outlines, and padding
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class VOC:
-    """Images and masks, as bytes: workers decode of each what the crop needs, and the transforms move both."""
+    """Images and masks, as bytes: workers decode only the region that the crop needs, and the transforms move both."""
 
     def __init__(self, root: Path, part: str) -> None:
         self.root = root
@@ -36,30 +36,30 @@ class VOC:
     def __getitem__(self, index: int) -> tuple[gl.Encoded, gl.Mask]:
         name = self.names[index]
         image = gl.read(self.root / "JPEGImages" / f"{name}.jpg")
-        return image, gl.Mask(gl.read(self.root / "SegmentationClass" / f"{name}.png"))  # the classes, not the colours
+        return image, gl.Mask(gl.read(self.root / "SegmentationClass" / f"{name}.png"))  # class numbers, not colours
 
 
 def loader(root: Path, part: str, args: Any) -> gl.Loader:
-    """Images N×3×size×size, and masks uint8 N×size×size."""
+    """Load images N×3×size×size, and masks uint8 N×size×size."""
     crop = [
         T.RandomResize(args.size * 3 // 4, args.size * 3 // 2),
         T.RandomCrop(args.size, pad_if_needed=True, fill={gl.Image: (124, 116, 104), gl.Mask: VOID}),
         T.RandomHorizontalFlip(),
         T.ColorJitter(0.3, 0.3, 0.3),
     ]
-    whole = [T.Resize((args.size, args.size))]
+    resize = [T.Resize((args.size, args.size))]
     return gl.Loader(
         VOC(root, part),
         args.batch_size,
         shuffle=part == "train",
-        transforms=[*(crop if part == "train" else whole), T.Normalize(MEAN, STD)],
+        transforms=[*(crop if part == "train" else resize), T.Normalize(MEAN, STD)],
         num_workers=args.workers,
         device=args.device,
     )
 
 
 class UNet(nn.Module):
-    """Down to an eighth of the size and up again, with what was seen on the way down."""
+    """A network that reduces images to an eighth of their size and enlarges them again, with skip connections."""
 
     def __init__(self, classes: int, widths: tuple[int, ...] = (16, 24, 32, 48)) -> None:
         super().__init__()
@@ -72,19 +72,19 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """N×classes×H×W."""
-        seen: list[torch.Tensor] = []
+        """Return scores N×classes×H×W."""
+        skips: list[torch.Tensor] = []
         for block in self.down:
-            images = block(F.max_pool2d(images, 2) if seen else images)
-            seen.append(images)
-        for block, side in zip(reversed(self.up), reversed(seen[:-1]), strict=True):
-            images = block(torch.cat([side, F.interpolate(images, size=side.shape[2:])], 1))
+            images = block(F.max_pool2d(images, 2) if skips else images)
+            skips.append(images)
+        for block, skip in zip(reversed(self.up), reversed(skips[:-1]), strict=True):
+            images = block(torch.cat([skip, F.interpolate(images, size=skip.shape[2:])], 1))
         return self.head(images)
 
 
 @torch.no_grad()
 def mean_iou(model: nn.Module, loader: gl.Loader) -> float:
-    """The intersection over union of each class that occurs, on average."""
+    """Return the mean intersection over union of the classes that occur."""
     counts = torch.zeros(CLASSES**2, dtype=torch.int64, device=loader.device)
     for images, masks in loader:
         truth = masks.long()

@@ -1,10 +1,10 @@
-"""Learns from images without labels: several views of each, read and decoded once, with SimCLR's loss.
+"""Train without labels: several views of each image, read and decoded once, with SimCLR's loss.
 
     python examples/self_supervised.py
-    python examples/self_supervised.py PATH --local 8 --epochs 100    PATH/train/CLASS/….jpg, for the test at the end
+    python examples/self_supervised.py PATH --local 8 --epochs 100    PATH/train/CLASS/….jpg
 
-Two large views of each image, and --local small ones, as in SwAV and DINO: each is to find the large views of its own
-image among those of all others. The classes serve only to see what was learned.
+Each image has two large views and --local small views, as in SwAV and DINO. Each view must identify the large views of
+its own image among those of all other images. The classes are only used to check what was learned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NORMALIZE = T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def view(size: int, scale: tuple[float, float]) -> list[T.Transform]:
-    """How SimCLR changes an image."""
+    """Return SimCLR's augmentation."""
     return [
         T.RandomResizedCrop(size, scale=scale),
         T.RandomHorizontalFlip(),
@@ -34,19 +34,19 @@ def view(size: int, scale: tuple[float, float]) -> list[T.Transform]:
 
 
 def agreement(views: list[torch.Tensor], temperature: float = 0.2) -> torch.Tensor:
-    """InfoNCE: of each view against the first two, N×D each, where the right answer is the same image."""
+    """Return the InfoNCE loss of each view against the first two views, N×D each; matches are of the same image."""
     views = [F.normalize(each, dim=1) for each in views]
-    right = torch.arange(len(views[0]), device=views[0].device)
+    matches = torch.arange(len(views[0]), device=views[0].device)
     pairs = [(one, wide) for wide in (0, 1) for one in range(len(views)) if one != wide]
-    losses = [F.cross_entropy(views[one] @ views[wide].T / temperature, right) for one, wide in pairs]
+    losses = [F.cross_entropy(views[one] @ views[wide].T / temperature, matches) for one, wide in pairs]
     return torch.stack(losses).mean()
 
 
 @torch.no_grad()
 def neighbours(body: nn.Module, loader: gl.Loader) -> float:
-    """The share of images whose nearest neighbour, by their features, is of the same class."""
-    found = [(F.normalize(body(images), dim=1), labels) for images, labels in loader]
-    features, labels = (torch.cat(part) for part in zip(*found, strict=True))
+    """Return the fraction of images whose nearest neighbour, by features, has the same class."""
+    outputs = [(F.normalize(body(images), dim=1), labels) for images, labels in loader]
+    features, labels = (torch.cat(part) for part in zip(*outputs, strict=True))
     nearest = (features @ features.T).fill_diagonal_(-1).argmax(1)
     return (labels[nearest] == labels).float().mean().item()
 
@@ -67,13 +67,13 @@ def main() -> None:
         transforms=[T.MultiView([wide, wide, *[local] * args.local]), NORMALIZE],
         **common,
     )
-    whole = [T.Resize(args.size), T.CenterCrop(args.size), NORMALIZE]
-    still = gl.Loader(images, args.batch_size, transforms=whole, **common)
+    center = [T.Resize(args.size), T.CenterCrop(args.size), NORMALIZE]
+    evaluation = gl.Loader(images, args.batch_size, transforms=center, **common)
     torch.manual_seed(0)
     body = small.network(64).to(training.device)
     head = nn.Sequential(nn.ReLU(), nn.Linear(64, 32)).to(training.device)
     optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()], lr=3e-3)
-    with training, still:
+    with training, evaluation:
         for epoch in range(args.epochs):
             losses = []
             for views, _ in training:  # a list: two N×3×size×size, then N×3×size/2×size/2
@@ -83,7 +83,7 @@ def main() -> None:
                 optimizer.step()
                 losses.append(loss.detach())
             print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}")
-        print(f"{neighbours(body, still):.1%} of the images lie next to one of their class")
+        print(f"{neighbours(body, evaluation):.1%} of nearest neighbours have the same class")
 
 
 if __name__ == "__main__":

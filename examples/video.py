@@ -1,10 +1,10 @@
-"""Trains on clips of videos: TorchCodec decodes the frames, gl.Augment gives each clip one crop, one flip, one jitter.
+"""Train on video clips: TorchCodec decodes the frames, gl.Augment gives each clip one crop, one flip, one jitter.
 
     python examples/video.py
-    python examples/video.py PATH --epochs 10    PATH/CLASS/….mp4, all of one size
+    python examples/video.py PATH --epochs 10    PATH/CLASS/….mp4, all of the same size
 
-It needs FFmpeg, and `pip install torchcodec`. Without PATH it writes videos of pictures that move fast, slowly or not
-at all: the crop has to be the same in all frames of a clip, or there is nothing to learn.
+This example needs FFmpeg, and `pip install torchcodec`. Without PATH it writes videos of pictures that move fast,
+slowly or not at all. So the crop has to be the same in all frames of a clip, or there is nothing to learn.
 """
 
 # pyright: reportMissingImports=false
@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader, Dataset
 import gpuload as gl
 from gpuload import transforms as T
 
-FRAMES = 8  # of a clip
-SPEEDS = {"fast": 8, "slow": 2, "still": 0}  # pixels from frame to frame
+FRAMES = 8  # per clip
+SPEEDS = {"fast": 8, "slow": 2, "still": 0}  # pixels per frame
 
 
 class Clips(Dataset):
-    """A clip of each video, from anywhere in it: uint8 T×C×H×W, and the label."""
+    """A random clip from each video, uint8 T×C×H×W, and its label."""
 
     def __init__(self, root: Path) -> None:
         self.classes = sorted(path.name for path in root.iterdir())
@@ -47,7 +47,7 @@ class Clips(Dataset):
 
 
 def videos(root: Path, count: int = 48) -> None:
-    """CLASS/….mp4, of 24 frames."""
+    """Write videos of 24 frames to CLASS/….mp4."""
     from torchcodec.encoders import VideoEncoder
 
     for number in range(count):
@@ -60,7 +60,7 @@ def videos(root: Path, count: int = 48) -> None:
 
 
 class Network(nn.Module):
-    """Convolutions over what changes from frame to frame."""
+    """Convolutions over the differences between frames."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -68,16 +68,16 @@ class Network(nn.Module):
         self.head = nn.Linear(32, classes)
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
-        """N×classes, of N×T×C×H×W."""
+        """Return scores N×classes for clips N×T×C×H×W."""
         changes = clips.diff(dim=1).movedim(1, 2)  # N×C×T×H×W
         return self.head(self.body(changes).mean((2, 3, 4)))
 
 
 def missing() -> str | None:
-    """Why videos cannot be decoded here, if so."""
+    """Return the reason why videos cannot be decoded here, or None."""
     try:
         import torchcodec.decoders  # noqa: F401
-    except (ImportError, OSError, RuntimeError) as error:  # TorchCodec is absent, or a library that it loads
+    except (ImportError, OSError, RuntimeError) as error:  # TorchCodec, or a library that it loads, is missing
         return str(error).partition("\n")[0]
     return None
 
@@ -112,7 +112,7 @@ def main() -> None:
     model = Network(len(data.classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for epoch in range(args.epochs):
-        losses, right = [], torch.zeros((), device=device)
+        losses, correct = [], torch.zeros((), device=device)
         for clips, labels in loader:
             clips, labels = augment(clips), labels.to(device)  # float32 N×T×3×size×size
             scores = model(clips)
@@ -121,9 +121,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-            right += (scores.argmax(1) == labels).sum()
-        share = right.item() / len(data)
-        print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {share:.1%} of the clips right")
+            correct += (scores.argmax(1) == labels).sum()
+        accuracy = correct.item() / len(data)
+        print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, accuracy {accuracy:.1%}")
 
 
 if __name__ == "__main__":

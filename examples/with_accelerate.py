@@ -1,9 +1,9 @@
-"""Trains with accelerate: on one device or many, saved and taken up by its checkpoints.
+"""Train with accelerate, on one device or many; its checkpoints save and restore the loader.
 
     accelerate launch examples/with_accelerate.py
     accelerate launch examples/with_accelerate.py PATH --epochs 10 --checkpoint run    PATH/train/CLASS/….jpg
 
-The same command once more goes on from the checkpoint. `python` in the place of `accelerate launch` is one process.
+The same command again resumes from the checkpoint. `python` in place of `accelerate launch` runs one process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from gpuload import transforms as T
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint"), help="a folder (%(default)s)")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("checkpoint"), help="folder to write, and to resume from (%(default)s)"
+    )
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     args = small.arguments(parser, small.folder)
     accelerator = Accelerator(cpu=args.device == "cpu")
@@ -40,11 +42,11 @@ def main() -> None:
     torch.manual_seed(0)
     model = small.network(len(loader.dataset.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model, optimizer = accelerator.prepare(model, optimizer)  # the loader needs no preparing
-    accelerator.register_for_checkpointing(loader)  # save_state() and load_state() carry it
+    model, optimizer = accelerator.prepare(model, optimizer)  # the loader does not need to be prepared
+    accelerator.register_for_checkpointing(loader)  # save_state() and load_state() then include it
     if args.checkpoint.exists():
         accelerator.load_state(str(args.checkpoint))
-        accelerator.print(f"goes on from {args.checkpoint}, in epoch {loader.state_dict()['epoch'] + 1}")
+        accelerator.print(f"resuming from {args.checkpoint}, in epoch {loader.state_dict()['epoch'] + 1}")
 
     step = 0
     with loader:

@@ -1,11 +1,12 @@
-"""Keeps an Albumentations pipeline, inside the dataset, where the workers run it; the rest is done on the device.
+"""Train with an Albumentations pipeline inside the dataset, run by the workers; other transforms run on the device.
 
     python examples/with_albumentations.py
     python examples/with_albumentations.py PATH --epochs 10    PATH/train/CLASS/….jpg
 
-For what gpuload has no transform for, or while moving over: what stays in Albumentations costs the time of workers, one
-image after the other; what moves to `transforms=` does not. Albumentations draws from generators of its own, which are
-seeded here for each sample, so that a sample is augmented alike with any number of workers and after a resume.
+Use this for transforms that gpuload does not have, or while you migrate. Transforms that stay in Albumentations cost
+the workers time, one image after the other; transforms in `transforms=` do not. Albumentations has its own random
+generators. They are seeded here for each sample, so that a sample gets the same augmentation with any number of workers
+and after a resume.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpuload import transforms as T
 
 
 class Augmented:
-    """Arrays H×W×3 that Albumentations has augmented, and labels."""
+    """Arrays H×W×3 augmented by Albumentations, and labels."""
 
     def __init__(self, root: Path) -> None:
         self.images = gl.ImageFolder(root)  # only for its list of files
@@ -46,7 +47,7 @@ def main() -> None:
         data,
         args.batch_size,
         shuffle=True,
-        transforms=[  # behind it, for a whole batch at once
+        transforms=[  # after Albumentations, on an entire batch at once
             T.RandomResizedCrop(args.size),
             T.RandomHorizontalFlip(),
             T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),

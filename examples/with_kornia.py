@@ -1,11 +1,11 @@
-"""Kornia behind gpuload, in both ways: its modules get finished batches, and it may run gpuload's own transforms.
+"""Train with Kornia in two roles: as a module among the transforms, and as the backend of gpuload's own transforms.
 
     python examples/with_kornia.py
     python examples/with_kornia.py PATH --backend kornia    PATH/train/CLASS/….jpg
 
-A module in `transforms=` gets the whole batch on the device. So colours are jittered as Kornia means it, on every
-backend; `T.ColorJitter` would do what Pillow does. `--backend` says what runs the transforms that are not modules, with
-the same draws on each.
+A module in `transforms=` gets the entire batch on the device. So colours are jittered by Kornia's definition, on every
+backend; `T.ColorJitter` follows Pillow's. `--backend` selects the library that runs the other transforms, with the same
+draws for each library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
             T.RandomResizedCrop(args.size),
             T.RandomHorizontalFlip(),
             T.RandomGrayscale(0.1),
-            T.ToDtype("float32", scale=True),  # Kornia's augmentations want 0 … 1
+            T.ToDtype("float32", scale=True),  # Kornia's augmentations expect 0 … 1
             K.AugmentationSequential(K.ColorJitter(0.4, 0.4, 0.4), K.RandomPlanckianJitter(p=0.5)),
             T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ],

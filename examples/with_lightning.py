@@ -1,9 +1,9 @@
-"""Trains with Lightning: a LightningDataModule of two loaders, which is saved in checkpoints and goes on from them.
+"""Train with Lightning: a LightningDataModule with two loaders, whose state is saved in checkpoints and restored.
 
     python examples/with_lightning.py
     python examples/with_lightning.py PATH --epochs 10 --folder runs    PATH/train/CLASS/….jpg, PATH/val/CLASS/….jpg
 
-The same command once more goes on from runs/last.ckpt.
+The same command again resumes from runs/last.ckpt.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ class Images(pl.LightningDataModule):
         super().__init__()
         self.root, self.batch_size, self.size, self.workers = root, batch_size, size, workers
 
-    def setup(
-        self, stage: str
-    ) -> None:  # when the ranks and their devices are known, and before a checkpoint is loaded
+    def setup(self, stage: str) -> None:  # called when ranks and devices are known, and before a checkpoint is loaded
         crop = [T.RandomResizedCrop(self.size), T.RandomHorizontalFlip(), NORMALIZE]
-        whole = [T.Resize(self.size * 8 // 7), T.CenterCrop(self.size), NORMALIZE]
+        center = [T.Resize(self.size * 8 // 7), T.CenterCrop(self.size), NORMALIZE]
         self.training = self.loader("train", crop, shuffle=True)
-        self.validation = self.loader("val", whole, shuffle=False)
+        self.validation = self.loader("val", center, shuffle=False)
 
     def loader(self, part: str, transforms: list[Any], *, shuffle: bool) -> gl.Loader:
         device = self.trainer.strategy.root_device if self.trainer else None
@@ -54,7 +52,7 @@ class Images(pl.LightningDataModule):
         self.training.load_state_dict(state_dict)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return batch  # it is there
+        return batch  # already on the device
 
     def teardown(self, stage: str) -> None:
         self.training.close()
@@ -74,8 +72,8 @@ class Classifier(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         images, labels = batch
-        right = (self.network(images).argmax(1) == labels).float().mean()
-        self.log("right", right, prog_bar=True, batch_size=len(images), sync_dist=True)
+        accuracy = (self.network(images).argmax(1) == labels).float().mean()
+        self.log("accuracy", accuracy, prog_bar=True, batch_size=len(images), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -83,7 +81,7 @@ class Classifier(pl.LightningModule):
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="of the checkpoints (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="folder for checkpoints (%(default)s)")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     args = small.arguments(parser, small.folder)
     pl.seed_everything(0, verbose=False)

@@ -1,10 +1,10 @@
-"""Trains with timm's own pieces: model and data configuration, RandAugment, MixUp and CutMix, optimizer, schedule.
+"""Train with timm: model and data configuration, RandAugment, MixUp and CutMix, optimizer, schedule.
 
     python examples/with_timm.py
     python examples/with_timm.py PATH --model resnet50d --pretrained --epochs 50    PATH/train/CLASS/….jpg, PATH/val/…
 
-In the place of timm's create_dataset, create_loader and Mixup are `gl.ImageFolder`, `gl.Loader` and two transforms,
-which draw for each image, not for each batch.
+`gl.ImageFolder`, `gl.Loader` and two transforms, which draw for each image and not for each batch, replace timm's
+create_dataset, create_loader and Mixup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuload import transforms as T
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--model", default="resnet10t", help="a name that timm knows (%(default)s)")
+    parser.add_argument("--model", default="resnet10t", help="the name of a timm model (%(default)s)")
     parser.add_argument("--pretrained", action="store_true")
     parser.add_argument("--lr", type=float, default=2e-3)
     args = small.arguments(parser, small.folder)
@@ -56,7 +56,7 @@ def main() -> None:
     schedule, epochs = create_scheduler_v2(
         optimizer, num_epochs=args.epochs, warmup_epochs=0, updates_per_epoch=len(training), step_on_epochs=False
     )
-    criterion = SoftTargetCrossEntropy()  # labels come mixed, float32 N×classes
+    criterion = SoftTargetCrossEntropy()  # labels are mixed: float32 N×classes
 
     step = 0
     with training, validation:
@@ -72,17 +72,17 @@ def main() -> None:
                 schedule.step_update(step)
                 average.update(model, step=step)
                 losses.append(loss.detach())
-            right = evaluate(average.module, validation)
-            print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {right:.1f}% of the validation set right")
+            top1 = evaluate(average.module, validation)
+            print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, validation accuracy {top1:.1f}%")
 
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, loader: gl.Loader) -> float:
     model.eval()
-    right = AverageMeter()
+    top1 = AverageMeter()
     for pictures, labels in loader:
-        right.update(accuracy(model(pictures), labels)[0].item(), len(labels))
-    return right.avg
+        top1.update(accuracy(model(pictures), labels)[0].item(), len(labels))
+    return top1.avg
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Trains with Hugging Face's Trainer: it takes its batches from gpuload, and its checkpoints carry the loader.
+"""Train with Hugging Face's Trainer: it gets its batches from gpuload, and its checkpoints include the loader's state.
 
     python examples/with_trainer.py
     python examples/with_trainer.py PATH --model google/vit-base-patch16-224 --folder runs    PATH/train/CLASS/….jpg, …
 
-The same command once more goes on from the last checkpoint. A dataset of Hugging Face's takes the place of `Labelled`:
+The same command again resumes from the last checkpoint. To use a Hugging Face dataset instead of `Labelled`:
 
     data = load_dataset(…)["train"].rename_columns({"image": "pixel_values", "label": "labels"})
     gl.Loader(gl.wrap(data), …)
@@ -27,7 +27,7 @@ NORMALIZE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 class Labelled:
-    """Images and labels under the names that models ask for."""
+    """Images and labels under the names that models expect."""
 
     def __init__(self, root: Path) -> None:
         self.images = gl.ImageFolder(root)
@@ -41,7 +41,7 @@ class Labelled:
 
 
 class Loading(Trainer):
-    """A Trainer whose batches come from these loaders: sharing out and moving to the device are done."""
+    """A Trainer that uses these loaders, which already divide samples among ranks and put batches on the device."""
 
     def __init__(self, training: gl.Loader, validation: gl.Loader, **options: Any) -> None:
         options |= {"callbacks": [SaveLoader(training)], "eval_dataset": validation.dataset}
@@ -56,7 +56,7 @@ class Loading(Trainer):
 
 
 class SaveLoader(TrainerCallback):
-    """Writes the loader's state beside each checkpoint."""
+    """Writes the loader's state next to each checkpoint."""
 
     def __init__(self, loader: gl.Loader) -> None:
         self.loader = loader
@@ -69,8 +69,8 @@ class SaveLoader(TrainerCallback):
 
 def main() -> None:
     parser = small.parser(__doc__)
-    parser.add_argument("--model", help="of the Hugging Face hub; default: a small ResNet, not trained")
-    parser.add_argument("--folder", default="runs", help="of the checkpoints (%(default)s)")
+    parser.add_argument("--model", help="a model on the Hugging Face hub; default: a small untrained ResNet")
+    parser.add_argument("--folder", default="runs", help="folder for checkpoints (%(default)s)")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     args = small.arguments(parser, small.folder)
     options = TrainingArguments(
@@ -80,15 +80,15 @@ def main() -> None:
         learning_rate=1e-3,
         save_steps=args.save_every,
         eval_strategy="epoch",
-        ignore_data_skip=True,  # the loader goes on by itself, and reads nothing twice
+        ignore_data_skip=True,  # the loader resumes by itself, and reads nothing twice
         report_to="none",
         use_cpu=args.device == "cpu",
     )
     common: dict[str, Any] = {"num_workers": args.workers, "device": options.device}
     crop = [T.RandomResizedCrop(args.size), T.RandomHorizontalFlip(), NORMALIZE]
-    whole = [T.Resize(args.size), T.CenterCrop(args.size), NORMALIZE]
+    center = [T.Resize(args.size), T.CenterCrop(args.size), NORMALIZE]
     training = gl.Loader(Labelled(args.data / "train"), args.batch_size, True, transforms=crop, **common)
-    validation = gl.Loader(Labelled(args.data / "val"), args.batch_size, transforms=whole, **common)
+    validation = gl.Loader(Labelled(args.data / "val"), args.batch_size, transforms=center, **common)
     last = get_last_checkpoint(args.folder) if Path(args.folder).is_dir() else None
     if last is not None:
         training.load_state_dict(json.loads((Path(last) / "loader.json").read_text()))
@@ -107,7 +107,7 @@ def main() -> None:
         validation,
         model=model,
         args=options,
-        compute_metrics=lambda found: {"right": (found.predictions.argmax(1) == found.label_ids).mean()},
+        compute_metrics=lambda output: {"accuracy": (output.predictions.argmax(1) == output.label_ids).mean()},
     )
     with training, validation:
         trainer.train(resume_from_checkpoint=last)

@@ -160,13 +160,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module_name = _HOMES.get(name)
+    if module_name is None:
         from gpuload.transforms.names import missing
 
         raise missing(__name__, name)
-    module = importlib.import_module(home)
-    value = module if home == f"{__name__}.{name}" else getattr(module, name)
+    module = importlib.import_module(module_name)
+    value = module if module_name == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,5 +1,5 @@
-"""The errors for users to catch. Each is a `GpuloadError` whose message has the actual and the expected value, the
-location, and a remedy.
+"""The errors for users to catch. Each is a `GpuloadError` whose message gives the actual and the expected value,
+the location, and a remedy.
 
 Text from data (names of files, members, columns and classes, messages of libraries) must be escaped before it reaches a
 terminal. `visible` does this for the text of every `GpuloadError` and for the output of commands. Other errors quote
@@ -77,14 +77,14 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
     return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in classes)
 
 
-class _Kind(GpuloadError):
+class _ForwardedError(GpuloadError):
     """An error that is also an instance of the original exception's class, if this process knows that class."""
 
     def __new__(cls, text: Any = "", kinds: Iterable[str] = ()) -> Any:
         for name in kinds:
             try:
-                mixed = _mixed(cls, name)
-                return super(_Kind, mixed).__new__(mixed, text)  # pyright: ignore[reportCallIssue]
+                combined = _combined_class(cls, name)
+                return super(_ForwardedError, combined).__new__(combined, text)  # pyright: ignore[reportCallIssue]
             except Exception:  # the class is unknown in this process, or cannot be combined with others
                 continue
         return super().__new__(cls)
@@ -99,7 +99,7 @@ class _Kind(GpuloadError):
         return CollateError, self.args
 
 
-def _mixed(base: type[_Kind], name: str) -> Any:
+def _combined_class(base: type[_ForwardedError], name: str) -> Any:
     module, _, path = name.partition(":")
     kind: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
     # A StopIteration from `__next__` would silently end the epoch.
@@ -112,7 +112,7 @@ def _mixed(base: type[_Kind], name: str) -> Any:
     return type(base.__name__, (base, kind), {"__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
-class CollateError(_Kind):
+class CollateError(_ForwardedError):
     """Samples do not fit into one batch; the message names two samples that differ. If a `collate_fn` or torch's
     collation raised an exception, this error is also an instance of its class."""
 
@@ -121,7 +121,7 @@ class LimitError(GpuloadError):
     """A limit of the machine (open files, processes, memory) would be exceeded; raised before that happens."""
 
 
-class WorkerError(_Kind, RuntimeError):
+class WorkerError(_ForwardedError, RuntimeError):
     """A worker process could not be started, or workers died too often. If the user's code raised an exception during
     the start (in `worker_init_fn`, or while the dataset was unpickled), this error is also an instance of its class."""
 
@@ -165,7 +165,7 @@ class ErrorRecord:
         )
 
 
-class SampleError(_Kind):
+class SampleError(_ForwardedError):
     """A sample could not be read, decoded or collated. The error is also an instance of the original exception's class:
     ``except FileNotFoundError`` catches the error for a missing file.
 
@@ -195,8 +195,8 @@ class SampleError(_Kind):
         self.cause = record.cause
         self.worker_traceback = record.traceback
         self.record = record
-        where = f"sample {record.index!r}" + (f" ({record.source})" if record.source else "")
-        text = f"{where}, at position {record.position} of the epoch, could not be loaded: {record.cause}"
+        sample = f"sample {record.index!r}" + (f" ({record.source})" if record.source else "")
+        text = f"{sample}, at position {record.position} of the epoch, could not be loaded: {record.cause}"
         if record.traceback:
             text += f"\n\nWhere it happened:\n{record.traceback.rstrip()}"
         super().__init__(text)
@@ -236,23 +236,23 @@ def one_line(text: str, limit: int = 300) -> str:
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
-def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function], Function]:
-    """Decorate an ``__init__``, so that the error for an unknown argument names the right one.
+def knows_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
+    """Decorate an ``__init__``, so that the error for an unknown argument suggests the right name.
 
     Args:
-        instead: returns the replacement for another library's argument name, or None if the name is unknown.
+        suggest: returns the replacement for another library's argument name, or None if the name is unknown.
     """
 
     def decorate(init: Any) -> Any:
         code = init.__code__
         names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-        known = frozenset(names)
+        known_names = frozenset(names)
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **arguments: Any) -> None:
-            if not arguments.keys() <= known:
-                unknown = next(name for name in arguments if name not in known)
-                hint = instead(unknown) or closest(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
+            if not arguments.keys() <= known_names:
+                unknown = next(name for name in arguments if name not in known_names)
+                hint = suggest(unknown) or closest(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
                 raise TypeError(f"{init.__qualname__.split('.')[-2]} has no argument {unknown!r}; {hint}")
             init(self, *args, **arguments)
 
@@ -261,8 +261,8 @@ def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function]
     return decorate
 
 
-def import_optional(module: str, called: str, extra: str) -> Any:
-    """Import a module of an optional library, for the feature named `called`.
+def import_optional(module: str, feature: str, extra: str) -> Any:
+    """Import a module of an optional library, for the given feature.
 
     Raises:
         ModuleNotFoundError: the library is not installed; the message says what to install.
@@ -274,17 +274,17 @@ def import_optional(module: str, called: str, extra: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != library:
             raise
         raise ModuleNotFoundError(
-            f"gpuload.{called} needs {library}, which is not installed: pip install 'gpuload[{extra}]'", name=library
+            f"gpuload.{feature} needs {library}, which is not installed: pip install 'gpuload[{extra}]'", name=library
         ) from error
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """Suggest a similar name as a question; None if there is none."""
+    """Return a question that suggests the most similar of `names`; None if no name is similar."""
     import difflib
 
-    by_key = {known.lower().replace("_", ""): known for known in names}
+    by_key = {candidate.lower().replace("_", ""): candidate for candidate in names}
     key = name.lower().replace("_", "")
     matches = difflib.get_close_matches(key, by_key, 1, 0.75)
     if not matches and len(key) > 3:  # Solarize matches RandomSolarize
-        matches = [known for known in by_key if known.endswith(key)]
+        matches = [candidate for candidate in by_key if candidate.endswith(key)]
     return f"did you mean {by_key[matches[0]]}?" if len(matches) == 1 else None

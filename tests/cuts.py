@@ -15,7 +15,7 @@ from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
 from gpuload.errors import DecodeError
 
 Region = tuple[int, int, int, int]
-always = mock.patch("gpuload.decode.cut._pays", return_value=True)
+always = mock.patch("gpuload.decode.cut._pays_off", return_value=True)
 
 
 def jpeg_decoders() -> list[JpegDecoder]:

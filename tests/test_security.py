@@ -357,7 +357,7 @@ def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
         from gpuload import Decode
         from gpuload.datasets.sample import read
         from gpuload.decode import Decoder
-        from gpuload.decode.header import SEVERAL_SCANS, decoder_bytes
+        from gpuload.decode.header import MULTI_SCAN_BYTES, decoder_bytes
 
         def peak_bytes():
             with open("/proc/self/status") as status:
@@ -369,7 +369,7 @@ def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
         decoder.decode(image, header, (0, 0, 10, 10))
         taken, pixels = peak_bytes() - before, header.height * header.width
         opened = header.opened
-        print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else SEVERAL_SCANS * pixels]))
+        print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
     """
     for kind, options in kinds.items():
         path = tmp_path / kind

@@ -1,6 +1,6 @@
-"""Assembles batches for the user: finishes the columns of a batch's parts, and collates them.
+"""Assembling batches for the user: finishing the columns of a batch's chunks, and collating them.
 
-Runs in the main process, within the transfer's stream. The batch's columns are read, its images go through the stage,
+Runs in the main process, within the transfer's stream. The batch's columns are read, images go through the stage,
 masks, boxes and keypoints are transformed like the images, and blocks of arrays are concatenated in one copy. The
 finished columns are collated like torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row by
 row, unless a worker has already called it.
@@ -27,12 +27,12 @@ from gpuload.batches.collate import (
     converted,
     outline_of,
     samples_of,
-    unwrapped,
+    unwrap,
     with_tensor,
 )
 from gpuload.batches.gathering import target_stage
 from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
-from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import made_like
 from gpuload.errors import CollateError, kinds_of, one_line
@@ -47,23 +47,23 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
-DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
+MAX_DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller memory is copied
 TENSORLESS = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
 def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
-    """Return the successfully loaded samples of a batch, joined from its chunks, in the order of their positions.
+    """Return the successfully loaded samples of a batch, concatenated from its chunks, in the order of their positions.
 
-    Without faults this is the order of the chunks. Substitutes for failed samples come after the other samples, and
-    skipped samples are missing.
+    If no sample failed, this is the order of the chunks. In the chunks, substitutes for failed samples come after the
+    other samples. Skipped samples are missing.
 
     Args:
         batch: a complete batch.
         starts: the offset of each part's bytes in the batch's memory.
-        spread: split blocks into values, one array per sample. Even if False, blocks are split if the batch has targets
-            or failed samples, and for leaves whose blocks differ between chunks.
+        spread: split blocks into values, one array per sample. Even if False, all blocks are split if the batch has
+            targets or failed samples, and leaves whose blocks differ between chunks are always split.
     """
     spec, planned = batch.spec, batch.planned
     if planned is not None and planned.columns is not None:
@@ -93,7 +93,7 @@ def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
 
 def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
     """Draw the programs for each column of images, one program per view. With `whole`, the regions in the tables are
-    entire images; otherwise a worker has drawn them.
+    entire images; otherwise a worker has drawn the regions.
 
     Raises:
         DrawError: the parameters of a transform cannot be drawn for an image.
@@ -124,8 +124,8 @@ def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
 
 
 class BatchInfo(NamedTuple):
-    """The samples of a batch, returned next to the batch if ``info=True``. As a named tuple, it can be moved to a
-    device by trainers.
+    """The samples of a batch, returned with the batch if ``info=True``. A named tuple, so that trainers can move it to
+    a device.
 
     Attributes:
         epoch: the epoch's number.
@@ -180,9 +180,11 @@ class Assembly:
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
-        self._lends = self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+        self._lends_slots = (
+            self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+        )
         self._targets: TargetStage | None = None  # created for the first sample with targets
-        self._warned = False  # whether `left_behind` was called
+        self._warned = False  # whether `warning_on_targets` was called
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         """Assemble a batch. On asynchronous devices, the module at the end of the transforms and a `collate_fn` are
@@ -202,11 +204,11 @@ class Assembly:
     @contextlib.contextmanager
     def _collating(self) -> Iterator[None]:
         """Return a context that adds its time to `collate_s`, except time that is added to `copy_s` or `stage_s`."""
-        start, before = perf_counter(), self.copy_s + self.stage_s
+        began_s, issued_s = perf_counter(), self.copy_s + self.stage_s
         try:
             yield
         finally:
-            self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
+            self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
@@ -223,7 +225,7 @@ class Assembly:
             collect = partial(self._collate, columns, outline, finished)
         warning = batch.spec.warning
         if columns.has_targets and not (self._warned or warning):
-            self._warned, warning = True, left_behind(self._options.chain, columns)
+            self._warned, warning = True, warning_on_targets(self._options.chain, columns)
         epoch, batch_info = batch.spec.epoch, self._info(batch, columns) if info else None
 
         def value() -> Any:
@@ -238,9 +240,9 @@ class Assembly:
                 return value()
 
         if is_postponed and finished is not None:
-            return AssembledBatch(None, _tensors([*finished.results, batch_info], DEPTH), postponed, warning)
+            return AssembledBatch(None, _find_tensors([*finished.results, batch_info], MAX_DEPTH), postponed, warning)
         result = value()
-        return AssembledBatch(result, _tensors(result, DEPTH), None, warning)
+        return AssembledBatch(result, _find_tensors(result, MAX_DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
         """Return whether user code (a `collate_fn` or the module at the end of the transforms) may read values that
@@ -248,7 +250,8 @@ class Assembly:
         return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return an empty plan of a complete batch, and a worker's inputs for it; None if the stage plans the batch."""
+        """Return an empty plan for a complete batch, and the inputs for the worker that plans the batch; None if the
+        stage plans it."""
         planned = PlannedBatch(self._transfer.starts(batch))
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
@@ -260,7 +263,7 @@ class Assembly:
         return planned, planned.request(chunks)
 
     def _collate(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """Collate the finished columns to the user's batch; row by row if `outline` is None."""
+        """Collate the finished columns into the user's batch, row by row if `outline` is None."""
         if outline is None:
             return self._on_device(self._collate_rows(columns, finished))
         pairing, options = finished.pairing, self._options
@@ -273,8 +276,8 @@ class Assembly:
     def finish(
         self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
     ) -> Finished:
-        """Finish the columns of a batch, and release its slots. With `by_row`, images become cells, and blocks become
-        values. With `calls_module`, also call `_call_module`."""
+        """Finish the columns of a batch, and release its slots. With `by_row`, put images into cells, and split blocks
+        into values. With `calls_module`, also call `_call_module`."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         has_cells = by_row or columns.has_targets  # otherwise all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
@@ -282,13 +285,13 @@ class Assembly:
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
-        lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
-        loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
-        start = perf_counter()
+        lends_slots = bool(self._lends_slots and columns.images and not (columns.has_targets or batch.on_device))
+        loads_slots = bool((columns.images and not lends_slots) or (columns.blocks and pool is None))
+        started_at = perf_counter()
         with named(COPY):
-            pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
-        loaded = perf_counter()
-        self.copy_s += loaded - start
+            pixels, starts = self._transfer.load(batch, release) if loads_slots else (None, [])
+        loaded_at = perf_counter()
+        self.copy_s += loaded_at - started_at
 
         def bytes_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
@@ -306,28 +309,28 @@ class Assembly:
                 self._targets = self._targets or target_stage(chain, self._stage.device)
                 self._targets(columns, finished, bytes_of)
             for images, programs in zip(columns.images, finished.programs, strict=True):
-                ragged = _in_own_dtype(images, bytes_of(images))
-                if lends:
+                ragged = _in_original_dtype(images, bytes_of(images))
+                if lends_slots:
                     self._stage.check(ragged, programs[0])
                 else:
                     finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
-            if lends and pool is not None:
+            if lends_slots and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if calls_module:
             self._call_module(epoch, columns, finished, by_row=by_row)
-        self.stage_s += perf_counter() - loaded
+        self.stage_s += perf_counter() - loaded_at
         if columns.blocks and pool is not None:
             finished.full_columns |= _host_blocks(self._transfer, batch, columns, pool)
         elif columns.blocks:
             assert pixels is not None
             finished.full_columns |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
-        if not loads:
+        if not loads_slots:
             release()  # everything in the slots has been copied or lent
         return finished
 
     def _call_module(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
-        """Call the module at the end of the transforms, if any, with the images, on the current stream. If rows
-        have separate cells, put each finished image into the cell of its row."""
+        """Call the module at the end of the transforms, if any, on the images, on the current stream. If rows have
+        separate cells, put each finished image into the cell of its row."""
         if self._options.chain.module is not None:
             for number, views in enumerate(finished.images):
                 finished.images[number] = [
@@ -349,7 +352,7 @@ class Assembly:
         pairing: Pairing | None,
     ) -> list[Any]:
         """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` has the
-        partners, and stores the shares."""
+        partners, and receives the shares."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -358,7 +361,7 @@ class Assembly:
         ]
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return numbers of the samples that determine their neighbours, see `Finished.numbers`."""
+        """Return the numbers that determine which samples are neighbours; see `Finished.numbers`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions
@@ -368,7 +371,7 @@ class Assembly:
     def _collate_rows(self, columns: Columns, finished: Finished) -> Any:
         """Return the result of the `collate_fn` for the samples; without one, the converted samples."""
         collate_fn, pairing = self._options.collate_fn, finished.pairing
-        samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrapped)
+        samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrap)
         argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
@@ -390,7 +393,7 @@ class Assembly:
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
-        if isinstance(leaf, Mapping):  # of a user-defined class, which pytree does not open
+        if isinstance(leaf, Mapping):  # an instance of a user-defined class, which pytree treats as a leaf
             return made_like(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
         return leaf
 
@@ -424,13 +427,13 @@ def _valid(batch: Batch, columns: Columns) -> np.ndarray:
     positions = columns.positions
     valid = np.ones(len(positions), np.bool_)
     if batch.spec.valid is not None:
-        # Padding repeats a position. If the original row is in this batch, its padding follows it.
+        # Padding repeats a position. If the original row is in this batch, the padding rows follow it.
         valid[1:] = positions[1:] != positions[:-1]
         valid &= np.isin(positions, batch.spec.positions[batch.spec.valid])
     return valid
 
 
-def _in_own_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
+def _in_original_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
     """Return images in their dtype; images that are not uint8 were transferred as bytes."""
     if not images.kinds:
         return ragged
@@ -461,7 +464,7 @@ def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
     return images[row]
 
 
-def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
+def _find_tensors(value: Any, depth: int) -> list[torch.Tensor]:
     """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -479,7 +482,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
         inner = list(getattr(value, "__dict__", {}).values())
         slots = getattr(type(value), "__slots__", ())
         inner += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
-    return [tensor for entry in inner for tensor in _tensors(entry, depth)]
+    return [tensor for entry in inner for tensor in _find_tensors(entry, depth)]
 
 
 class _Names(Sequence[str]):
@@ -497,20 +500,20 @@ class _Names(Sequence[str]):
 
 
 # -- lending slots to the user ---------------------------------------------------------------------------------------
-# On the CPU, the user gets tensors that are views of a slot, which is released when the last view is deleted. On other
-# devices, or if the transfer refuses to lend the slot, the bytes are copied.
+# On the CPU, the user gets tensors that are views of a slot. The slot is released when the last view is deleted. On
+# other devices, or if the transfer refuses to lend the slot, the bytes are copied.
 
 
 def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
     """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
-    otherwise copies in memory of the `pool`."""
+    otherwise copies in memory from the `pool`."""
     parts = [(part, start) for part, start in zip(batch.parts, transfer.starts(batch), strict=False) if part.samples]
     arrays = {
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore
         for leaf, block in columns.blocks.items()
     }
-    lends = len(parts) == 1 and not columns.images and _worth_lending(parts[0][0])
-    if lends and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
+    lends_slots = len(parts) == 1 and not columns.images and _is_worth_lending(parts[0][0])
+    if lends_slots and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
         return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
     copies = {}
     for leaf, block in columns.blocks.items():
@@ -547,7 +550,7 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
             continue
         bytes_ = part.data[: part.used_bytes]
         tensor = torch.from_numpy(bytes_)  # the tensor keeps this array object alive
-        if not (_worth_lending(part) and transfer.lend(part, [bytes_])):
+        if not (_is_worth_lending(part) and transfer.lend(part, [bytes_])):
             tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
         memory.append(tensor)
     return [_views(memory, starts, images) for images in columns.images]
@@ -571,7 +574,7 @@ def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: Im
     return views
 
 
-def _worth_lending(part: Part) -> bool:
+def _is_worth_lending(part: Part) -> bool:
     if part.data is None or part.slot is None:
         return False
     return part.used_bytes >= max(LEND_BYTES, part.slot.capacity_bytes // 4)

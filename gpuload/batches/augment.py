@@ -2,7 +2,7 @@
 
 It runs in the caller's process on the caller's current stream, and starts no process, thread or stream. It never waits
 for the device, since it only inspects types and shapes of tensors on a device; the exception is CopyPaste, which has to
-find out which instances remain visible. One compiled stage is kept for each device that batches were on.
+find out which instances remain visible. A compiled stage is kept for each device that has run batches.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpuload.batches.assemble import draw_programs, module_seed
-from gpuload.batches.collate import Finished, moved_together, stacked_masks
+from gpuload.batches.collate import Finished, move_merged, stack_masks
 from gpuload.batches.gathering import target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
-from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import Boxes
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
@@ -51,8 +51,8 @@ class Augment(torch.nn.Module):
     C×H×W, or tuples and dicts of these; the images of a sample share their draws. Images are uint8, uint16, or floats
     of 0 … 1, on the CPU or on a GPU, in any memory format. The module has no parameters, and ``eval()`` has no effect.
 
-    Masks, boxes and keypoints are transformed like the images if they are declared: as torchvision's TVTensors, as a
-    `Mask` N×H×W, or as a list with a `Mask`, `Boxes` or `Keypoints` per image; also in a list with one dict per image.
+    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
+    `Mask` N×H×W, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per image.
     Masks may be on the device; boxes and keypoints must be on the CPU. All of them are returned as tensors on the
     device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
@@ -106,7 +106,7 @@ class Augment(torch.nn.Module):
         self._warned = False  # whether the transforms were checked for targets that they do not move
 
     def _set_up(self) -> None:
-        """Create the attributes that follow from the arguments, which are neither copied nor pickled."""
+        """Create the attributes that are derived from the arguments, and are neither copied nor pickled."""
         transforms, self._seed, device, self._options = self._arguments
         self._chain = chain = Chain(transforms)
         self._device = None if device is None else check_device(device)
@@ -134,12 +134,12 @@ class Augment(torch.nn.Module):
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch, in which positions are counted."""
+        """The number of the current epoch."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, in which positions start from 0. A position in this epoch that ``load_state_dict()`` has
-        loaded is kept, so a training loop can call this before each epoch, even the first one after resuming.
+        """Begin an epoch at position 0. A position in this epoch that ``load_state_dict()`` has loaded is kept, so a
+        training loop can call this before each epoch, even before the first one after resuming.
 
         Raises:
             TypeError, ValueError: `epoch` is not an integer of at least 0.
@@ -160,14 +160,14 @@ class Augment(torch.nn.Module):
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
-        """Return which backend runs each transform on the `device`, or on the device of the last batch:
+        """Return which backend runs each transform on `device`, or else on the device of the last batch:
         ``print(augment.plan())``.
 
         Raises:
             BackendError: the requested backend cannot be used here.
         """
         device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
-        stage, _ = self._stages_on(_indexed(device))
+        stage, _ = self._stages_on(_with_index(device))
         access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=access)
 
@@ -176,8 +176,8 @@ class Augment(torch.nn.Module):
         """Augment a batch.
 
         Args:
-            batch: images, alone or in a tree. Several arguments form a tuple, and a tuple is returned, as in
-                ``images, targets = augment(images, targets)``.
+            batch: images, or a tree that contains images. Several arguments form a tuple, and a tuple is returned, as
+                in ``images, targets = augment(images, targets)``.
             positions: int64 (N,) on the CPU, the samples' positions in their epoch's order. Default: positions continue
                 from the last batch.
             epoch: the epoch of these positions. Default: the epoch of `set_epoch`.
@@ -210,21 +210,21 @@ class Augment(torch.nn.Module):
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
-            numbers = _checked(positions, tree.count, range(start, start + tree.count))
-            result = self._augmented(tree, epoch, numbers, *self._stages_on(device))
+            numbers = _check_positions(positions, tree.count, range(start, start + tree.count))
+            result = self._augment_tree(tree, epoch, numbers, *self._stages_on(device))
             if positions is None:
                 self._position += world_size * tree.count
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
-        """Return the device, with its index, that augments a batch."""
-        requested, first = self._device, tree.images[0]
-        device = first.entries[0][1].device if requested is None else _indexed(requested)
+        """Return the device that augments a batch; a GPU with its index."""
+        requested, first_images = self._device, tree.images[0]
+        device = first_images.entries[0][1].device if requested is None else _with_index(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
             source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
             for place, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, source):
-                    owner = f"{first.place} is" if requested is None else "Augment works"
+                    owner = f"{first_images.place} is" if requested is None else "Augment works"
                     raise ValueError(
                         f"{place} is on {pixels.device}, but {owner} on {device}; move images and masks to one device, "
                         "and pass this device to Augment(device=…), or leave it out"
@@ -241,9 +241,11 @@ class Augment(torch.nn.Module):
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    def _augmented(self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage) -> Any:
+    def _augment_tree(
+        self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage
+    ) -> Any:
         chain, seed = self._chain, self._seed
-        sources = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
+        sources = [_Images(leaf, stage.device, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read(tree, sources, positions)
         finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
@@ -254,21 +256,21 @@ class Augment(torch.nn.Module):
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, positions))
         if columns.has_targets:
             targets(columns, finished, partial(_masks, tree, stage.device))
-        last = None if chain.module is None else partial(module_seed, seed, epoch, columns)
+        seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
         for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
             if (pairing := finished.pairing) is not None:
                 pairing.take(programs[0], columns, column)
-            views = [_view(stage, source, program, view, pairing, last) for view, program in enumerate(programs)]
+            views = [_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)]
             finished.images.append(views)
         results = iter(finished.images)
         values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
-        for number, target in self._moved_targets(tree, columns, finished, stage.device).items():
+        for number, target in self._collate_targets(tree, columns, finished, stage.device).items():
             values[number] = target
         result = tree.rebuilt(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
     def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns, whose leaves have the same numbers as in the tree.
+        """Return the batch as columns, with the same leaf numbers as in the tree.
 
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
@@ -285,22 +287,23 @@ class Augment(torch.nn.Module):
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
             columns = as_columns(samples)
-        elif not reader.has_looked:
+        elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
         remarks = [reader.remark]
         reader.clear_remark()
         if columns.has_targets and not self._warned:
-            self._warned, remarks = True, [*remarks, left_behind(self._chain, columns)]
+            self._warned, remarks = True, [*remarks, warning_on_targets(self._chain, columns)]
         for remark in filter(None, remarks):
             warnings.warn(remark, RuntimeWarning, stacklevel=7)
         return columns
 
-    def _moved_targets(
+    def _collate_targets(
         self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
     ) -> dict[int, Any]:
-        """Return the transformed targets, on the device, and the values that belong to boxes, keyed by leaf number."""
+        """Return the transformed targets and the values that belong to boxes, keyed by leaf number. Targets are on the
+        device."""
         moved: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
@@ -310,7 +313,7 @@ class Augment(torch.nn.Module):
             ):
                 continue
             moved[number] = cells = [
-                results.get(number, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
+                results.get(number, leaf.entry(row, tree.count)) for row, results in enumerate(finished.cells)
             ]
             if leaf.per_image:
                 continue
@@ -321,22 +324,22 @@ class Augment(torch.nn.Module):
                 continue
             if leaf.kind == "mask" and not is_instances:
                 names = [partial(columns.name, row, number) for row in range(tree.count)]
-                views = [stacked_masks(view, names, ragged, pad_to) for view in views]
+                views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
             moved[number] = finished.of_views(views)
         targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | moved_together(targets, partial(_tensor, device=device, locks=True))
+        return moved | move_merged(targets, partial(_to_device, device=device, locks=True))
 
 
 class _Images:
     """A leaf of images on the stage's device: `planes`, and the number of `frames` per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, several: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        planes: Any = tree_map(partial(_image, device=device), leaf.value)
-        where = f" of {leaf.place}" if several else ""
+        planes: Any = tree_map(partial(_image_to_device, device=device), leaf.value)
+        where = f" of {leaf.place}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
         self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
@@ -357,30 +360,31 @@ def _view(
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    last: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    call_module: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
     if not images.is_clip:
-        return result if last is None else last(result)
+        return result if call_module is None else call_module(result)
     if isinstance(result, list):
-        return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
+        return [torch.stack(result[start : start + frames]) for start in range(0, len(result), frames)]
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the module at the end gets frame after frame, each for all clips.
-    return clips if last is None else torch.stack([*map(last, clips.unbind(1))], 1)
+    # As in a Loader, the module at the end is called once per frame, with this frame of all clips.
+    return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists of mixed kinds, and (on the CPU) floats outside 0 … 1."""
-    _, first = leaf.entries[0]
+    """Reject images that require gradients, lists of different kinds, and (on the CPU) floats outside 0 … 1."""
+    _, first_image = leaf.entries[0]
     for place, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{place} requires gradients, but augmentation is not differentiable; pass {place}.detach(), or call "
                 "it within torch.no_grad()"
             )
-        if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first.dtype, len(first)):
+        if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
-                f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}" for image in (first, tensor)
+                f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
+                for image in (first_image, tensor)
             )
             raise ValueError(
                 f"the images of a batch must have the same dtype and number of channels, but {leaf.place}[0] is "
@@ -400,10 +404,10 @@ def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> Ragged
     """Return the pixels of a column of masks."""
     leaf = tree.leaves[column.leaves[0]]
     masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
-    return ragged_masks(tree_map(partial(_tensor, device=device), masks))[0]
+    return ragged_masks(tree_map(partial(_to_device, device=device), masks))[0]
 
 
-def _checked(positions: Any, count: int, default: range) -> np.ndarray:
+def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:
     """Return validated positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; pass them on the CPU, to avoid waiting for the device")
@@ -416,13 +420,13 @@ def _checked(positions: Any, count: int, default: range) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
+def _to_device(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
-    the memory is page-locked; `locks` page-locks it first."""
+    the memory is page-locked; with `locks`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if not isinstance(value, torch.Tensor):
@@ -433,6 +437,6 @@ def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     return value.as_subclass(torch.Tensor)
 
 
-def _image(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    images = _tensor(value, device)
+def _image_to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    images = _to_device(value, device)
     return images.to(torch.float32) if images.is_floating_point() else images

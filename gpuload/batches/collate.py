@@ -1,5 +1,5 @@
-"""Collation: builds a batch from its finished columns. A column of images becomes one tensor, other columns are
-collated like `default_collate`.
+"""Collation: building a batch from its finished columns. A column of images becomes one tensor, and other columns are
+collated as by `default_collate`.
 
 Runs in the main process, after the stage. Nesting follows torch's `default_collate`: tuples become lists, named tuples
 and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints becomes a list with one dict for each
@@ -45,11 +45,11 @@ from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
-    "BatchOptions", "Finished", "Outline", "collate", "converted", "moved_together", "outline_of", "samples_of",
-    "stacked_masks", "unwrapped", "with_tensor",
+    "BatchOptions", "Finished", "Outline", "collate", "converted", "move_merged", "outline_of", "samples_of",
+    "stack_masks", "unwrap", "with_tensor",
 ]  # fmt: skip
 
-TOGETHER_BYTES = 1 << 16  # larger tensors are copied to the device one by one
+MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # The kind of a leaf, and a number: "image" and its number in the sample; "clip" and the number of its first frame; or
 # "mask", "points" or "group" and 0.
@@ -66,11 +66,11 @@ class BatchOptions:
     Args:
         collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
         chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their draws,
-            whether samples come one by one, whether gpuload itself decides which sample is at which position, and how
-            many positions in a row have the same sample.
+            whether samples are yielded one by one, whether gpuload itself decides which sample is at which position,
+            and how many consecutive positions have the same sample.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
+        TypeError, ValueError: an argument is invalid, or two arguments cannot be combined.
     """
 
     collate_fn: Callable[[Any], Any] | None
@@ -110,12 +110,13 @@ class Finished:
     Attributes:
         views: the number of views of a `MultiView`; None without a `MultiView`.
         cells: for each row, the leaves that were finished one by one, keyed by leaf number.
-        numbers: int64 (N,), which define neighbours: samples whose numbers differ only in the last bit (last two bits).
-        full_columns: leaves that were finished for all rows together: blocks, and masks of equal shape as one tensor.
+        numbers: int64 (N,), define which samples are combined: those whose numbers differ only in the last bit (for
+            pairs) or the last two bits (for groups of four).
+        full_columns: leaves that were finished for all rows together: blocks, and masks of one shape as one tensor.
         planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
         images: the results of the stage, for each of `Columns.images` and each view.
         programs: the draws, for each of `Columns.images` and each view; empty if a worker planned the batch.
-        pairing: how the samples were mixed, if they were.
+        pairing: how the samples were mixed; None if they were not.
     """
 
     views: int | None
@@ -128,13 +129,13 @@ class Finished:
     pairing: Pairing | None = None
 
     @property
-    def drawn(self) -> Sequence[Program]:
+    def first_programs(self) -> Sequence[Program]:
         """The draws for the first images, for each view."""
         return self.programs[0] if self.programs else ()
 
     @property
     def results(self) -> list[Any]:
-        """Everything that may be on the device."""
+        """All results that may be on the device."""
         return [self.images, self.cells, self.full_columns, self.planned_columns]
 
     def of_views(self, results: Sequence[Any]) -> Any:
@@ -150,8 +151,8 @@ class Group:
     leaf: int
 
     @property
-    def within(self) -> range:
-        """The numbers of its leaves."""
+    def leaf_numbers(self) -> range:
+        """The numbers of the group's leaves."""
         return range(self.leaf, self.leaf + leaf_count(self.node))
 
 
@@ -187,8 +188,8 @@ def outline_of(columns: Columns) -> Outline:
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0], structures[0])}, but {columns.name(row)} is "
-                f"{_shown(outline, structure)}"
+                f"{columns.name(0)} is {_describe_sample(outlines[0], structures[0])}, but {columns.name(row)} is "
+                f"{_describe_sample(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
@@ -201,8 +202,8 @@ def outline_of(columns: Columns) -> Outline:
 
 
 def _marks(columns: Columns) -> list[dict[int, Mark]]:
-    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry if all rows are the same, as
-    is usual."""
+    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry in the usual case that all
+    rows are the same."""
     images = [("image", number, column) for number, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
@@ -232,8 +233,8 @@ def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
 
 
 def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
-    """Fold each group of a sample's node into one leaf. Return the new structure, and the number of the leaf after the
-    node, whose own leaves begin at `start`; append the new structure's leaves to `leaves`."""
+    """Fold each group within a node of a sample into one leaf. The node's leaves begin at number `start`. Append the
+    new structure's leaves to `leaves`; return the new structure, and the number of the leaf after the node."""
     if node == LEAF:
         leaves.append(start)
         return LEAF, start + 1
@@ -261,67 +262,70 @@ def collate(
     """Build the batch.
 
     Args:
-        columns, outline, finished: the batch as columns, its form, and its finished columns.
+        columns, outline, finished: the batch as columns, its outline, and its finished columns.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
-    ready: dict[int, Any] = {}
-    placed: dict[int, torch.Tensor] = {}
+    collated: dict[int, Any] = {}
+    on_device: dict[int, torch.Tensor] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
         if mark is None and leaves[0] in finished.planned_columns:  # the leaf has the same number in all rows
-            placed[number] = finished.planned_columns[leaves[0]]
+            on_device[number] = finished.planned_columns[leaves[0]]
             continue
         if kind == "group":
-            ready[number] = [
-                [converted(_cell(columns, finished, row, leaf), partial(columns.name, row)) for leaf in group.within]
+            collated[number] = [
+                [
+                    converted(_cell(columns, finished, row, leaf), partial(columns.name, row))
+                    for leaf in group.leaf_numbers
+                ]
                 for row, group in enumerate(leaves)
             ]
             continue
         if kind == "clip":
-            ready[number] = _clips(columns, finished, leaves, image)
+            collated[number] = _clips(columns, finished, leaves, image)
             continue
         full_column = finished.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
-            ready[number] = finished.of_views(finished.images[image])
+            collated[number] = finished.of_views(finished.images[image])
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            masks = _of_each_view(columns, finished, leaves)
-            ready[number] = finished.of_views([stacked_masks(view, names, ragged, pad_to) for view in masks])
+            masks = _views_of_leaf(columns, finished, leaves)
+            collated[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
-            ready[number] = full_column
+            collated[number] = full_column
         elif kind == "points":
-            ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = moved_together(ready, to_device) | placed
+            collated[number] = finished.of_views(_views_of_leaf(columns, finished, leaves))
+    collated = move_merged(collated, to_device) | on_device
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
-            groups = zip(outline.leaves[number], ready[number], strict=True)
-            ready[number] = [unflatten(group.node, entries) for group, entries in groups]
+            groups = zip(outline.leaves[number], collated[number], strict=True)
+            collated[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
 
     def leaf(within: str) -> Any:
         number = next(numbers)
-        if number in ready:
-            return ready[number]
+        if number in collated:
+            return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
-        column = _cells(columns, finished, outline.leaves[number])
+        column = _column_cells(columns, finished, outline.leaves[number])
         entries = tuple(column) if within in ("tuple", "list") else column
-        return _column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
+        return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """Return a value as the dataset returned it, with metadata as plain objects."""
     return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
-def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrapped) -> list[Any]:
-    """Rebuild the samples of a batch row by row, from `cells`, the finished leaves of each row, and from the values of
-    all other leaves, to which `plain` is applied."""
+def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrap) -> list[Any]:
+    """Rebuild the samples of a batch row by row. Finished leaves come from each row's `cells`; for all other leaves,
+    `plain` is applied to the leaf's value."""
     rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
     for leaf, column in (*columns.values.items(), *columns.points.items()):
         for row, value in column.items():
@@ -333,7 +337,7 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
     return samples
 
 
-def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
+def _column_cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
     """Return the finished cells or the values of a leaf for all rows."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
@@ -346,7 +350,7 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 
 
-def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrapped) -> Any:
+def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrap) -> Any:
     cells = finished.cells[row]
     return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
 
@@ -356,13 +360,13 @@ def with_tensor(value: Any) -> Any:
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
-def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
+def _views_of_leaf(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
     """Return a leaf for each view and all rows."""
-    cells = _cells(columns, finished, leaves)
+    cells = _column_cells(columns, finished, leaves)
     return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
-def _shown(outline: Outline, structure: Structure) -> str:
+def _describe_sample(outline: Outline, structure: Structure) -> str:
     places = places_of(structure)
     by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
@@ -375,7 +379,9 @@ def _shown(outline: Outline, structure: Structure) -> str:
     return f"{describe(outline.structure)} {images}{masks}"
 
 
-def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
+def _collate_column(
+    column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]
+) -> Any:
     kinds = set(map(type, column))
     if not kinds.isdisjoint(META):
         return list(map(plain_meta, column))
@@ -400,8 +406,8 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
-    """Return the clips of a batch, whose frames are finished image columns from number `first` on."""
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first_column: int) -> Any:
+    """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first_column`."""
     lengths = [len(clip.node[3]) for clip in clips]
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if mismatch is not None:
@@ -410,7 +416,7 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int)
             f"{columns.name(mismatch)} has {lengths[mismatch]}; cut clips to one length in the dataset, or pass a "
             "collate_fn"
         )
-    frames = finished.images[first : first + lengths[0]]
+    frames = finished.images[first_column : first_column + lengths[0]]
     return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
 
 
@@ -431,8 +437,8 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if dtype_remedy := next(filter(None, map(remedy_for, column)), None):
         return dtype_remedy
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
-        how = f"pad({name!r})" if name else "pad_collate"
-        remedy = f"collate_fn=gpuload.{how} pads them"
+        function = f"pad({name!r})" if name else "pad_collate"
+        remedy = f"collate_fn=gpuload.{function} pads them"
         if is_image_array(column[0]):
             return remedy + "; return images as gpuload.Image(array), which ragged='list' or 'pad' collates"
         boxes = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
@@ -448,7 +454,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
     """Convert the arrays in a sample, or in a part of it, to tensors, like `default_convert`.
 
     Raises:
-        CollateError: torch does not support the dtype of an array; the message has the sample's `name`.
+        CollateError: torch does not support the dtype of an array; the message contains the sample's `name`.
     """
     try:
         return default_convert(value)
@@ -461,7 +467,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         ) from error
 
 
-def stacked_masks(
+def stack_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
     """Collate the masks of a batch in the same form as its images; `names` are for errors."""
@@ -490,29 +496,29 @@ def stacked_masks(
     return torch.stack(list(masks))
 
 
-def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """Move all tensors to the device; small tensors of one dtype share a copy, since a batch can have hundreds."""
-    is_flat = set(map(type, ready.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
-    leaves = ready.values() if is_flat else tree_leaves(ready)
+def move_merged(values: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+    """Move all tensors to the device. Copy small tensors of one dtype together, since a batch can have hundreds."""
+    is_flat = set(map(type, values.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
+    leaves = values.values() if is_flat else tree_leaves(values)
     cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not cpu_tensors:
-        return ready
+        return values
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in cpu_tensors:
-        if tensor.nbytes <= TOGETHER_BYTES:
+        if tensor.nbytes <= MAX_MERGED_BYTES:
             small.setdefault(tensor.dtype, []).append(tensor)
     probe = next((tensors[0] for tensors in small.values()), None)
     if probe is not None and to_device(probe) is probe:  # the device is the CPU
-        return ready
-    moved: dict[int, torch.Tensor] = {}
+        return values
+    moved_tensors: dict[int, torch.Tensor] = {}
     for tensors in small.values():
         flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            moved[id(tensor)] = part.view(tensor.shape)
+            moved_tensors[id(tensor)] = part.view(tensor.shape)
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            return moved[id(value)] if id(value) in moved else to_device(value)
+            return moved_tensors[id(value)] if id(value) in moved_tensors else to_device(value)
         return value
 
-    return {number: move(value) for number, value in ready.items()} if is_flat else tree_map(move, ready)
+    return {number: move(value) for number, value in values.items()} if is_flat else tree_map(move, values)

@@ -1,8 +1,8 @@
 """The targets of a batch whose transforms combine several samples: Mosaic and CopyPaste.
 
 Runs in the main process, within the transfer's stream, before the images are transformed, because masks decide what is
-pasted where. All samples of the batch advance together from one such transform to the next, with the geometric
-transforms in between; at each such transform, samples receive parts of other samples. Boxes and keypoints are
+pasted where. All samples of the batch advance together from one combining transform to the next, with the geometric
+transforms in between; at each combining transform, samples receive parts of other samples. Boxes and keypoints are
 transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances remain
 visible.
 """
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrapped
-from gpuload.batches.targets import TargetStage, moved_results, selected, trail_of
+from gpuload.batches.collate import Finished, unwrap
+from gpuload.batches.targets import TargetStage, moved_results, select_rows, trail_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
@@ -37,8 +37,8 @@ __all__ = ["target_stage"]
 
 @dataclass(slots=True)
 class Scene:
-    """The targets of one sample in progress: its boxes and points, and by leaf its masks and other values that belong
-    to boxes."""
+    """The targets of one sample in progress: its boxes and points; and, keyed by leaf, its masks and the other values
+    that belong to boxes."""
 
     trail: Trail
     masks: dict[int, torch.Tensor]
@@ -76,15 +76,15 @@ class GatheredTargets(TargetStage):
         owned = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         scenes = []
         for row in range(len(columns)):
-            values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
+            values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
         gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
-        program, first = finished.drawn[0], 0
+        program, first_number = finished.first_programs[0], 0
         for record in [*gathers[0], None]:
             number = len(program.records) if record is None else program.records.index(record)
-            part = program.part(first, number)
-            if first:
+            part = program.part(first_number, number)
+            if first_number:
                 leaves = scenes[0].masks if part.records else ()
                 pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
@@ -92,13 +92,13 @@ class GatheredTargets(TargetStage):
                     scene.masks[leaf] = mask
             follow(part.records, [scene.trail for scene in scenes])
             _drop_entries(scenes, fields, owned)
-            first = number + 1
+            first_number = number + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
-                scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
-        for record, *others in zip(*gathers, strict=True):
-            for other in others:  # the records of further images of the samples
-                other.groups, other.covered = record.groups, record.covered
+                scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, owned)
+        for record, *other_records in zip(*gathers, strict=True):
+            for other_record in other_records:  # the records of the samples' other images
+                other_record.groups, other_record.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
             finished.cells[row] |= moved_results(row_points, scene.trail) | scene.masks | scene.values
@@ -136,24 +136,27 @@ def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[boo
                 places += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
             pairs = zip(scene.trail.points, owned, strict=True)
             scene.trail.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
-    values = selected((leaves[leaf], remaining) for leaves, leaf, remaining in places)
+    values = select_rows((leaves[leaf], remaining) for leaves, leaf, remaining in places)
     for (leaves, leaf, _), value in zip(places, values, strict=True):
         leaves[leaf] = value
 
 
-def _combined(
+def _combine_scenes(
     sample: Scene,
     parts: Sequence[tuple[Scene, np.ndarray]],
     boxes: Iterable[Sequence[np.ndarray]],
     points: Iterable[Sequence[np.ndarray]],
 ) -> Scene:
-    """Return a sample's new scene without its masks: from each part, the given rows of the values that belong to boxes;
-    and the transformed boxes and points of all parts, by leaf."""
-    values = {leaf: _joined([*selected((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values}
-    return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], sample.trail.format), {}, values)
+    """Return a sample's new scene, without masks. It concatenates the given rows of each part's values that belong to
+    boxes, and the transformed boxes and points of all parts (by leaf, then by part)."""
+    values = {
+        leaf: _concatenate([*select_rows((scene.values[leaf], rows) for scene, rows in parts)])
+        for leaf in sample.values
+    }
+    return Scene(Trail([*map(_concatenate, boxes)], [*map(_concatenate, points)], sample.trail.format), {}, values)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     """Concatenate rows. Empty arrays are skipped, since their dtype and shape are meaningless."""
     non_empty = [part for part in parts if len(part)] or list(parts[:1])
     return torch.cat(non_empty) if isinstance(non_empty[0], torch.Tensor) else np.concatenate(non_empty)
@@ -162,70 +165,77 @@ def _joined(parts: Sequence[Any]) -> Any:
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
-    """Combine each scene with the scenes of its group to a mosaic."""
-    rows, corners, shown = record.quadrants(full_windows(record.after_hw))
+def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+    """Combine each scene with the scenes of its group into a mosaic."""
+    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         sources = [scenes[source] for source in rows[row].tolist()]
-        parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown[row].tolist(), strict=True)]
+        parts = [
+            _move_to_quadrant(*part, owned)
+            for part in zip(sources, corners[row], shown_parts[row].tolist(), strict=True)
+        ]
         remaining_of[row], boxes, points = zip(*parts, strict=True)
         pairs = list(zip(sources, remaining_of[row], strict=True))
-        results[row] = _combined(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
+        results[row] = _combine_scenes(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
-        moved = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
-        for row, mask in moved.items():
+        moved_masks = (
+            _tile_instance_masks(record, masks, remaining_of) if leaf in fields else _tile_semantic_masks(record, masks)
+        )
+        for row, mask in moved_masks.items():
             results[row].masks[leaf] = mask
     return results
 
 
-def _quadrant(
+def _move_to_quadrant(
     scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Return the indices of the boxes that remain in the shown part of a scene, these boxes, and the points."""
+    """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
-    moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
-    moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
-    visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
+    moved_boxes = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
+    moved_boxes = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved_boxes]
+    visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved_boxes]
     remaining = visible[0] if visible else np.arange(0)
     points = [
-        (dots[remaining] if is_owned else dots) + shift
-        for dots, is_owned in zip(scene.trail.points, owned, strict=True)
+        (keypoints[remaining] if is_owned else keypoints) + shift
+        for keypoints, is_owned in zip(scene.trail.points, owned, strict=True)
     ]
-    return remaining, [boxes[rows] for boxes, rows in zip(moved, visible, strict=True)], points
+    return remaining, [boxes[rows] for boxes, rows in zip(moved_boxes, visible, strict=True)], points
 
 
-def _instances(
+def _tile_instance_masks(
     record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
-    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside its image.
-    `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
-    rows, corners, shown = record.quadrants(full_windows(record.after_hw))
+    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
+    image. `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
+    rows, corners, shown_parts = record.quadrants(full_windows(record.after_hw))
     sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
-    planes = selected(pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True))
+    planes = select_rows(
+        pair for row, indices in remaining_of.items() for pair in zip(sources[row], indices, strict=True)
+    )
     results = {}
     for row, indices in remaining_of.items():
         counts = list(map(len, indices))
         dtype = next((mask.dtype for mask, n in zip(sources[row], counts, strict=True) if n), masks[row].dtype)
         results[row] = masks[row].new_zeros((sum(counts), *record.after_hw[row].tolist()), dtype=dtype)
-        parts = zip(results[row].split(counts), corners[row].tolist(), shown[row].tolist(), strict=True)
+        parts = zip(results[row].split(counts), corners[row].tolist(), shown_parts[row].tolist(), strict=True)
         for part, (y, x), (top, left, h, w) in parts:
             visible = next(planes)[:, top - y : top - y + h, left - x : left - x + w]
             part[:, top : top + h, left : left + w] = visible
     return results
 
 
-def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return masks of entire images, tiled like the images."""
     for row, group in enumerate(record.groups.tolist()):
-        for mask, other in ((masks[row], other) for other in group):
-            if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
+        for mask, other_row in ((masks[row], other_row) for other_row in group):
+            if (masks[other_row].dtype, masks[other_row].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
                 raise CollateError(
                     f"{record.name} combines masks, but row {row} of the batch has {mask.dtype} of shape "
-                    f"{tuple(mask.shape)}, and row {other} has {masks[other].dtype} of shape "
-                    f"{tuple(masks[other].shape)}; return masks of entire images with one dtype and number, and put "
-                    "masks of instances next to their boxes"
+                    f"{tuple(mask.shape)}, and row {other_row} has {masks[other_row].dtype} of shape "
+                    f"{tuple(masks[other_row].shape)}; return masks of entire images with one dtype and number, and "
+                    "put masks of instances next to their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
     sizes = zip(masks, record.after_hw.tolist(), strict=True)
@@ -237,53 +247,61 @@ def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.
 # -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
-def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Paste instances of its partner into each scene, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
-    chosen = _chosen(record, partners, scenes)
-    masks = selected((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
-    pasted_masks = {row: _nearest(next(masks), sizes[row]) for row in chosen}
+    entries_of = _choose_instances(record, partners, scenes)
+    masks = select_rows((scenes[partners[row]].masks[leaf], entries) for row, entries in entries_of.items())
+    pasted_masks = {row: _resize_nearest(next(masks), sizes[row]) for row in entries_of}
     covered = {row: mask.ne(0).any(dim=0) for row, mask in pasted_masks.items()}
-    visible = _visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if chosen else []
-    selections = selected((scenes[row].masks[leaf], kept) for row, (kept, _, _) in zip(chosen, visible, strict=True))
+    visible = _find_visible([(scenes[row].masks[leaf], cover) for row, cover in covered.items()]) if entries_of else []
+    selections = select_rows(
+        (scenes[row].masks[leaf], remaining) for row, (remaining, _, _) in zip(entries_of, visible, strict=True)
+    )
     results = list(scenes)
-    for (row, entries), (kept, is_cut, around), kept_masks in zip(chosen.items(), visible, selections, strict=True):
+    for (row, entries), (remaining, is_cut, bounds), remaining_masks in zip(
+        entries_of.items(), visible, selections, strict=True
+    ):
         scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
-        boxes = np.where(is_cut[:, None], around, scene.trail.boxes[0])[kept]
+        boxes = np.where(is_cut[:, None], bounds, scene.trail.boxes[0])[remaining]
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
-        dots = zip(scene.trail.points, partner.trail.points, owned, strict=True)
-        points = [[own[kept], new[entries] * ratio] if is_owned else [own] for own, new, is_owned in dots]
-        results[row] = _combined(scene, [(scene, kept), (partner, entries)], [[boxes, pasted]], points)
+        point_pairs = zip(scene.trail.points, partner.trail.points, owned, strict=True)
+        points = [[old[remaining], new[entries] * ratio] if is_owned else [old] for old, new, is_owned in point_pairs]
+        results[row] = _combine_scenes(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
         for mask_leaf, mask in scene.masks.items():
             if mask_leaf == leaf:
-                uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), kept_masks)
-                results[row].masks[leaf] = _joined([uncovered, pasted_masks[row].to(mask.dtype)])
+                uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining_masks)
+                results[row].masks[leaf] = _concatenate([uncovered, pasted_masks[row].to(mask.dtype)])
             else:
-                results[row].masks[mask_leaf] = torch.where(cover, _nearest(partner.masks[mask_leaf], sizes[row]), mask)
+                results[row].masks[mask_leaf] = torch.where(
+                    cover, _resize_nearest(partner.masks[mask_leaf], sizes[row]), mask
+                )
     record.covered = [covered.get(row) for row in range(len(scenes))]
     return results
 
 
-def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
+def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
     """Choose instances of non-zero area from the partner of each image that receives pasted instances."""
     assert record.keys is not None
-    chosen = {}
+    entries_of = {}
     for row in np.flatnonzero(record.gathered).tolist():
         boxes = scenes[partners[row]].trail.boxes[0]
         if partners[row] != row and len(boxes):
             key = philox.Key(*record.keys[row].tolist())
             numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
             entries = np.unique((numbers * len(boxes)).astype(np.int64))
-            chosen[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
-    return {row: entries for row, entries in chosen.items() if len(entries)}
+            entries_of[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
+    return {row: entries for row, entries in entries_of.items() if len(entries)}
 
 
-def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return for each pair of masks and covered pixels: the instances with visible pixels, int64 (m,); whether each
-    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Takes one
-    copy from the device."""
+def _find_visible(
+    masks: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """For each pair of masks and covered pixels, return the instances with visible pixels, int64 (m,); whether each
+    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Copy from the
+    device only once."""
     numbers: list[torch.Tensor] = []
     for instances, cover in masks:
         pixels = instances.ne(0)
@@ -298,7 +316,7 @@ def _visible(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[n
     return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 
-def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
+def _resize_nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
     """Resize masks …×H×W with Pillow's nearest-neighbour rule."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks

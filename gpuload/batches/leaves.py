@@ -22,7 +22,7 @@ from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count
 __all__ = ["BatchTree", "Leaf"]
 
 TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
-PER_IMAGE: Final = "per image"  # the structure kind for a list of dicts, and for a tuple of values
+PER_IMAGE: Final = "per image"  # the structure kind of a list of dicts and of a tuple of values
 IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
 
@@ -50,20 +50,20 @@ class Leaf:
             return [(self.place, getattr(self.value, "array", self.value))]
         return [(f"{self.place}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
 
-    def of(self, row: int, count: int) -> Any:
-        """Return the entry of one of `count` images; if the value does not have one entry per image, the entire value.
-        But such a list becomes None: as several leaves of a sample, it would shift the numbers of the leaves after
-        it."""
+    def entry(self, row: int, count: int) -> Any:
+        """Return one image's entry, if the value has one entry for each of `count` images, otherwise the entire value.
+        But return None for a list without one entry per image: it would become several leaves of a sample, and shift
+        the numbers of the leaves after it."""
         entries = getattr(self.value, "array", self.value)
         is_list = isinstance(entries, list)
         if (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count:
             return entries[row]
         return None if is_list else self.value
 
-    def declared(self, row: int, count: int) -> Any:
+    def sample_entry(self, row: int, count: int) -> Any:
         """Return the entry of one image in the form of a dataset's sample. Pixels, which may be on a device, become
         placeholders of the same height and width."""
-        value = self.of(row, count)
+        value = self.entry(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
         if self.kind == "mask":
@@ -101,9 +101,9 @@ class BatchTree:
         values: list[Any] = []
         folded: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
-        self._structure = _folded(structure, iter(values), folded)
-        self._of_sample = _of_sample(self._structure)
-        places = [place.replace("sample", "batch", 1) for place in places_of(self._of_sample)]
+        self._structure = _fold_lists(structure, iter(values), folded)
+        self._sample_structure = _sample_structure(self._structure)
+        places = [place.replace("sample", "batch", 1) for place in places_of(self._sample_structure)]
         self.leaves = [
             Leaf(_kind_of(value, place), value, place, per_image)
             for (value, per_image), place in zip(folded, places, strict=True)
@@ -121,16 +121,16 @@ class BatchTree:
 
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch in the form of a dataset's sample, with the same number of leaves."""
-        return unflatten(self._of_sample, [leaf.declared(row, self.count) for leaf in self.leaves])
+        return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
 
     def rebuilt(self, values: Sequence[Any]) -> Any:
         """Return a tree with the batch's structure and new leaves."""
-        return _rebuilt(self._structure, iter(values))
+        return _rebuild(self._structure, iter(values))
 
     def _check_count(self, leaf: Leaf) -> None:
         if leaf.kind == "value":
             return
-        kind, first = type(leaf.value).__name__, self.images[0]
+        kind, first_images = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
             raise TypeError(
                 f"{leaf.place} is the {kind} of a single image; pass a list with one {kind} per image, empty for "
@@ -140,14 +140,14 @@ class BatchTree:
         if hasattr(entries, "__len__") and len(entries) != self.count:
             noun = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
-                f"{leaf.place} has {len(entries)} {noun}, but {first.place} has {self.count} images; pass one entry "
-                "per image, along the first axis or in a list"
+                f"{leaf.place} has {len(entries)} {noun}, but {first_images.place} has {self.count} images; pass one "
+                "entry per image, along the first axis or in a list"
             )
 
 
-def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
+def _fold_lists(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
     """Fold lists of images, targets or other values into single leaves, unless a value is itself batched, and lists of
-    dicts into one dict. Return the new structure; append each leaf to `folded`, with whether it is per image."""
+    dicts into one dict. Append each leaf, and whether it is per image, to `folded`; return the new structure."""
     if node == LEAF:
         folded.append((next(values), False))
         return LEAF
@@ -170,23 +170,23 @@ def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool
             folded += [(list(column), True) for column in zip(*entries, strict=True)]
             return PER_IMAGE, None, kind, (children[0],)
         values = iter([value for entry in entries for value in entry])
-    return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
+    return kind, cls, keys, tuple([_fold_lists(child, values, folded) for child in children])
 
 
-def _of_sample(node: Structure) -> Structure:
+def _sample_structure(node: Structure) -> Structure:
     """Return the structure of one sample of a batch."""
     if node == LEAF:
         return LEAF
     kind, cls, keys, children = node
-    return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_of_sample, children)))
+    return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_sample_structure, children)))
 
 
-def _rebuilt(node: Structure, values: Iterator[Any]) -> Any:
+def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     if node == LEAF:
         return next(values)
     kind, _, keys, children = node
     if kind != PER_IMAGE:
-        return rebuild(node, [_rebuilt(child, values) for child in children])
+        return rebuild(node, [_rebuild(child, values) for child in children])
     columns = [next(values) for _ in range(leaf_count(children[0]))]
     parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
     return parts if keys == "list" else tuple(parts)

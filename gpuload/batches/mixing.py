@@ -76,23 +76,23 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
         [1, 0, 2, 4, 3, 5]
     """
     partners = np.arange(len(numbers), dtype=np.int64)
-    waiting: dict[int, int] = {}
+    unpaired_rows: dict[int, int] = {}
     for row, number in enumerate(numbers.tolist()):
-        partner = waiting.pop(number ^ 1, None)
+        partner = unpaired_rows.pop(number ^ 1, None)
         if partner is None:
-            waiting.setdefault(number, row)
+            unpaired_rows.setdefault(number, row)
         elif samples[row] != samples[partner]:
             partners[row], partners[partner] = partner, row
     return partners
 
 
 def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return numbers that make row k + count/2 the partner of row k in a batch of `count`.
+    """Return numbers with which row k + count/2 is the partner of row k in a batch of `count`.
 
     With repeated samples, a rank has every `world_size`-th position of a global batch, so partners are half a global
-    batch apart. They are always on the same rank, and do not depend on the number of ranks as long as each rank has an
-    even number of rows; in a shorter last batch they do. Repeats of a sample are adjacent, so they do not become
-    partners unless `repeats` is more than half of the global batch.
+    batch apart. Partners are always on the same rank, and depend on the number of ranks only if a rank has an odd
+    number of rows, or in a shorter last batch. Repeats of a sample are adjacent, so they do not become partners unless
+    `repeats` is more than half of the global batch.
 
     Example:
         >>> half_apart(np.arange(5), 5).tolist()
@@ -106,7 +106,7 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     """Return the labels in a batch, found by a function or in the default places of torchvision's `labels_getter`.
 
     The default is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second
-    entry), it is the key "labels", or else the first key that contains "label" in upper or lower case.
+    entry), it is the value of the key "labels", or else of the first key that contains "label" in upper or lower case.
 
     Raises:
         CollateError: no labels were found.
@@ -122,8 +122,8 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     elif isinstance(holder, torch.Tensor) and holder is not batch:
         return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: labels are expected as its second entry, a tensor, or in "
-        "a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, or "
+        f"no labels were found in the batch, {_describe(batch)}: labels are expected as its second entry, a tensor, or "
+        "in a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, or "
         "labels_getter=None if there are no labels"
     )
 
@@ -146,7 +146,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or pass a "
+            f"{name}: the labels must be a tensor, got {_describe(labels)}; let the dataset return a number, or pass a "
             "function that returns the tensor in a batch as labels_getter=…"
         )
     mixed = mixed_labels(labels, pairing, names)
@@ -161,7 +161,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Return soft labels (N, classes): the label of each sample and the label of its partner, weighted by their
+    """Return soft labels (N, classes): the sum of each sample's label and its partner's label, weighted by their
     shares."""
     assert pairing.share is not None
     rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
@@ -209,8 +209,8 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
-def _shown(value: Any) -> str:
-    """Describe a value in an error."""
+def _describe(value: Any) -> str:
+    """Describe a value for an error message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

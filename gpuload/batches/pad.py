@@ -1,5 +1,5 @@
-"""Collate functions: `pad` and `pad_collate` turn arrays of different sizes into one padded tensor, and `keep` collects
-values of any form in a list.
+"""Collate functions: `pad` and `pad_collate` combine arrays of different sizes into one padded tensor, and `keep`
+collects values of any form in a list.
 
 Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
 this module, so it imports torch only when there is something to collate. It holds no state.
@@ -40,10 +40,11 @@ Shape = tuple[int | None, ...]
 
 
 class Padded(NamedTuple):
-    """Padded arrays of a batch, made by `pad_collate`.
+    """Padded arrays of a batch, as created by `pad_collate`.
 
     Attributes:
-        data: N×…, with one array per row; each array starts at index 0 of every axis, and the fill value follows.
+        data: N×…, with one array per row; each array starts at index 0 of every axis, and is followed by the fill
+            value.
         sizes: int64 (N, rank), the shape of each array.
         padding: the fraction of `data` that is padding, 0 … 1.
     """
@@ -56,10 +57,10 @@ class Padded(NamedTuple):
 def pad(
     *names: str | int, to: Shape | Mapping[str, Shape] | None = None, value: float | Mapping[str, float] = 0
 ) -> Callable[[Sequence[Any]], Any]:
-    """Make a `collate_fn` that pads only the named leaves, and collates all other leaves like `default_collate`.
+    """Create a `collate_fn` that pads only the named leaves, and collates all other leaves like `default_collate`.
 
     For example, ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))`` yields images as one tensor, and captions as
-    `Padded`. A named leaf may also be a list of numbers, such as a tokenizer returns.
+    `Padded`. A named leaf may also be a list of numbers, such as the output of a tokenizer.
 
     Args:
         names: leaf names as in `pad_collate`: ``"caption"``, ``"target.tokens"``, or ``1`` for the second entry of a
@@ -81,10 +82,10 @@ def pad(
 
 
 def keep(*names: str | int, collate_fn: Callable[[Sequence[Any]], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
-    """Make a `collate_fn` that does not collate the named fields: the batch has a list of the samples' objects instead.
+    """Create a `collate_fn` that does not collate the named fields; the batch has a list of the samples' objects.
 
-    For example, ``gl.Loader(dataset, 32, collate_fn=gl.keep("meta"))`` keeps dicts and lists that differ from sample to
-    sample, or are None. Metadata of `TarShards`, `Parquet` and `Coco` are always kept in this way.
+    For example, ``gl.Loader(dataset, 32, collate_fn=gl.keep("meta"))`` keeps dicts and lists that differ between
+    samples or are None. Metadata of `TarShards`, `Parquet` and `Coco` is always kept in this way.
 
     Args:
         names: field names as for `pad`: ``"meta"``, ``"target.meta"``, or ``1`` for the second entry of a tuple.
@@ -110,10 +111,10 @@ def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callabl
     for row, sample in enumerate(samples):
         unfolded: list[Any] = []
         structure, leaves = _fold(flatten(sample, unfolded), unfolded, names, MetaValue)
-        kept = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
-        if missing := [name for name in names if name not in kept]:
+        kept_names = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
+        if missing_names := [name for name in names if name not in kept_names]:
             raise ValueError(
-                f"keep() names the field {missing[0]!r}, which sample {row} of the batch lacks; its fields are "
+                f"keep() names the field {missing_names[0]!r}, which sample {row} of the batch lacks; its fields are "
                 f"{', '.join(map(repr, names_of(structure)))}"
             )
         folded.append(unflatten(structure, leaves))
@@ -160,30 +161,30 @@ def pad_collate(
     _check(to, value)
     structure, columns = _columns(samples, only or ())
     names = names_of(structure)
-    padded = [
+    padded_names = [
         name
         for name, column in zip(names, columns, strict=True)
         if (only is None or name in only) and any(isinstance(leaf, _Numbers) or _rank(leaf) for leaf in column)
     ]
-    if unknown := [name for name in only or () if name not in padded]:
+    if unknown := [name for name in only or () if name not in padded_names]:
         raise ValueError(
             f"pad() names the leaf {unknown[0]!r}, but the samples have no array of that name; their leaves are "
             f"{', '.join(map(repr, names))}"
         )
     for option, by_name in (("to", to), ("value", value)):
-        if unknown := [name for name in by_name if name not in padded] if isinstance(by_name, Mapping) else []:
+        if unknown := [name for name in by_name if name not in padded_names] if isinstance(by_name, Mapping) else []:
             raise ValueError(
                 f"{option}= names the leaf {unknown[0]!r}, which is not padded; padded leaves are "
-                f"{', '.join(map(repr, padded)) or 'none'}"
+                f"{', '.join(map(repr, padded_names)) or 'none'}"
             )
     leaves = iter(zip(names, columns, strict=True))
 
     def leaf(within: str) -> Any:
         name, column = next(leaves)
-        if name in padded:
+        if name in padded_names:
             sizes = to.get(name) if isinstance(to, Mapping) else to
             return _pad(column, name, sizes, value.get(name, 0) if isinstance(value, Mapping) else value)
-        # default_collate returns strings as a tuple where it transposes a tuple or list, otherwise as a list.
+        # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
     return assembled(structure, leaf, keep_tuples=False)
@@ -217,30 +218,30 @@ def _is_size(size: Any) -> bool:
 
 
 class _Numbers(list[Any]):
-    """A list that is one leaf."""
+    """A list of numbers that is a single leaf."""
 
 
 def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """Return the common structure of the samples, and the values of each leaf. Each list with one of the names `lists`
-    is one leaf."""
+    """Return the common structure of the samples, and the values of each leaf. Each list that has one
+    of the names in `lists` is one leaf."""
     if not len(samples):
         raise ValueError("pad_collate() got no samples; a batch must have at least one")
     rows: list[list[Any]] = []
-    first: Structure = None
+    first_structure: Structure = None
     for row, sample in enumerate(samples):
         leaves: list[Any] = []
         structure = flatten(sample, leaves)
         if lists:
             structure, leaves = _fold(structure, leaves, lists, _Numbers, ("list", "tuple"))
         rows.append(leaves)
-        first = first or structure
-        if structure != first:
+        first_structure = first_structure or structure
+        if structure != first_structure:
             raise CollateError(
-                f"sample 0 of the batch is {describe(first)}, but sample {row} is {describe(structure)}"
-                f"{difference(first, structure)}: all samples of a batch must have the same structure; let the "
-                "dataset return one form"
+                f"sample 0 of the batch is {describe(first_structure)}, but sample {row} is {describe(structure)}"
+                f"{difference(first_structure, structure)}: all samples of a batch must have the same structure; let "
+                "the dataset return one form"
             )
-    return first, list(zip(*rows, strict=True))
+    return first_structure, list(zip(*rows, strict=True))
 
 
 def _fold(
@@ -250,8 +251,8 @@ def _fold(
     leaf_of: Callable[[Any], Any],
     kinds: Collection[str] | None = None,
 ) -> tuple[Structure, list[Any]]:
-    """Fold each node that has one of these names into one leaf, made by `leaf_of`, if the node is a container of these
-    kinds (None means any container or leaf). Return the new structure and its leaves."""
+    """Fold each node that has one of these names into one leaf, created by `leaf_of`. Fold only containers of these
+    `kinds`; None means any container or leaf. Return the new structure and its leaves."""
     remaining, leaves = iter(unfolded), []
 
     def fold(node: Structure, path: tuple[str, ...]) -> Structure:
@@ -272,13 +273,13 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     import torch
 
     tensors = _tensors(column, name)
-    first = tensors[0]
+    first_tensor = tensors[0]
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    to = (None,) * first.ndim if to is None else to
-    if len(to) != first.ndim:
+    to = (None,) * first_tensor.ndim if to is None else to
+    if len(to) != first_tensor.ndim:
         raise ValueError(
-            f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first.ndim} (shape {shapes[0]}); "
-            "give each leaf its own sizes: to={name: sizes}"
+            f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first_tensor.ndim} (shape "
+            f"{shapes[0]}); give each leaf its own sizes: to={{name: sizes}}"
         )
     for axis, limit in enumerate(to):
         for row, shape in enumerate(shapes):
@@ -287,30 +288,30 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
                     f"{_leaf(name)} of sample {row} of the batch has shape {shape}, which exceeds to={to} on axis "
                     f"{axis}; increase to=, or truncate arrays in the dataset"
                 )
-    if not _holds(first.dtype, value):
-        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first)}")
+    if not _can_hold(first_tensor.dtype, value):
+        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first_tensor)}")
     largest = map(max, zip(*shapes, strict=True))
     size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest, strict=True))
-    if all(shape == size for shape in shapes):  # for images after a crop, one copy on the device instead of N
+    if all(shape == size for shape in shapes):  # one copy on the device instead of N, for images after a crop
         data = torch.stack(tensors)
     else:
-        data = torch.full((len(tensors), *size), value, dtype=first.dtype, device=first.device)
+        data = torch.full((len(tensors), *size), value, dtype=first_tensor.dtype, device=first_tensor.device)
         for row, tensor in enumerate(tensors):
             data[(row, *map(slice, tensor.shape))] = tensor
     padding = (data.numel() - sum(map(math.prod, shapes))) / data.numel() if data.numel() else 0.0
     sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
-    if first.device.type != "cpu":  # avoid waiting for the device
-        sizes = sizes.pin_memory().to(first.device, non_blocking=True)
+    if first_tensor.device.type != "cpu":  # avoid waiting for the device
+        sizes = sizes.pin_memory().to(first_tensor.device, non_blocking=True)
     return Padded(data, sizes, padding)
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     """Convert the arrays and lists of a leaf to tensors of one rank and one dtype."""
     tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
-    filled = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
+    non_empty = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
-        if isinstance(leaf, _Numbers) and not leaf and filled is not None:
-            tensors[row] = filled[:0]  # give an empty list the dtype and rank of the other rows
+        if isinstance(leaf, _Numbers) and not leaf and non_empty is not None:
+            tensors[row] = non_empty[:0]  # give an empty list the dtype and rank of the other rows
     first_row = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
     for row, tensor in enumerate(tensors):
         if _rank(tensor) != tensors[first_row].ndim:
@@ -389,7 +390,7 @@ def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
         ) from error
 
 
-def _holds(dtype: torch.dtype, value: float) -> bool:
+def _can_hold(dtype: torch.dtype, value: float) -> bool:
     """Return whether a dtype can hold a value: integers exactly, floats within its range."""
     import torch
 

@@ -1,4 +1,4 @@
-"""The targets of a batch: transforms masks, boxes and keypoints like their images.
+"""Transforming the targets of a batch (masks, boxes and keypoints) like their images.
 
 Runs in the main process, within the transfer's stream, after the draws. Boxes and keypoints are transformed here with
 numpy (a few numbers per sample), masks by the stage's runner. Entries that belong to dropped boxes are removed from the
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrapped
+from gpuload.batches.collate import Finished, unwrap
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
@@ -23,9 +23,9 @@ from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "left_behind", "moved_results", "selected", "trail_of"]
+__all__ = ["TargetStage", "moved_results", "select_rows", "trail_of", "warning_on_targets"]
 
-# The methods that a user-defined transform needs for targets, with the targets' name and type.
+# The methods that a user-defined transform needs for targets, each with the name and type of the targets.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
 
 
@@ -64,7 +64,7 @@ class TargetStage:
 
     def _move_masks(self, columns: Columns, finished: Finished, masks: ImageColumn, pixels: RaggedImages) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
-        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in finished.drawn]
+        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in finished.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
         for (row, leaf), results in zip(masks.places(), results_of_masks, strict=True):
             finished.cells[row][leaf] = finished.of_views(results)
@@ -74,32 +74,32 @@ class TargetStage:
 
 
 def _move_points(columns: Columns, finished: Finished) -> None:
-    """Transform boxes and keypoints, and remove entries that belong to dropped ones."""
+    """Transform boxes and keypoints, and remove entries that belong to dropped boxes or keypoints."""
     points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_numbers.tolist()}
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value
-    moved: list[list[Trail]] = []
-    for program in finished.drawn:
+    trails_of_views: list[list[Trail]] = []
+    for program in finished.first_programs:
         trails = [trail_of(targets.values()) for targets in points.values()]
         follow(program.records, trails)
-        moved.append(trails)
+        trails_of_views.append(trails)
     cells, selections = finished.cells, []
-    for (row, targets), *trails in zip(points.items(), *moved, strict=True):
+    for (row, targets), *trails in zip(points.items(), *trails_of_views, strict=True):
         views = [moved_results(targets, trail) for trail in trails]
         cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
         if finished.views is None and columns.fields:
-            selections += [(row, leaf, entries) for leaf, entries in _remaining(columns, row, trails[0])]
+            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, trails[0])]
     values = [
-        (cells[row][leaf] if leaf in cells[row] else unwrapped(columns.values[leaf].get(row)), entries)
+        (cells[row][leaf] if leaf in cells[row] else unwrap(columns.values[leaf].get(row)), entries)
         for row, leaf, entries in selections
     ]
-    for (row, leaf, _), value in zip(selections, selected(values), strict=True):
+    for (row, leaf, _), value in zip(selections, select_rows(values), strict=True):
         finished.full_columns.pop(leaf, None)
         cells[row][leaf] = value
 
 
-def _remaining(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
+def _remaining_entries(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
     """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
     remaining entries."""
     valid = None if trail.valid is None else np.flatnonzero(trail.valid)
@@ -110,7 +110,7 @@ def _remaining(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, 
             yield leaf, remaining
 
 
-def selected(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
+def select_rows(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
     """Yield the given rows (int64) of each tensor or array, with a single copy of all row numbers to the device."""
     entries = list(entries)
     uploads = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
@@ -134,37 +134,37 @@ def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
     return trail
 
 
-def left_behind(chain: Chain, columns: Columns) -> str:
+def warning_on_targets(chain: Chain, columns: Columns) -> str:
     """Return a warning if user-defined transforms may move the images of a batch but not its targets; otherwise "".
 
     Raises:
-        ValueError: a transform has `moves_pixels = True`, and lacks a method for the batch's targets.
+        ValueError: a transform has `moves_pixels = True`, but lacks a method for the batch's targets.
     """
     kinds = {type(value) for column in columns.points.values() for value in column.values}
     kinds |= {Mask} if columns.masks else set()
-    required = [(method, kind) for method, kind, target in METHODS if target in kinds]
+    required_methods = [(method, kind) for method, kind, target in METHODS if target in kinds]
     warnings: dict[str, None] = {}
     for call in chain.calls:
-        missing = [(method, kind) for method, kind in required if not call.has(method)]
-        if not missing or call.moves_pixels is False:
+        missing_methods = [(method, kind) for method, kind in required_methods if not call.has(method)]
+        if not missing_methods or call.moves_pixels is False:
             continue
-        (method, kind), *_ = missing
+        (method, kind), *_ = missing_methods
         if call.moves_pixels:
             raise ValueError(
                 f"{call.called} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write this "
                 f"method, or return no {kind}"
             )
-        warnings[_alone(call.called) if call.per != "images" else (
+        warnings[_images_only(call.called) if call.per != "images" else (
             f"{call.called} has no {method}, so {kind} are not moved. If it moves pixels, write this method; if not, "
             "set moves_pixels = False in its class"
         )] = None  # fmt: skip
     if chain.module is not None:
-        last = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        warnings[_alone(f"{last} at the end of the transforms")] = None
+        last_transform = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
+        warnings[_images_only(f"{last_transform} at the end of the transforms")] = None
     return "\n".join(warnings)
 
 
-def _alone(called: str) -> str:
+def _images_only(called: str) -> str:
     return (
         f"{called} gets only the images; masks, boxes and keypoints are not moved. If it moves pixels, use gpuload's "
         "transforms instead, which move both"

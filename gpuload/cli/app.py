@@ -21,33 +21,38 @@ KINDS = (
 )
 Data = Annotated[str, typer.Argument(metavar="DATA", help=KINDS)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
-Rounds = Annotated[int, typer.Option(min=1, help="The number of turns of gpuload and of the DataLoader.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Number of rounds; in each, gpuload and the DataLoader take one turn.")
+]
 Json = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE", help="Write all figures to a file. '-' is stdout; other output then goes to stderr."
+        "--json",
+        metavar="FILE",
+        help="Write the results to a JSON file. '-' is stdout; other output then goes to stderr.",
     ),
 ]
-Fields = Annotated[str | None, typer.Option(help="For tar shards: the fields to read, as 'jpg,cls'. Default: all.")]
-Image = Annotated[str | None, typer.Option(help="For a store: the column, or the pattern of keys, with the images.")]
-Target = Annotated[
-    str | None, typer.Option(help="For a store: the column or key pattern with the labels; '' for none.")
+Fields = Annotated[
+    str | None, typer.Option(help="For tar shards: the fields to read, such as 'jpg,cls'. Default: all.")
 ]
+Image = Annotated[str | None, typer.Option(help="For a store: the column or key pattern of the images.")]
+Target = Annotated[str | None, typer.Option(help="For a store: the column or key pattern of the labels; '' for none.")]
 Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py:NAME",
-        help="Your transforms, a list or a Chain in a Python file. Default: a random crop to 224×224, a flip, and "
-        "normalization with ImageNet's mean.",
+        help="Your transforms: a list or a Chain in a Python file. Default: a random crop to 224×224, a flip, and "
+        "normalization with ImageNet's mean and std.",
     ),
 ]
 
 
-def command(done_by: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command. The decorated function declares the options and its docstring is the help text; `done_by`
-    names the ``module.function`` of `gpuload.cli` that takes these options and returns the exit status."""
-    module, _, function = done_by.partition(".")
+def command(implementation: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command. The decorated function declares the options, and its docstring is the help text.
+    `implementation` names the ``module.function`` of `gpuload.cli` that takes these options and returns the exit
+    status."""
+    module, _, function = implementation.partition(".")
 
     def register(declaration: Callable[..., None]) -> Callable[..., None]:
         @wraps(declaration)
@@ -97,9 +102,9 @@ def doctor(as_json: Json = None) -> None:
 
     Checks processors, memory, limits, the driver, torch and the GPUs.
 
-    Also runs each decoder, a worker and optional packages, in separate processes.
+    Also tests each decoder, a worker and the optional packages in separate processes.
 
-    Exit status: 0 if everything that is needed works; 1 if something is broken.
+    Exit status: 0 if everything required works; 1 if something is broken.
     """
 
 
@@ -108,7 +113,8 @@ def demo(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Your own images, as root/class/*.jpg or flat. Default: variations of scikit-image's photos."
+            help="Your own images, in class folders (root/class/*.jpg) or in one folder. Default: variations of "
+            "scikit-image's photos."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the photographs and the page about them.")] = Path(
@@ -116,13 +122,13 @@ def demo(
     ),
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Worker processes of each loader. Default: the CPUs of this process, up to 8."),
+        typer.Option(min=0, help="Worker processes per loader. Default: one for each CPU of this process, up to 8."),
     ] = None,
     batch_size: BatchSize = 32,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each turn.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per turn.")] = 3.0,
     rounds: Rounds = 2,
     device: Device = None,
-    images: Annotated[int, typer.Option(min=8, help="The number of photographs to create, without --data.")] = 500,
+    images: Annotated[int, typer.Option(min=8, help="Number of photographs to create if --data is not given.")] = 500,
 ) -> None:
     """Load real photographs with gpuload and torch's DataLoader in turn, and write a page about them.
 
@@ -140,10 +146,11 @@ def bench(
     data: Data,
     recipe: Recipe = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Measure with this number of workers only. Default: with several numbers.")
+        int | None,
+        typer.Option(min=0, help="Measure with this number of workers only. Default: measure several numbers."),
     ] = None,
     batch_size: BatchSize = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each measurement.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 3.0,
     rounds: Rounds = 3,
     device: Device = None,
     fields: Fields = None,
@@ -151,13 +158,13 @@ def bench(
     target: Target = None,
     as_json: Json = None,
 ) -> None:
-    """Measure how fast your data load, compared with torch's DataLoader; name the bottleneck, recommend a setting.
+    """Compare how fast gpuload and torch's DataLoader load your data, find the bottleneck, and recommend settings.
 
-    Both loaders are measured with several numbers of workers, then the best settings of both take turns.
+    Both loaders are measured with several numbers of workers, then their best settings take turns.
 
-    They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean.
+    They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean and std.
 
-    Files are read from the disk or the kernel's cache, as in an epoch that begins now.
+    Caches are not cleared: files come from the disk or the kernel's page cache, as in an epoch started now.
 
     Images that cannot be loaded are skipped on both sides.
 
@@ -181,7 +188,9 @@ app.command(
 def inspect(
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA", help=f"{KINDS} With several, images that are in more than one are reported."),
+        typer.Argument(
+            metavar="DATA", help=f"{KINDS} If there are several, images that occur in more than one are reported."
+        ),
     ],
     recipe: Recipe = None,
     html: Annotated[str, typer.Option(metavar="FILE", help="The page to write; '' for none.")] = "inspect.html",
@@ -196,21 +205,23 @@ def inspect(
         ),
     ] = "4000",
     images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
-    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each image on the sheet.")] = 6,
+    draws: Annotated[
+        int, typer.Option(min=1, max=50, help="Random draws of the recipe per image on the contact sheet.")
+    ] = 6,
     seed: Annotated[int, typer.Option(min=0, help="The seed of all random draws.")] = 0,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes. Default: one for each CPU of this process.")
     ] = None,
     extensions: Annotated[
-        str | None, typer.Option(help="For a folder: the endings of images, as in '.jpg,.avif'.")
+        str | None, typer.Option(help="For a folder: the file name extensions of images, such as '.jpg,.avif'.")
     ] = None,
     fields: Fields = None,
     image: Image = None,
     target: Target = None,
 ) -> None:
-    """Inspect data sets, and write one HTML page about them.
+    """Inspect data sets, and write an HTML page about them.
 
-    It shows sizes, formats, classes, damaged files, duplicates, mean and std, and images before and after augmentation.
+    It shows sizes, formats, classes, damage, duplicates, mean and std, and images before and after augmentation.
 
     Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if the inspection failed.
     """
@@ -231,7 +242,7 @@ def pack(
     ] = None,
     quality: Annotated[int, typer.Option(min=1, max=100, help="The quality of resized JPEGs.")] = 90,
     cuttable: Annotated[
-        bool, typer.Option("--cuttable", help="Write JPEGs with an index, so crops are cut before decoding.")
+        bool, typer.Option("--cuttable", help="Write JPEGs with an index, so that crops are cut out before decoding.")
     ] = False,
     shard_bytes: Annotated[
         str, typer.Option(callback=_check_bytes, help="The approximate maximum size of a shard.")
@@ -239,7 +250,8 @@ def pack(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Processes. Default: one for each CPU of this process, up to 16; none for a single shard."
+            min=0,
+            help="Worker processes. Default: one for each CPU of this process, up to 16; none for a single shard.",
         ),
     ] = None,
     on_error: Annotated[
@@ -250,7 +262,7 @@ def pack(
     exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the cluster of this machine."),
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' means the cluster on this machine."),
     ] = None,
     fields: Fields = None,
     image: Image = None,
@@ -264,7 +276,7 @@ def pack(
         ),
     ] = None,
 ) -> None:
-    """Write a data set to a few large files, for fast training. Run it again to continue after an interruption.
+    """Write a data set to a few large files, for fast training. To continue after an interruption, run it again.
 
     Exit status: 0; 1 if samples are damaged, or packing failed; 130 if it was stopped with ctrl-C.
     """
@@ -272,7 +284,7 @@ def pack(
 
 @command("pack.run_verify", "gpuload verify packed")
 def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None:
-    """Report damaged, missing and additional files in a packed set, by the hashes in its manifest.
+    """Check a packed set against the hashes in its manifest: report damaged, missing and extra files.
 
     Exit status: 0 if the set is intact; 1 if not.
     """
@@ -287,12 +299,13 @@ def index(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes. Default: one for each CPU of this process, up to 16; none for a single shard."
+            min=1,
+            help="Worker processes. Default: one for each CPU of this process, up to 16; none for a single shard.",
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also rebuild indexes that are up to date.")] = False,
 ) -> None:
-    """Build the indexes that gpuload.TarShards reads, so that training does not have to wait for them.
+    """Build the indexes that gpuload.TarShards reads, so that training does not wait for them.
 
     Exit status: 0; 1 if a shard is missing or damaged.
     """

@@ -1,4 +1,4 @@
-"""``gpuload bench``: measures how fast the user's data load on this machine, recommends a setting, names the
+"""``gpuload bench``: measures how fast the user's data loads on this machine, recommends a setting, names the
 bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
@@ -41,10 +41,10 @@ __all__ = [
     "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
 ]  # fmt: skip
 
-PREFETCH: Final = 2  # batches prefetched, in gpuload in total, in the DataLoader per worker: the defaults of both
+PREFETCH: Final = 2  # prefetched batches: in total in gpuload, per worker in the DataLoader; the default of each
 MAX_SUGGESTED: Final = 2  # settings suggested by ``loader.stats()`` that are tried
 GOOD_ENOUGH: Final = 0.97  # a setting with this fraction of the best rate is preferred if it has fewer workers
-# The parts of the work for an image, with their names in `loader.stats()`.
+# The parts of the work per image, each with its names in `loader.stats()`.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 
 
@@ -60,7 +60,7 @@ class Row:
         image_bytes: the average number of bytes read or decoded per image; None if unknown.
         num_workers, prefetch_factor: the setting of a Loader or DataLoader.
         stats: the statistics of a Loader.
-        better: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
+        suggested_setting: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
     """
 
     name: str = ""
@@ -71,7 +71,7 @@ class Row:
     num_workers: int = 0
     prefetch_factor: int = 0
     stats: gl.Stats | None = field(default=None, repr=False)
-    better: tuple[int, int] | None = None
+    suggested_setting: tuple[int, int] | None = None
 
     @property
     def mb_per_s(self) -> float | None:
@@ -83,15 +83,15 @@ class Row:
         return count_of(self.num_workers, "worker")
 
     @property
-    def ahead(self) -> int:
+    def max_prefetched(self) -> int:
         """The maximum number of prefetched batches."""
         return self.prefetch_factor * (max(1, self.num_workers) if self.name == "DataLoader" else 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what there is to say of it, for JSON."""
-        left_out = {"stats", "better", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
+        """Return the row as a dict for JSON, without values that are None."""
+        omitted = {"stats", "suggested_setting", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
         values = {**vars(self), "mb_per_s": self.mb_per_s}
-        return {name: value for name, value in values.items() if value is not None and name not in left_out}
+        return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
 Report = Callable[[Row], Row]  # reports the progress, and returns the row
@@ -137,26 +137,28 @@ class Bench:
     seconds: float
     failed: set[Any] = field(default_factory=set)
 
-    def alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
         """Measure a Loader or DataLoader, without a training step."""
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
-            self._take(batches, 1 + row.ahead)  # wait until the workers have started
+            self._take(batches, 1 + row.max_prefetched)  # wait until the workers have started
             stats_before = None if loader is None else loader.stats()
-            row = self.measured(row, batches)
+            row = self.measure(row, batches)
             stats = None if loader is None else loader.stats(since=stats_before)
-        return replace(row, stats=stats, better=better_setting(stats) if stats else None)
+        return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
-    def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
+    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: Report) -> Pairs:
         """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
         other loader's turn."""
-        with self.batches(mine) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
-            sides = ((mine, gpuload_batches), (peer, peer_batches))
-            measured = [
-                report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
+        with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
+            sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
+            rows = [
+                report(self.measure(row, batches, skip=1 + row.max_prefetched))
+                for _ in range(rounds)
+                for row, batches in sides
             ]
-        return list(zip(measured[::2], measured[1::2], strict=True))
+        return list(zip(rows[::2], rows[1::2], strict=True))
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
@@ -184,7 +186,7 @@ class Bench:
             self.failed.update(failed)
             yield images
 
-    def measured(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
+    def measure(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
         self._take(batches, skip)
@@ -216,32 +218,32 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
     to_try = [(workers, PREFETCH) for workers in numbers]
     while to_try:
         try:
-            rows.append(report(bench.alone("Loader", *to_try.pop(0))))
+            rows.append(report(bench.measure_alone("Loader", *to_try.pop(0))))
         except LimitError as error:  # too few open files or too little memory for this many workers
             if not rows:
                 raise
             remark(str(error))
             continue
         if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
-            better = recommended(rows).better
-            if better is not None and better[0] > max(row.num_workers for row in rows):
-                to_try.append(better)
+            suggested_setting = recommended(rows).suggested_setting
+            if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
+                to_try.append(suggested_setting)
     best = recommended(rows)
-    rows.append(report(bench.alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
+    rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
 def medians(pairs: Pairs) -> dict[str, float]:
     """Return the medians over all rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is
     faster, or uses less CPU time."""
-    costs = [(mine.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for mine, peer in pairs]
+    costs = [(gpuload_row.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for gpuload_row, peer in pairs]
     values = {
-        "images_per_s": [mine.images_per_s for mine, _ in pairs],
+        "images_per_s": [gpuload_row.images_per_s for gpuload_row, _ in pairs],
         "peer_images_per_s": [peer.images_per_s for _, peer in pairs],
-        "rate_ratio": [mine.images_per_s / peer.images_per_s for mine, peer in pairs],
+        "rate_ratio": [gpuload_row.images_per_s / peer.images_per_s for gpuload_row, peer in pairs],
         "cpu_s_per_1000": [cost for cost, _ in costs],
         "peer_cpu_s_per_1000": [cost for _, cost in costs],
-        "cpu_ratio": [peer / (mine or peer or 1) for mine, peer in costs],
+        "cpu_ratio": [peer_cost / (gpuload_cost or peer_cost or 1) for gpuload_cost, peer_cost in costs],
     }
     return {name: statistics.median(samples) for name, samples in values.items()}
 
@@ -256,20 +258,20 @@ def candidates(cpus: int, usual: int) -> list[int]:
 
 
 def recommended(rows: Sequence[Row]) -> Row:
-    """Return the row with the fewest workers, then the fewest prefetched batches, among all nearly as fast as the
-    fastest row."""
+    """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
+    batches."""
     best = max(row.images_per_s for row in rows)
-    good = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
-    return min(good, key=lambda row: (row.num_workers, row.prefetch_factor))
+    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
+    return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; "" if it does not. The
-    statistics only estimate the rates that were measured here."""
+    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; return "" if it does not
+    have fewer. The statistics are only estimates; these rates were measured."""
     workers = best.num_workers
-    if best.better is None or best.better[0] <= workers:
+    if best.suggested_setting is None or best.suggested_setting[0] <= workers:
         return ""
-    suggested = best.better[0]
+    suggested = best.suggested_setting[0]
     suggestion = f"With {best.workers}, loader.stats() may suggest {suggested} workers"
     rows_with_more = [row for row in rows if row.num_workers > workers]
     if not rows_with_more or suggested > max(row.num_workers for row in rows_with_more):
@@ -297,7 +299,7 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
 
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
-    """Return the name of the bottleneck, and a sentence with the figures; empty texts if there are no parts. Workers
+    """Return the name of the bottleneck, and a sentence with the figures; both are "" if there are no parts. Workers
     read and then decode, so the slower of these two is the bottleneck if their combined rate is below that of
     augmenting."""
     rates = {part.name: part.images_per_s for part in parts}
@@ -331,14 +333,16 @@ def run(
     """Run the benchmark and print the results. Return the exit status. `store` has the options of `source_of`."""
     console = make_console(stderr=as_json == "-")
     try:
-        dataset, place = source_of(data, store), device_of(device)
+        dataset, torch_device = source_of(data, store), device_of(device)
         transforms = usual_recipe() if recipe is None else load_recipe(recipe)
-        bench = Bench(dataset=dataset, transforms=transforms, batch_size=batch_size, device=place, seconds=seconds)
+        bench = Bench(
+            dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
+        )
         _introduce(console, bench, recipe)
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
         best = recommended(settings)
         setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
-        parts = parts_of(best, place)
+        parts = parts_of(best, torch_device)
         bound, why = bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
         if pairs:
@@ -354,9 +358,9 @@ def run(
                 "bound": bound, "why": why, "recommended": setting,
             }  # fmt: skip
             if pairs:
-                rounds_made = [{"gpuload": mine.as_dict(), "peer": peer.as_dict()} for mine, peer in pairs]
+                round_rows = [{"gpuload": gpuload_row.as_dict(), "peer": peer.as_dict()} for gpuload_row, peer in pairs]
                 report["peer"] = {"decoder": DECODER, "settings": [row.as_dict() for row in peers]}
-                report["peer"] |= {**medians(pairs), "rounds": rounds_made}
+                report["peer"] |= {**medians(pairs), "rounds": round_rows}
             write_json(as_json, report)
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         return fail(console, error)
@@ -382,7 +386,7 @@ def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
     say(console, repr(bench.dataset))
     say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
     if recipe is None:
-        say(console, f"The DataLoader does the same with {DECODER} and torch's own resize")
+        say(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
     else:
         say(console, "torch's DataLoader is not measured: it can only be compared on the default recipe")
     warn_if_busy(console)
@@ -400,7 +404,7 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
         settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
         if not rounds:
             return settings, [], []
-        peers = [report(bench.alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
+        peers = [report(bench.measure_alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
         return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
 
 
@@ -441,12 +445,12 @@ def _failures(bench: Bench, data: str) -> str:
     return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
 
 
-def comparison(mine: Row, peer: Row, pairs: Pairs) -> Table:
+def comparison(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
     """Return the table of the rounds in which two loaders took turns."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("in turn")
-    for name in (f"gpuload,\n{mine.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
+    for name in (f"gpuload,\n{gpuload_row.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
         table.add_column(name, justify="right", vertical="bottom")
     rates, costs = (("images_per_s", "peer_images_per_s"), ("cpu_s_per_1000", "peer_cpu_s_per_1000"))
     table.add_row("images/s", *(f"{values[name]:,.0f}" for name in rates), f"{values['rate_ratio']:.2f}")

@@ -29,7 +29,7 @@ __all__ = [
 FAILED: Final = 1  # exit status of a command that failed; an invalid command line exits with 2
 STOPPED: Final = 130  # exit status after ctrl-C, as in shells
 WIDE: Final = 100  # columns of a terminal with room for all progress columns
-STEPS: Final = 10  # progress lines of a task without a terminal
+STEPS: Final = 10  # number of progress lines per task without a terminal
 
 
 Tell = Callable[..., None]
@@ -45,10 +45,10 @@ def make_console(*, stderr: bool = False) -> Console:
 def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
     """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
     names in data are untrusted. `to_copy` marks a command or code, whose lines are not wrapped."""
-    shown = visible(text, LINES)
+    visible_text = visible(text, LINES)
     if console.is_terminal and not to_copy:
-        shown = "\n".join(_wrapped(line, console.width) for line in shown.split("\n"))
-    console.print(shown, style=style, markup=False, emoji=False, soft_wrap=True)
+        visible_text = "\n".join(_wrapped(line, console.width) for line in visible_text.split("\n"))
+    console.print(visible_text, style=style, markup=False, emoji=False, soft_wrap=True)
 
 
 def _wrapped(line: str, width: int) -> str:
@@ -108,7 +108,9 @@ def warn_if_busy(console: Console) -> None:
     """Print a warning if the machine is busy, before anything is measured."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus / 2:
-        text = f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the figures"
+        text = (
+            f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the measurements"
+        )
         say(console, text, "yellow")
 
 

@@ -45,15 +45,20 @@ def run(
             with progress(console, "photographs created", images) as report_progress:
                 root = str(make_folder(out / "photographs", count=images, progress=report_progress))
             origin = f"{root}, made from scikit-image's photographs"
-        dataset, place = source_of(root, {}), device_of(device)
+        dataset, torch_device = source_of(root, {}), device_of(device)
         workers = min(MAX_WORKERS, usable_cpus()) if workers is None else workers
-        bench = Bench(dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=place, seconds=seconds)
+        bench = Bench(
+            dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=torch_device, seconds=seconds
+        )
         classes = list(getattr(dataset, "classes", []))
         in_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""
         cpus, worker_count = count_of(usable_cpus(), "CPU"), count_of(workers, "worker")
-        say(console, f"gpuload {gl.__version__} on {place}: {cpus}, batches of {batch_size}, torch {torch.__version__}")
+        say(
+            console,
+            f"gpuload {gl.__version__} on {torch_device}: {cpus}, batches of {batch_size}, torch {torch.__version__}",
+        )
         say(console, f"{count_of(len(dataset), 'image')}{in_classes} in {origin}")
-        say(console, f"Both decode, crop at random to 224×224, flip and normalise, with {worker_count} each")
+        say(console, f"Both loaders decode, crop at random to 224×224, flip and normalise, with {worker_count} each")
         say(console, f"The DataLoader uses {DECODER} and torch's own resize\n")
         warn_if_busy(console)
         gpuload_row, peer_row = (

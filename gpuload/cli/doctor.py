@@ -37,11 +37,11 @@ State = Literal["works", "improve", "broken", "not needed"]
 Trial = Mapping[str, Any]
 COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
 
-SPARE_BYTES: Final = 1_000_000_000  # needed in addition to the workers, for decoded images in flight and for batches
-THREADS: Final = 32  # of a worker and this process together, while their libraries start
+SPARE_BYTES: Final = 1_000_000_000  # for batches and decoded images in flight, in addition to the workers' memory
+THREADS: Final = 32  # started by the libraries of a worker and of this process, in total
 MIN_TORCH: Final = (2, 8)
 
-# NVIDIA has a separate package for each version of CUDA: the distribution for each extra.
+# NVIDIA publishes a separate package for each version of CUDA. These are the distributions, keyed by gpuload's extra.
 NVIDIA: Final = {
     "nvImageCodec": {"cu12": "nvidia-nvimgcodec-cu12", "cu13": "nvidia-nvimgcodec-cu13"},
     "DALI": {"cu12": "nvidia-dali-cuda120", "cu13": "nvidia-dali-cuda130"},
@@ -64,8 +64,8 @@ class Finding(NamedTuple):
 
     Attributes:
         name: the subject of the check.
-        state: ``"works"``; ``"improve"``: it works, but limits throughput; ``"broken"``: it is needed or installed, and
-            does not work; ``"not needed"``.
+        state: ``"works"``; ``"improve"``: works, but limits throughput; ``"broken"``: required or installed, but does
+            not work; ``"not needed"``.
         details: the result, with figures.
         fix: the remedy, if possible a command; "" if there is nothing to do.
     """
@@ -88,16 +88,14 @@ def run(as_json: str | None = None, console: Console | None = None) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return a sentence about the worst finding. Findings are in order of importance."""
+    """Return a sentence about the worst finding; `findings` are in order of importance."""
     broken, improve = ([finding for finding in findings if finding.state == state] for state in ("broken", "improve"))
     if broken:
-        things = "1 part is" if len(broken) == 1 else f"{len(broken)} parts are"
-        return f"{things} broken; start with {broken[0].name}: {broken[0].details}"
+        subject = "1 part is" if len(broken) == 1 else f"{len(broken)} parts are"
+        return f"{subject} broken; start with {broken[0].name}: {broken[0].details}"
     if improve:
-        return (
-            f"Everything that is needed works. For more throughput, start with {improve[0].name}: {improve[0].details}"
-        )
-    return "Everything that is needed works, and nothing limits throughput."
+        return f"Everything required works. For more throughput, start with {improve[0].name}: {improve[0].details}"
+    return "Everything required works, and nothing limits throughput."
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -220,15 +218,15 @@ def check_memory(workers: int, *, root: str = "/") -> Finding:
 
 def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
     """Check how many descriptors this process can still open; `soft` and `hard` are the limits, None for no limit."""
-    left = limits.descriptors_left()
-    if left is None or soft is None:
+    descriptors_left = limits.descriptors_left()
+    if descriptors_left is None or soft is None:
         return Finding("open files", "works", "no limit")
-    details = f"{left:,} more can be opened, of {soft:,} (ulimit -n)"
+    details = f"{descriptors_left:,} of {soft:,} are still available (ulimit -n)"
     try:
         limits.check_descriptors(workers)
     except LimitError:
-        raisable = hard is None or hard > soft
-        fix = f"ulimit -n {hard or 'unlimited'}" if raisable else "ask the administrator to raise the hard limit"
+        can_raise = hard is None or hard > soft
+        fix = f"ulimit -n {hard or 'unlimited'}" if can_raise else "ask the administrator to raise the hard limit"
         return Finding("open files", "broken", f"{details}: too few for {count_of(workers, 'worker')}", fix)
     return Finding("open files", "works", details)
 
@@ -326,18 +324,21 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
-    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of a GPU kernel."""
+    """Check Triton, which the backend ``"fused"`` needs, and its C compiler; `trial` is the result of running a kernel
+    on the GPU."""
     if not devices:
         return Finding("Triton", "not needed", "runs on GPUs only" + (f"; {version} is installed" if version else ""))
-    slow = "transforms run in torch, several times slower than fused"
+    consequence = "transforms run in torch, several times slower than fused"
     if version is None:
-        return Finding("Triton", "improve", f"not installed: {slow}", "pip install 'gpuload[fused]'")
+        return Finding("Triton", "improve", f"not installed: {consequence}", "pip install 'gpuload[fused]'")
     if compiler is None:
         fix = "apt-get install gcc, or set CC to the path of a C compiler"
-        return Finding("Triton", "broken", f"{version}, but the C compiler that it needs is missing: {slow}", fix)
+        return Finding(
+            "Triton", "broken", f"{version}, but the C compiler that it needs is missing: {consequence}", fix
+        )
     if trial is not None and not trial["ok"]:
         fix = f"check that {compiler} works (CC selects another compiler); pip install --force-reinstall triton"
-        return Finding("Triton", "broken", f"{version}, cannot be used: {trial['why']}", fix)
+        return Finding("Triton", "broken", f"{version} cannot be used: {trial['why']}", fix)
     return Finding("Triton", "works", f"{version} with {compiler}: the backend 'fused' can be used")
 
 
@@ -359,12 +360,12 @@ def check_nvidia(
 
     Args:
         versions: the installed versions of both, keyed by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
-        trial: the result of decoding a region, or of creating the backend; None if it did not run.
+        trial: the result of decoding a region, or of creating the backend; None if this was not tried.
         torch_cuda: the CUDA that torch was built for; None for the CPU.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
-    others = [extra for other, details in versions.items() if other != name for extra in details]
-    extra = cuda_extra(torch_cuda, others)
+    other_extras = [extra for other, details in versions.items() if other != name for extra in details]
+    extra = cuda_extra(torch_cuda, other_extras)
     install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
     use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
     if not installed and is_codec:
@@ -377,14 +378,14 @@ def check_nvidia(
     if len(installed) > 1:
         return Finding(name, "broken", f"{details} are both installed, and overwrite each other's files", reinstall)
     if trial is not None and not trial["ok"]:
-        instead = ". Entire images are decoded instead" if is_codec else ""
-        return Finding(name, "broken", f"{details}: {trial['why']}{instead}", reinstall)
+        fallback = ". Entire images are decoded instead" if is_codec else ""
+        return Finding(name, "broken", f"{details}: {trial['why']}{fallback}", reinstall)
     if torch_cuda is not None and extra not in installed:
         details += f", but torch is built for CUDA {torch_cuda}"
         details += f". It {use} on the CPU; on the GPU, it needs the same CUDA" if is_codec else ""
         return Finding(name, "improve", details, reinstall)
-    if not is_codec and others and not installed.keys() & set(others):
-        details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in others)}"
+    if not is_codec and other_extras and not installed.keys() & set(other_extras):
+        details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in other_extras)}"
         return Finding(name, "improve", f"{details}; both need the same CUDA", reinstall)
     return Finding(name, "works", f"{details}: {use}")
 
@@ -395,14 +396,14 @@ def check_regions(trial: Trial) -> Finding:
     fallback = "Decode(where='device') decodes entire images"
     if not trial["ok"]:
         return Finding("regions", "not needed", f"{trial['why']}. On a GPU, {fallback}")
-    faults, used = trial["faults"], trial["used"]
+    faults, used_decoders = trial["faults"], trial["used"]
     details = f"{trial['version']} on {trial['device']}: " + "; ".join(
         f"{name}: {fault or 'bit-identical to entire images'}" for name, fault in faults.items()
     )
-    if any(faults[name] for name in used):
-        fix = "use Decode(where='cpu'), and report this version and GPU in an issue of gpuload"
+    if any(faults[name] for name in used_decoders):
+        fix = "use Decode(where='cpu'), and report this version and GPU in a gpuload issue"
         return Finding("regions", "broken", details, fix)
-    if len(used) < len(faults):
+    if len(used_decoders) < len(faults):
         details += f". {fallback}, since this version has not been verified"
     return Finding("regions", "works", details)
 
@@ -417,18 +418,20 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
     """List the extras whose packages are all installed, the other extras, and the program jpegtran."""
-    present, absent = ([name for name, ok in installed.items() if ok is expected] for expected in (True, False))
-    details = f"installed: {', '.join(present) or 'none'}"
-    if absent:
-        details += f"; not installed: {', '.join(absent)}; install one with pip install 'gpuload[NAME]'"
+    present_names, absent_names = (
+        [name for name, ok in installed.items() if ok is expected] for expected in (True, False)
+    )
+    details = f"installed: {', '.join(present_names) or 'none'}"
+    if absent_names:
+        details += f"; not installed: {', '.join(absent_names)}; install one with pip install 'gpuload[NAME]'"
     if not jpegtran:
         details += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
-    return Finding("extras", "works" if present else "not needed", details)
+    return Finding("extras", "works" if present_names else "not needed", details)
 
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
-    """Check kernel, page size and interpreter; `problem` says why workers cannot be processes here, "" if they can."""
-    details = f"gpuload {__version__}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
+    """Check the kernel, page size and interpreter; `problem` says why workers cannot be processes here, or is ""."""
+    details = f"gpuload {__version__}, kernel {kernel}, {size_of(page_bytes)} pages, Python {python}"
     if problem:
         return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", details)

@@ -26,9 +26,9 @@ from gpuload.loader.limits import usable_cpus
 __all__ = ["BAD", "run"]
 
 BAD: Final = 3  # exit status if there are damaged images, or the same image in several data sets
-LISTED: Final = 10  # damaged images, and groups of duplicates, that the terminal shows
+LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
 STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
-WORDS: Final = {"bad": "fix", "odd": "check", "note": "info"}
+LABELS: Final = {"bad": "fix", "odd": "check", "note": "info"}
 SMALL_SIDE: Final = 112  # longer side of a duplicate's picture, in pixels
 
 
@@ -57,12 +57,12 @@ def run(
         transforms = usual_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
-        with progress(console, "files") as tell:
+        with progress(console, "files checked") as tell:
             gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
         if pixels != "0":
             max_images = None if pixels == "all" else int(pixels)
-            with progress(console, "pixels") as tell:
-                gather_pixels(gathered, most=max_images, seed=seed, workers=workers, tell=tell)
+            with progress(console, "images decoded") as tell:
+                gather_pixels(gathered, max_images=max_images, seed=seed, workers=workers, tell=tell)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
@@ -88,7 +88,7 @@ def run(
 
 
 def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
-    """Return a dataset from any source that `gpuload pack` takes, or from a single image."""
+    """Return a dataset from any source that `gpuload pack` accepts, or from a single image."""
     if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
         return [read(data)]
     return source_of(data, store)
@@ -134,7 +134,7 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
     if console.is_terminal:
         console.print()
     for item in advice:
-        say(console, f"{WORDS[item.level]}: {visible(item.title)}", STYLES[item.level])
+        say(console, f"{LABELS[item.level]}: {visible(item.title)}", STYLES[item.level])
         for code_line in item.code.splitlines():
             say(console, f"    {code_line}", to_copy=True)
 
@@ -161,8 +161,8 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
     for dataset in summary["data"]:
         yield "data", dataset["kind"] or dataset["name"]
-    part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
-    yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
+    selection = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
+    yield "images", f"{images['looked_at']:,}{selection}, {bytes_text(images['bytes'])}"
     if sizes:
         median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
         smallest, largest = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))

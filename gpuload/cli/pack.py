@@ -56,7 +56,7 @@ def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **optio
 
 
 def run_verify(folder: str) -> int:
-    """Verify a packed set. Return the exit status: 1 if the set differs from what was packed."""
+    """Verify a packed set. Return the exit status: 1 if the set differs from its manifest."""
     console = make_console()
     try:
         with progress(console, "parts") as tell:
@@ -76,28 +76,31 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     """Build the indexes of shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing or
     damaged."""
     console = make_console()
-    created = done = 0
+    built_count = done_count = 0
     try:
         paths = list(dict.fromkeys(find_shards([path for pattern in shards for path in _shards_in(pattern)])))
         with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
 
-            def ready(path: str, new: bool) -> None:
-                nonlocal created, done
-                created, done = created + new, done + 1
-                tell(done)
+            def on_ready(path: str, is_new: bool) -> None:
+                nonlocal built_count, done_count
+                built_count, done_count = built_count + is_new, done_count + 1
+                tell(done_count)
 
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *others: say(console, str(message), "yellow")
-            opened = open_shards(paths, workers=workers, again=again, progress=ready)
+            warnings.showwarning = lambda message, *other_arguments: say(console, str(message), "yellow")
+            opened_shards = open_shards(paths, workers=workers, again=again, progress=on_ready)
     except (OSError, ValueError) as error:
         return fail(console, error)
-    samples, members = (sum(getattr(shard, name) for shard in opened) for name in ("samples", "members"))
-    nbytes = sum(shard.table.nbytes for shard in opened)
+    samples, members = (sum(getattr(shard, name) for shard in opened_shards) for name in ("samples", "members"))
+    nbytes = sum(shard.table.nbytes for shard in opened_shards)
     size = sum(os.stat(path).st_size for path in paths)
-    files, fresh = count_of(members, "file"), len(opened) - created
+    files, old_count = count_of(members, "file"), len(opened_shards) - built_count
     per_sample = f", {nbytes / samples:.0f} per sample" if samples else ""
-    say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} in {files}")
-    say(console, f"{count_of(created, 'index', 'indexes')} built, {fresh:,} up to date; {nbytes:,} bytes{per_sample}")
+    say(console, f"{count_of(len(opened_shards), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} in {files}")
+    say(
+        console,
+        f"{count_of(built_count, 'index', 'indexes')} built, {old_count:,} up to date; {nbytes:,} bytes{per_sample}",
+    )
     return 0
 
 

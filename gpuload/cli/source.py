@@ -1,7 +1,7 @@
-"""The dataset and the transforms that a command line names: a path, and ``--recipe FILE.py:name``.
+"""Opens the dataset and loads the transforms given on a command line: a path, and ``--recipe FILE.py:name``.
 
 A recipe's file runs once, in this process, as with ``python FILE.py``, but its name is not ``__main__``. It can import
-modules from its folder, which is last in the search path, so that they cannot shadow a library.
+modules from its folder, which comes last in the search path, so they cannot shadow a library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ OPTIONS_OF: Final = {
 
 
 def source_of(source: str, store: Mapping[str, str | None]) -> Any:
-    """Return the dataset that a command line names. Its kind is recognised by the content of a folder, or by the ending
-    of a name.
+    """Return the dataset given on a command line. Its kind is recognised by the content of a folder, or by the ending
+    of a file name.
 
     Args:
         source: a path, a pattern of paths, or a URL.
-        store: the options in `OPTIONS_OF` from the command line; None for an option that is not given.
+        store: the options in `OPTIONS_OF` from the command line; None if an option is not given.
 
     Raises:
         FileNotFoundError: the source does not exist.
@@ -117,7 +117,9 @@ def load_recipe(spec: str) -> list[Any]:
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name.isidentifier():
-        raise ValueError(f"--recipe expects FILE.py:name, the list of transforms `name` in that file, got {spec!r}")
+        raise ValueError(
+            f"--recipe expects FILE.py:name, where `name` is a list of transforms in that file, got {spec!r}"
+        )
     if not os.path.isfile(path):
         raise ValueError(f"--recipe {spec}: there is no file {path!r}")
     folder = os.path.dirname(os.path.abspath(path))
@@ -128,19 +130,19 @@ def load_recipe(spec: str) -> list[Any]:
     except (Exception, SystemExit) as error:
         raise ValueError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
     if name not in names:
-        chains = [other for other, value in names.items() if isinstance(value, list | tuple | Chain)]
-        alternatives = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain"
+        chains = [other_name for other_name, value in names.items() if isinstance(value, list | tuple | Chain)]
+        alternatives = f"it has {', '.join(chains)}" if chains else "it has no list or Chain"
         raise ValueError(f"--recipe {spec}: {path} has no {name!r}; {alternatives}")
     value = names[name]
     if isinstance(value, Compose):
         value = list(value.transforms)
     if not isinstance(value, list | tuple | Chain):
         kind = type(value)
-        library = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"
+        library = "" if kind.__module__ == "builtins" else f" from {kind.__module__.partition('.')[0]}"
         raise ValueError(
-            f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got one {kind.__name__}"
+            f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got type {kind.__name__}"
             f"{library}"
-            + ("; convert it with gpuload.transforms.from_torchvision" if library == " of torchvision" else "")
+            + ("; convert it with gpuload.transforms.from_torchvision" if library == " from torchvision" else "")
         )
     try:
         chain = value if isinstance(value, Chain) else Chain(value)

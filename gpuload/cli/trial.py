@@ -19,7 +19,7 @@ from gpuload.errors import one_line
 __all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
 LIMIT_S: Final = 120.0
-RESULT: Final = b"gpuload-trial "  # begins a line with a result, since libraries print too
+RESULT: Final = b"gpuload-trial "  # marks the lines with results, since libraries also print to stdout
 LOCKED_BYTES: Final = 64 << 20
 TOLERANCE_LEVELS: Final = 3  # maximum average difference between decoders
 SIZE_WH: Final = (96, 64)
@@ -35,7 +35,8 @@ REGIONS: Final = (
 
 
 def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Run some of the `STEPS`. Return a dict for each: ``ok``, ``why`` it failed, and values specific to the step."""
+    """Run some of the `STEPS` in another process. Return a dict per step with ``ok``, ``why`` it failed, and
+    values specific to the step."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
         completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
@@ -124,7 +125,7 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
         result["other"] = "XPU"
     try:
         if torch.version.cuda and not torch.cuda.is_available():
-            torch.cuda.init()  # its error says why
+            torch.cuda.init()  # raises an error that says why
         for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
             properties = torch.get_device_module().get_device_properties(number)
             result["devices"].append({"name": properties.name, "bytes": properties.total_memory})
@@ -171,8 +172,8 @@ def _triton(jpeg: bytes) -> None:
 
     if not devices.is_available():
         return
-    if (missing := FusedBackend.missing(devices.current_device())) is not None:
-        raise RuntimeError(missing)
+    if (problem := FusedBackend.missing(devices.current_device())) is not None:
+        raise RuntimeError(problem)
     FusedBackend(devices.current_device())
 
 
@@ -211,13 +212,13 @@ def try_regions() -> dict[str, Any]:
             faults[name] = find_fault(decoder, device)
         except RuntimeError as error:
             faults[name] = str(error)
-    used = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
-    return {"version": library.__version__, "device": str(device), "faults": faults, "used": used}
+    used_decoders = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
+    return {"version": library.__version__, "device": str(device), "faults": faults, "used": used_decoders}
 
 
 def find_fault(decoder: Any, device: Any) -> str:
-    """Return a description of a fault in a decoder's regions, or "". Regions, many in one call, must be identical to
-    the same parts of the entire picture. Pictures that the decoder refuses to decode entirely do not count."""
+    """Return a description of a fault in a decoder's regions, or "". Regions, decoded in one call, must be identical
+    to the same parts of the entire picture. Pictures that the decoder refuses to decode as a whole are ignored."""
     import numpy as np
 
     from gpuload.stage.decode.backend import Refused, Source, fetch

@@ -3,9 +3,9 @@
 `ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
 with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
 
-A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object lists to be
-repeated by a copy; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with its rows.
-A table in memory is pickled as its buffers.
+A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded
+for copies to replay; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with its
+rows. A table in memory is pickled as its buffers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PLAIN: Final = {
     ("datasets.features.image", "Image"),
 }
 LISTS: Final = {("datasets.features.features", name) for name in ("List", "LargeList", "Sequence")}
-# Changes of a memory-mapped table that pyarrow alone can repeat: names of methods of pyarrow.Table.
-REPEATABLE: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
+# Changes of a memory-mapped table that pyarrow alone can replay: names of methods of pyarrow.Table.
+REPLAYABLE: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
 MAX_UNUSED_BYTES: Final = 64 << 10  # a table is copied if its buffers exceed its own data by more than this
 
 
@@ -39,7 +39,7 @@ class Unsuitable(Exception):
 
 @dataclass(frozen=True)
 class MappedTable:
-    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods to repeat."""
+    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods to replay."""
 
     path: str
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
@@ -89,7 +89,7 @@ class ArrowRows:
         Args:
             dataset: the dataset.
             columns: the names of a sample's columns, in the sample's order.
-            copies: filled with the version of each in-memory table that is pickled, keyed by the `id` of the dataset's
+            copies: is filled with the pickled version of each in-memory table, keyed by the `id` of the dataset's
                 table.
 
         Raises:
@@ -223,7 +223,7 @@ def _mapped(table: Any) -> MappedTable:
                 if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, but was cast")
             name, args, keywords = "select", (schema.names,), {}  # the cast only changed the order and the metadata
-        if name not in REPEATABLE:
+        if name not in REPLAYABLE:
             raise Unsuitable(f"its table was changed by {name}()")
         rows = getattr(rows, name)(*args, **keywords)
         calls.append((name, args, keywords))

@@ -38,7 +38,7 @@ class LabelledPaths(Lazy[tuple[str, Any]]):
 
 
 class ImageFileDataset(Dataset):
-    """Base of all datasets of image files."""
+    """The base class of all datasets of image files."""
 
     mode: Mode
     paths: Paths
@@ -76,8 +76,8 @@ class ImageFileDataset(Dataset):
 
     @property
     def __getitems__(self) -> Any:
-        """A function that fetches several samples in one request. Exists for URLs only: it is faster to read files one
-        by one, each before it is decoded."""
+        """A function that fetches several samples in one request. Exists for URLs only: local files are read
+        faster one by one, each just before it is decoded."""
         if self._remote is None:
             raise AttributeError("__getitems__")
         return self._fetch
@@ -117,6 +117,6 @@ def pack_labels(labels: Sequence[Any]) -> Any:
 
 
 def in_smallest_type(array: np.ndarray) -> np.ndarray:
-    """Return integers in the smallest type that holds them all; other numbers as they are."""
+    """Return integers in the smallest type that holds them all; return other numbers unchanged."""
     dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
     return array.astype(dtype) if dtype.kind in "iu" else array  # numpy promotes uint64 with int8 to float64

@@ -10,9 +10,9 @@ written twice.
 A reader accepts an entry only if its key, sample number, length and CRC-32 are right; an entry that was evicted in the
 meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, it loses
 the lock; the next process that takes the lock finds `dirty` set, and frees all pages that the table does not refer to.
-So does the first process after the machine was started. An ``flock`` lock belongs to an open file description and is
-released when its last descriptor is closed, which also happens when a process is killed. An inherited descriptor shares
-its open file description with the parent's, so each process opens the memfd again.
+The first process after a restart of the machine does the same. An ``flock`` lock belongs to an open file description
+and is released when its last descriptor is closed, which also happens when a process is killed. An inherited descriptor
+shares its open file description with the parent's, so each process opens the memfd again.
 
 The least recently used entries are evicted first, 1/64 of the cache at a time. The allowed bytes adapt to the hit rate:
 once the number of *repeated* requests equals the number of samples, two rates since the last check are compared. One is
@@ -55,7 +55,7 @@ ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, the sample's number,
 EVICTION_DIVISOR: Final = 64
 MIN_SHARE_DIVISOR: Final = 16
 MIN_GAIN: Final = 0.01
-MAX_FILE_BYTES: Final = 1 << 43  # a longer file is emptied: ext4 ends at 2**44
+MAX_FILE_BYTES: Final = 1 << 43  # a longer file is emptied, since ext4's limit is 2**44 bytes
 DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -219,9 +219,9 @@ class Entries:
                 return  # another process was faster
             self._adapt()
             try:
-                missing = head.used + pages * PAGE - head.allowed
-                if missing > 0:
-                    self._evict(missing)
+                excess_bytes = head.used + pages * PAGE - head.allowed
+                if excess_bytes > 0:
+                    self._evict(excess_bytes)
                 if os.fstat(self._fd).st_size > MAX_FILE_BYTES:
                     self._evict(head.used)
                     os.ftruncate(self._fd, start)
@@ -342,10 +342,10 @@ class Entries:
         if requests < max(1, self._place.samples):
             return
         rate = (hits - head.hits_before) / requests
-        possible = rate + (near_misses - head.near_before) / requests
-        if possible < MIN_GAIN:
+        possible_rate = rate + (near_misses - head.near_before) / requests
+        if possible_rate < MIN_GAIN:
             head.allowed = max(head.limit // MIN_SHARE_DIVISOR, head.allowed // 2)
-        elif possible - rate > MIN_GAIN:
+        elif possible_rate - rate > MIN_GAIN:
             head.allowed = min(head.limit, 2 * head.allowed)
         head.requests_before, head.hits_before, head.near_before = hits + repeated_misses, hits, near_misses
 

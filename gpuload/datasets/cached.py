@@ -34,7 +34,7 @@ __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
-SETTLED_NS: Final = 100_000_000  # a file with a change this close before the read may have changed during the read
+SETTLED_NS: Final = 100_000_000  # a file changed this shortly before it was read may also have changed during the read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
 MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that rebuild a value from its parts, keyed by kind
@@ -80,7 +80,7 @@ class Cached(View):
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
     bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
     augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again after that file has
-    changed. The least recently used samples are evicted first. All other attributes are those of the dataset.
+    changed. The least recently used samples are evicted first. All other attributes come from the dataset.
 
     Args:
         dataset: the dataset to cache.
@@ -134,9 +134,9 @@ class Cached(View):
         numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
         samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
-        if missing := [number for number, entry in samples.items() if entry is None]:
+        if missing_numbers := [number for number, entry in samples.items() if entry is None]:
             started_ns = time.time_ns() - SETTLED_NS
-            for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
+            for number, sample in zip(missing_numbers, fetched(self.dataset, missing_numbers), strict=True):
                 images = _images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 samples[number] = stamps, sample
@@ -151,8 +151,10 @@ class Cached(View):
     def statistics(self) -> CacheStatistics:
         """Return the counts of all processes since this object was created, and the current content of the cache."""
         totals = self._entries.totals()
-        new = {name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")}
-        return CacheStatistics(**(totals | new), bytes_limit=self._place.limit_bytes)
+        new_counts = {
+            name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")
+        }
+        return CacheStatistics(**(totals | new_counts), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
         """Drop a sample, see `gpuload.datasets.kinds.forget`."""
@@ -310,7 +312,7 @@ def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
     place = f"{path} of the sample" if path else "the sample"
     raise TypeError(
-        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not take; {_EXPECTED}"
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
     )
 
 
@@ -322,8 +324,8 @@ _EXPECTED = (
 
 def _is_packable(tensor: Any) -> bool:
     """Return whether a tensor is plain numbers in main memory, without a gradient or a special layout."""
-    special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-    return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
+    is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return not is_special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
 def _rebuild(description: Any, blobs: Iterator[memoryview]) -> Any:

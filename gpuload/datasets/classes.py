@@ -15,7 +15,7 @@ from gpuload.errors import one_line
 __all__ = ["Classes", "check_known", "class_names", "shown", "warn_of_other_classes"]
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
-SHOWN: Final = 3  # names that a message lists
+SHOWN: Final = 3  # maximum number of names in a message
 EXPECTED: Final = (
     "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
     "such as the train split"
@@ -69,17 +69,17 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
 
 def warn_of_other_classes(datasets: Sequence[Any]) -> None:
     """Warn if joined datasets use the same label for different classes or COCO categories."""
-    first: tuple[Any, dict[Any, Any]] | None = None
+    reference: tuple[Any, dict[Any, Any]] | None = None
     for dataset in datasets:
         names = _names_of(dataset)
         if not names:
             continue
-        first = first or (dataset, names)
+        reference = reference or (dataset, names)
         for label, name in names.items():
-            expected = first[1].get(label, name)
+            expected = reference[1].get(label, name)
             if name != expected:
                 warnings.warn(
-                    f"{_short(first[0])} and {_short(dataset)} are joined, but number their classes differently: "
+                    f"{_short(reference[0])} and {_short(dataset)} are joined, but number their classes differently: "
                     f"label {label} is {expected!r} in the first and {name!r} in the second. Pass the same classes= to "
                     "both, a list of all names; in COCO's files, use the same category ids",
                     stacklevel=4,
@@ -96,8 +96,8 @@ def _names_of(dataset: Any) -> dict[Any, Any]:
 
 def shown(names: Sequence[str]) -> str:
     """Return the first names and the number of further names, for a message."""
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more
+    suffix = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + suffix
 
 
 def _short(value: Any) -> str:

@@ -277,7 +277,7 @@ class CocoTargets(Lazy[Any]):
     names: list[str]  # the optional targets to build: masks, keypoints
     keypoint_count: int  # keypoints per object
     extra_fields: list[str]  # area and iscrowd, if all annotations have them
-    selection_call: str  # how a user selects other names, for messages
+    selection_call: str  # the call with which a user selects other targets, for messages
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -331,7 +331,7 @@ def _build_targets(
     """Return the targets of all images, with `lists` not packed yet, and warnings for the user.
 
     `annotations` has one list per image. `names` are the optional targets to build; None means all that the annotations
-    have. `source` is the file's name in messages; `how` is the `selection_call` of `CocoTargets`.
+    have. `source` is the file's name in messages; `selection_call` is that of `CocoTargets`.
 
     Raises:
         ValueError: a field of an annotation or image is missing or invalid; the message names it.
@@ -368,12 +368,12 @@ def _build_targets(
 
 
 def _omit_remedy(name: str, names: list[str], selection_call: str) -> str:
-    """Return how to do without a target, as the remedy of a message."""
-    return f"leave {name} out, with {selection_call.format(tuple(other for other in names if other != name))}"
+    """Return the remedy that omits a target, for a message."""
+    return f"omit {name}, with {selection_call.format(tuple(other for other in names if other != name))}"
 
 
 def _image_size(image: Any, names: list[str], selection_call: str) -> tuple[int, int]:
-    """Return the height and width that the file gives for an image; 0, 0 if it gives none."""
+    """Return the height and width of an image according to the file; 0, 0 if the file does not have them."""
     size = image.get("height"), image.get("width")
     if all(type(length) is int and 0 < length < 1 << 31 for length in size):
         return size
@@ -466,7 +466,7 @@ def _shorten(value: Any) -> str:
 
 
 def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
-    """Return a warning if some annotations, `strays` out of `count`, refer to an id that is not among `ids`.
+    """Return a warning if some annotations, those `unmatched` out of `count`, refer to an id that is not among `ids`.
 
     Raises:
         ValueError: all annotations refer to unknown ids.
@@ -493,14 +493,15 @@ def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
 def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
     """Return a warning if polygons have fewer than three points, else ""."""
     lists = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
-    small = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
-    if not small:
+    affected = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
+    if not affected:
         return ""
-    empty = sum(not _valid_polygons(annotation["segmentation"]) for annotation in small)
+    empty_count = sum(not _valid_polygons(annotation["segmentation"]) for annotation in affected)
     return (
-        f"{len(small):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three points, "
-        f"which have no area and are ignored; {empty:,} of them have no other polygon, so their masks are empty. The "
-        f"first is annotation {_shorten(small[0].get('id'))}. Correct the polygons, or remove them from the file"
+        f"{len(affected):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three "
+        f"points, which have no area and are ignored; {empty_count:,} of them have no other polygon, so their "
+        f"masks are empty. The first is annotation {_shorten(affected[0].get('id'))}. Correct the polygons, or "
+        "remove them from the file"
     )
 
 
@@ -553,7 +554,7 @@ def _object_mask(annotation: Any, height: int, width: int, selection_call: str) 
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "building masks from COCO's polygons needs pycocotools, which is not installed: pip install "
-                f"pycocotools, or leave masks out, with {selection_call.format(())}"
+                f"pycocotools, or omit masks, with {selection_call.format(())}"
             ) from error
         segmentation = coco.merge(coco.frPyObjects(segmentation, height, width))
     try:
@@ -575,8 +576,8 @@ def _object_mask(annotation: Any, height: int, width: int, selection_call: str) 
 def _unpack_runs(text: str | bytes) -> np.ndarray:
     """Return the run lengths in COCO's text.
 
-    A character holds six bits, as a code from 48 on. Five of them belong to a number, lowest bits first; the sixth is
-    set if more characters of this number follow. A number's highest bit is its sign. From the fourth number on, the
+    Each character holds six bits, as a code from 48 on. Five of them belong to a number, lowest bits first; the sixth
+    is set if more characters of this number follow. A number's highest bit is its sign. From the fourth number on, the
     text has the difference to the number two places before.
     """
     values = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48

@@ -1,4 +1,4 @@
-"""Reading complete image files. Refuses anything but regular files, files that are too large, and large files that do
+"""Reads complete image files. Refuses anything but regular files, files that are too large, and large files that do
 not start like an image.
 
 Runs in any process that reads a dataset. While a loader reads samples, `limited` sets its limits for file sizes and for
@@ -62,7 +62,7 @@ STARTS: Final[dict[str, tuple[bytes, ...]]] = {
     "QOI": (b"qoif",),
 }
 
-# Other kinds of files that are often found in place of images, by their first bytes, each with a remedy. Text is
+# Files that are often found in place of images: their first bytes, their kind, and a remedy. Text is
 # compared in lower case, without leading blanks.
 SERVER_PAGE: Final = "as a server sends instead of a file that it refuses; download it again"
 IN_THE_DATASET: Final = "decode it in the dataset and return gpuload.Image(array)"
@@ -77,7 +77,7 @@ NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"%!ps", "a PostScript drawing; render it to PNG"),
     (b"pk\3\4", "a ZIP archive; unpack it"),
     (b"\x1f\x8b", "compressed by gzip; unpack it"),
-    (b"\x93numpy", "a NumPy array; return gpuload.Image(numpy.load(path)), or read it by gpuload.ArrayFile"),
+    (b"\x93numpy", "a NumPy array; return gpuload.Image(numpy.load(path)), or read it with gpuload.ArrayFile"),
     (b"8bps", f"a Photoshop document; {IN_THE_DATASET}"),
     (b"\xff\n", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
     (b"\0\0\0\x0cjxl ", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
@@ -99,7 +99,7 @@ def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Itera
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a complete file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
+    """Read a complete file. For 130 KB in the page cache, this takes 25 µs; `open(buffering=0)` takes 32, `open` 40.
 
     Raises:
         OSError: the file is missing, or is not a regular file.
@@ -287,8 +287,8 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """A count of what this thread has read from this machine's disks, including read-ahead. The kernel does not count
-    network file systems."""
+    """A monitor of this thread's reads from this machine's disks, including read-ahead. The kernel does not count reads
+    from network file systems."""
 
     def __init__(self) -> None:
         self._blocks = 0

@@ -183,7 +183,8 @@ class ImageFiles(_ScannedFolder):
     Yields `Encoded`. Folders are sorted by path, files in a folder by name. Files of other programs are skipped, as in
     `ImageFolder`.
 
-    Arguments and errors are the same as for `ImageFolder`; FileNotFoundError also if there are no images.
+    Arguments (except `classes`) and errors are the same as for `ImageFolder`; a folder without images raises
+    FileNotFoundError.
 
     Attributes:
         paths: the full path of each image, in a sequence that builds each str on access.
@@ -230,10 +231,10 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _refuse_empty(folder: str, empty: list[str], searched: str) -> None:
+def _refuse_empty(folder: str, names: list[str], searched: str) -> None:
     raise FileNotFoundError(
-        f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: "
-        f"{shown(empty)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
+        f"{'a class has' if len(names) == 1 else f'{len(names)} classes have'} no images in {folder!r}: "
+        f"{shown(names)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
         "not remove its folder, which would change the labels of the classes after it: pass classes=train, the data "
         "set of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
     )

@@ -197,10 +197,12 @@ def _check_images(plan: Any, columns: list[str], got: str) -> None:
 
 def _columns(dataset: Any) -> list[str]:
     """Return the names of a sample's columns, in the sample's order."""
-    selected, order = dataset.format["columns"], [*dataset.info.features]
-    ordered = [name for name in order if name in selected]
+    selected_names, all_names = dataset.format["columns"], [*dataset.info.features]
+    names = [name for name in all_names if name in selected_names]
     return (
-        ordered + [name for name in order if name not in selected] if dataset.format["output_all_columns"] else ordered
+        names + [name for name in all_names if name not in selected_names]
+        if dataset.format["output_all_columns"]
+        else names
     )
 
 

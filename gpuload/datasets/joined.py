@@ -21,7 +21,7 @@ __all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
 
 
 class Dataset:
-    """Base of gpuload's map-style datasets."""
+    """The base class of gpuload's map-style datasets."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -39,7 +39,7 @@ class Dataset:
         Use it for captions and targets. Images are not decoded yet: transform them in ``Loader(transforms=…)``.
 
         Args:
-            fn: takes a sample of the dataset, and returns the sample to use instead. It may draw random numbers:
+            fn: a function that takes a sample of the dataset and returns its replacement. It may draw random numbers:
                 gpuload seeds the global generators for each sample.
 
         Raises:
@@ -136,7 +136,7 @@ class Joined(Dataset):
 
 
 class View(Dataset):
-    """Base of datasets that wrap another dataset, and share everything but its samples.
+    """The base class of datasets that wrap another dataset, and delegate all other attributes to it.
 
     Attributes:
         dataset: the inner dataset.
@@ -159,7 +159,7 @@ class View(Dataset):
 
 
 class Mapped(View):
-    """A dataset with functions applied to its samples, the result of ``map()``. All other attributes are those of the
+    """A dataset with functions applied to its samples, the result of ``map()``. All other attributes come from the
     inner dataset.
 
     Attributes:
@@ -169,7 +169,7 @@ class Mapped(View):
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         if not callable(fn):
-            raise TypeError(f"map() takes a function of a sample, which returns the new one, got {fn!r}")
+            raise TypeError(f"map() takes a function that converts a sample, got {fn!r}")
         is_mapped = isinstance(dataset, Mapped)
         super().__init__(dataset.dataset if is_mapped else dataset)
         self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if is_mapped else (fn,)

@@ -1,7 +1,7 @@
 """The kind of a user's dataset, recognised by the name of its class, so that neither torch nor other libraries are
 imported.
 
-A subclass may behave differently, so it is not of its base's kind. Runs in workers and in the main process.
+A subclass may behave differently, so it does not count as its base class. Runs in workers and in the main process.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def check_map_style(dataset: Any, taker: str, changing: tuple[str, ...]) -> None:
+def check_map_style(dataset: Any, wrapper_name: str, changing_methods: tuple[str, ...]) -> None:
     """Refuse a dataset whose samples cannot be cached.
 
     Raises:
-        TypeError: the dataset is not map-style, or has one of the methods in `changing`, which change its samples; the
-            message names the `taker`.
+        TypeError: the dataset is not map-style, or has one of the `changing_methods`, which change its samples; the
+            message contains the `wrapper_name`.
     """
     check_dataset(dataset)
     name = type(dataset).__name__
     if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"{taker}() takes a map-style dataset, with a length and an index for each sample, got {name}")
-    for method in changing:
+        raise TypeError(f"{wrapper_name}() takes a map-style dataset, which has __len__ and __getitem__, got {name}")
+    for method in changing_methods:
         if callable(getattr(dataset, method, None)):
             raise TypeError(
-                f"{name} has {method}(), so its samples change while it is used, and cached samples would not; cache "
+                f"{name} has {method}(), so its samples change while it is used, but cached samples would not; cache "
                 "the dataset that it reads from instead"
             )
 
@@ -109,8 +109,8 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only call the inner
-    datasets, so those decide.
+    """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only calls the inner
+    datasets, so the answer depends on these.
 
     A dataset with functions from ``map()`` qualifies only if these functions are still called one by one (`each_of`):
     they may draw random numbers, and the generators are seeded for each sample.
@@ -153,8 +153,8 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Drop a sample that cannot be decoded from all caches on its way, so that it is read again. Return the names of
-    the caches that had the sample."""
+    """Remove a damaged sample from all caches that hold it, so that it is read again. Return the names of the
+    caches that had the sample."""
     if _kind(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
     if _kind(dataset) == DEVICE_CACHED:
@@ -174,7 +174,7 @@ def _is_gpuload_with(dataset: Any, method: str) -> bool:
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
     """Return the block boundaries of a map-style dataset, from its method ``blocks()``, as int64: the first sample of
-    each block that is read as one, and the length. None if the dataset has no such blocks.
+    each block, which is read as a unit, and the length. None if the dataset has no such blocks.
 
     Raises:
         TypeError, ValueError: the method returned something else.

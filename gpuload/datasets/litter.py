@@ -20,7 +20,7 @@ LITTER: Final = re.compile(
     rb"(?:\.ipynb_checkpoints|@eaDir|\.@__thumb|#recycle|\$RECYCLE\.BIN|__MACOSX|\.AppleDouble|\.Trashes|\.Trash(?:-\d+)?)"
     rb"(?:/|$)|\._[^/]*$)"
 )
-STARTS: Final = frozenset(b".@#$_")  # the first characters of such names, for a cheap test
+STARTS: Final = frozenset(b".@#$_")  # the first characters of litter's names, for a cheap test
 SHOWN: Final = 3
 
 

@@ -19,17 +19,17 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         nbytes: the size.
 
     Raises:
-        LimitError: the kernel or a sandbox does not allow such a file, or not this size.
+        LimitError: the kernel or a sandbox does not allow such a file, or a file of this size.
     """
     try:
         descriptor = os.memfd_create(f"gpuload-{purpose}", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-            raise  # too many open files, say
+            raise  # for example, too many open files
         raise LimitError(
             f"shared memory cannot be created ({error}): gpuload needs the system call memfd_create, which requires "
-            "Linux 3.17 or newer and a Python built with it; allow it in the seccomp profile of the container or "
-            "sandbox"
+            "Linux 3.17 or newer and a Python built with support for it; allow it in the seccomp profile of the "
+            "container or sandbox"
         ) from error
     try:
         if nbytes:

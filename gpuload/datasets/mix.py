@@ -21,7 +21,7 @@ __all__ = ["Mix", "find_mix"]
 
 MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that shares of a remainder fit into 64 bits
 DENOMINATOR: Final = 10**6  # a weight within 1e-12 of a fraction with this maximum denominator is rounded: 0.7 is 7/10
-KINDS: Final = (  # of leaves; any other type may be an image or a target of another library
+KINDS: Final = (  # kinds of leaves; a leaf of any other type may be an image or a target of another library
     ((Encoded, Image), "image"),
     (Mask, "mask"),
     (Boxes, "boxes"),
@@ -123,8 +123,7 @@ def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
             )
         if not has_samples(dataset):
             raise TypeError(
-                f"Mix() takes map-style data sets, with a length and an index for each sample, but {name} is of type "
-                f"{kind}"
+                f"Mix() takes map-style data sets, which have __len__ and __getitem__, but {name} is of type {kind}"
             )
         if not len(dataset):
             raise ValueError(f"Mix() takes data sets with samples, but {name}, of type {kind}, has length 0; remove it")
@@ -173,7 +172,7 @@ def _simplify(share: Fraction) -> Fraction:
 def _check_forms(datasets: list[Any]) -> None:
     """Refuse data sets whose first samples have different forms. Only gpuload's data sets are checked: reading a sample
     of a user's data set may open a file, after which the data set could not be sent to workers."""
-    first: tuple[list[Any], str] | None = None
+    reference: tuple[list[Any], str] | None = None
     for number, dataset in enumerate(datasets):
         if not draws_nothing(dataset, stored=True):
             continue
@@ -184,11 +183,11 @@ def _check_forms(datasets: list[Any]) -> None:
             continue
         parts = _form_parts(form, iter(leaves))
         name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
-        if first is None:
-            first = parts, name
-        elif not _are_compatible(parts, first[0]):
+        if reference is None:
+            reference = parts, name
+        elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same form, but {first[1]}, and {name}; convert them "
+                f"Mix() takes data sets whose samples have the same form, but {reference[1]}, and {name}; convert them "
                 "with .map(fn)"
             )
 

@@ -1,4 +1,4 @@
-"""Replacements for arguments of other libraries' datasets, for the error about an unknown argument."""
+"""Replacements for arguments of other libraries' datasets, for the error message about an unknown argument."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INSTEAD: Final = {
     # torchvision
     "transform": IN_BATCHES,
     "transforms": IN_BATCHES,
-    "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
+    "target_transform": "change its label array before creating the Loader: dataset.labels = table[dataset.labels]",
     "loader": "samples contain the bytes of files, which the Loader decodes; decode=gpuload.Decode(…) sets the options",
     "is_valid_file": "extensions=('.jpg', …) selects the files that are images",
     "classes": "its images have no labels; gpuload.ImageFolder has classes",
-    "allow_empty": "with classes=[…], the names of all classes, a class may have no images",
+    "allow_empty": "pass classes=[…] with the names of all classes; a class may then have no images",
     "annFile": "write annotations=…",
     # WebDataset
     "urls": "write shards=…",
@@ -29,7 +29,7 @@ INSTEAD: Final = {
     "resampled": "gpuload.Loader(dataset, weights=np.ones(len(dataset))) draws with replacement",
     "handler": "gpuload.Loader(dataset, on_error='skip') skips samples that fail",
     "cache_dir": "gpuload.Cached(dataset, bytes_limit, where='disk', path=…) caches samples on a local disk",
-    # common to many
+    # common to many libraries
     "shuffle": BY_LOADER,
     "batch_size": "gpuload.Loader(dataset, batch_size=…) makes batches",
     "num_workers": "gpuload.Loader(dataset, num_workers=…) reads in several processes",

@@ -1,4 +1,4 @@
-"""Finding the images and targets in a sample. Runs in workers without torch, so types are recognised by attributes.
+"""Finds the images and targets in a sample. Runs in workers without torch, so types are recognised by attributes.
 
 Only a leaf that is declared as an image is an image: `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`.
 A plain array is data. There is one exception: if the transforms need an image and the sample declares none, the only
@@ -6,9 +6,9 @@ array that can be an image is used. This is a uint8 array H×W×C or tensor C×H
 frames, or a clip with one more axis. If another leaf could be the image too, or if the array has the name of a mask,
 the sample is refused instead.
 
-*Strays* are leaves that were probably meant to be targets. One kind is masks, boxes and keypoints that are plain
-arrays, and so stay unchanged while the transforms move their image; the other is images that look like masks. Workers
-look for strays in their first few samples, for one warning.
+*Strays* are leaves that were probably meant to be targets: masks, boxes and keypoints in plain arrays, which stay
+unchanged while the transforms move their image, and images that look like masks. Workers look for strays in their first
+few samples, and warn once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_strays", "is_image_
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
 POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
-MAX_NAMED: Final = 3  # named in a warning
+MAX_NAMED: Final = 3  # strays that a warning names
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 UNDECLARED = NEVER_IMAGES | META | {np.ndarray}  # types that do not declare an image
 Images = dict[int, Encoded | Image]
@@ -98,13 +98,13 @@ def unfold_clips(
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
-    chosen = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
+    chosen_frames = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
     unfolded_images: Images = {}
     unfolded_targets: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
-            frames = [Image(clips[number][frame], "HWC") for frame in chosen[number]]
+            frames = [Image(clips[number][frame], "HWC") for frame in chosen_frames[number]]
             unfolded_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
@@ -114,7 +114,7 @@ def unfold_clips(
             unfolded_targets[len(unfolded)] = targets[number]
         unfolded.append(leaf)
     return (
-        unfold(structure, {leaf: len(frames) for leaf, frames in chosen.items()}),
+        unfold(structure, {leaf: len(frames) for leaf, frames in chosen_frames.items()}),
         unfolded,
         unfolded_images,
         unfolded_targets,
@@ -252,8 +252,8 @@ def _from_pil(image: Any, place: str) -> Image:
 
 
 def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """Convert a torchvision target to a gpuload target. If `plain` and gpuload cannot transform its boxes, return None
-    instead of raising an error."""
+    """Convert a torchvision target to a gpuload target. If `plain`, return None for boxes that gpuload cannot
+    transform, instead of raising an error."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":
@@ -306,8 +306,8 @@ def find_strays(
             remark = _stray_remark(leaves[leaf], name, set(sizes_hw.values()))
         if remark:
             remarks.setdefault(place, f"{place}, {remark}")
-    more = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
-    return "; ".join([*remarks.values()][:MAX_NAMED]) + more
+    suffix = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
+    return "; ".join([*remarks.values()][:MAX_NAMED]) + suffix
 
 
 def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:

@@ -17,7 +17,7 @@ from gpuload.datasets.kinds import check_map_style
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 
-MAX_DEPTH: Final = 8  # of the search in nested datasets
+MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
 
 class DeviceCached(View):
@@ -110,7 +110,7 @@ def numbers_of(dataset: Any) -> np.ndarray:
     outside = indices[(indices < -len(numbers)) | (indices >= len(numbers))]
     if len(outside):
         name = type(dataset.dataset).__name__
-        raise IndexError(f"there is no sample {outside[0]} among the {len(numbers)} of {name}")
+        raise IndexError(f"index {outside[0]} of a Subset is out of range: {name} has {len(numbers)} samples")
     return numbers[indices]
 
 

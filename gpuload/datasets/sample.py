@@ -4,7 +4,8 @@ their image; and metadata.
 A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` is left, top, right, bottom;
 ``"xywh"`` is left, top, width, height; ``"cxcywh"`` is centre, width, height.
 
-Datasets yield *samples*: trees of tuples, lists and dicts. Workers import this module; no torch, no Pillow.
+Datasets yield *samples*: trees of tuples, lists and dicts. Workers import this module, so it imports neither torch
+nor Pillow.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ FORMATS: Final = ("xyxy", "xywh", "cxcywh")
 # Pillow's modes with more than 8 bits. All have one channel: Pillow reduces colours to 8 bits. It never uses these
 # modes for files of up to 8 bits.
 DEEP: Final[dict[str, str]] = {
-    "I;16": "16 bits a pixel",
-    "I;16L": "16 bits a pixel",
-    "I;16B": "16 bits a pixel",
-    "I;16N": "16 bits a pixel",
+    "I;16": "16 bits per pixel",
+    "I;16L": "16 bits per pixel",
+    "I;16B": "16 bits per pixel",
+    "I;16N": "16 bits per pixel",
     "I": "32-bit integers",
     "F": "32-bit floats",
 }
@@ -249,8 +250,8 @@ class Boxes:
         negative = array[:, 2:] < (array[:, :2] if self.format == "xyxy" else 0)
         if negative.any():
             row = int(negative.any(axis=1).argmax())
-            what = "ends before it begins" if self.format == "xyxy" else "has a negative width or height"
-            raise ValueError(f"box {row} {what}: {array[row].tolist()} as {self.format!r}; is the format right?")
+            defect = "ends before it begins" if self.format == "xyxy" else "has a negative width or height"
+            raise ValueError(f"box {row} {defect}: {array[row].tolist()} as {self.format!r}; is the format right?")
         object.__setattr__(self, "array", array)
 
 
@@ -287,7 +288,7 @@ LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are
 
 
 class MetaDict(dict[Any, Any]):
-    """A dict that counts as one leaf: metadata, which a batch has unchanged, in a list."""
+    """A dict that counts as one leaf: metadata, which a batch contains unchanged, in a list."""
 
 
 class MetaList(list[Any]):
@@ -307,7 +308,7 @@ class MetaFloat(float):
 
 
 class MetaValue:
-    """A metadata object whose type cannot be subclassed, such as None; compares and tests true like that object."""
+    """Metadata whose type cannot be subclassed, such as None; it equals the original, with the same truth value."""
 
     __slots__ = ("value",)
 
@@ -368,8 +369,9 @@ def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse an image of more than 4 channels whose shape suggests that it has another layout."""
     height, width, channels = shape
-    other, axis = (height, width) if layout != "CHW" else (width, height)  # `other`: its channels in the other layout
-    if other <= 4 < axis or (layout is None and channels >= min(height, width)):
+    # The number of channels, and the length of another axis, if the array had the other layout.
+    other_channels, other_axis = (height, width) if layout != "CHW" else (width, height)
+    if other_channels <= 4 < other_axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
             f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels; its shape suggests another "
             "layout: pass layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"
@@ -377,7 +379,7 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
 
 
 def _as_numbers(name: str, value: Any) -> np.ndarray:
-    """Return the user's numbers as an array of a dtype that torch has too. A mask on a device, for `gpuload.Augment`,
+    """Return the user's numbers as an array of a dtype that torch also has. A mask on a device, for `gpuload.Augment`,
     is returned unchanged."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
@@ -479,7 +481,7 @@ def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | N
     Example:
         >>> too_deep("this PNG", "RGB")
         >>> too_deep("this PNG", "I;16").partition(",")[0]
-        "this PNG holds 16 bits a pixel (Pillow mode 'I;16')"
+        "this PNG holds 16 bits per pixel (Pillow mode 'I;16')"
     """
     if mode not in DEEP:
         return None

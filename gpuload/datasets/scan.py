@@ -1,4 +1,4 @@
-"""Finding the image files below a folder, in an order that is the same on every machine.
+"""Finds the image files below a folder, in an order that is the same on every machine.
 
 Runs once, in the main process, when a dataset is created. Names are handled as bytes, so the locale and the order of
 `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read, so
@@ -31,9 +31,9 @@ __all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path"]
 
 Entry = TypeVar("Entry")
 
-ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
-WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
-SETTLED_NS: Final = 2_000_000_000  # after a change within this time before a scan, another change may go unnoticed
+ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as in os.fsdecode
+WIDE_BYTES: Final = 1 << 32  # from this size on, offsets do not fit into uint32
+SETTLED_NS: Final = 2_000_000_000  # a folder that changed so recently could change again and keep its time
 
 
 class Scanner:
@@ -67,16 +67,15 @@ class Scanner:
             OSError: a folder cannot be read.
             ValueError: a link points outside the root, or is circular.
         """
-        images: dict[
-            bytes, tuple[bytes, np.ndarray]
-        ] = {}  # for each folder: all names in one buffer, and their lengths
-        waiting = [start]
-        while waiting:
-            folder = waiting.pop()
+        # For each folder: all names in one buffer, and their lengths.
+        images: dict[bytes, tuple[bytes, np.ndarray]] = {}
+        pending = [start]
+        while pending:
+            folder = pending.pop()
             prefix, names = os.path.join(folder, b""), []
             for entry, is_folder in self._entries(folder):
                 if is_folder:
-                    waiting.append(prefix + entry.name)
+                    pending.append(prefix + entry.name)
                 elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
                     names.append(prefix + entry.name)
             if names:
@@ -156,10 +155,10 @@ class Scanner:
     def _check_no_circle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
         """Refuse a link to one of its parent folders: every circle contains such a link."""
         target = link.stat()
-        above = self._root
+        ancestor = self._root
         for name in [b"", *folder.split(b"/")]:
-            above = os.path.join(above, name)
-            if os.path.samestat(target, os.stat(above)):
+            ancestor = os.path.join(ancestor, name)
+            if os.path.samestat(target, os.stat(ancestor)):
                 raise self._circular_link(link.path)
 
     def _circular_link(self, link: bytes) -> ValueError:

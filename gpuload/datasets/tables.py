@@ -1,7 +1,8 @@
-"""Datasets of plain data in memory, which are read a batch at a time, without a call per sample. In workers; no torch.
+"""Datasets of plain data in memory, which are read one batch at a time, without a call per sample.
 
-These are arrays and tensors, whose rows are samples; lists, tuples and dicts of samples; torch's `TensorDataset`; and
-`StackDataset` and `Subset` of these. Subclasses do not count, since they may behave differently.
+Runs in workers; no torch. The datasets are arrays and tensors, whose rows are samples; lists, tuples and dicts of
+samples; torch's `TensorDataset`; and `StackDataset` and `Subset` of these. Subclasses do not count, since they may
+behave differently.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Columns | None:
 
 
 def _of_array(array: np.ndarray, keys: np.ndarray) -> Columns | None:
-    usable = array.ndim and array.dtype.name in NUMBERS and array.dtype.isnative
-    if not usable or keys.min() < 0 or keys.max() >= len(array):  # reading one by one reports the invalid key
+    is_usable = array.ndim and array.dtype.name in NUMBERS and array.dtype.isnative
+    if not is_usable or keys.min() < 0 or keys.max() >= len(array):  # reading one by one reports the invalid key
         return None
     return LEAF, [Picked(array, keys)]
 
 
 def _of_tensor(tensor: Any, keys: np.ndarray) -> Columns | None:
-    special = tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
-    if special or str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
+    is_special = tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    if is_special or str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
         return None
     if str(tensor.dtype).removeprefix("torch.") not in NUMBERS:
         return None

@@ -93,7 +93,7 @@ def wrap(
         TypeError: the dataset has an unsupported type, a transform or a format, or its class overrides the reading of
             samples; the message says which, with a remedy.
         ValueError: a COCO file name points outside the dataset's root; annotations lack a box, or lack masks that
-            others have; an argument is invalid.
+            other annotations have; an argument is invalid.
 
     Example:
         >>> wrap([1, 2])
@@ -111,14 +111,14 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
     name = f"{cls.__module__}.{cls.__qualname__}"
     base_classes = {(base.__module__, base.__name__) for base in cls.__mro__}
     got = f"got a {name}{context}"
-    detection = (COCO, "CocoDetection") in base_classes and (COCO, "CocoCaptions") not in base_classes
-    if coco != {"annotations": None, "crowds": True} and not detection and not base_classes & CONTAINERS:
+    is_detection = (COCO, "CocoDetection") in base_classes and (COCO, "CocoCaptions") not in base_classes
+    if coco != {"annotations": None, "crowds": True} and not is_detection and not base_classes & CONTAINERS:
         raise TypeError(f"{got}; annotations= and crowds= apply to torchvision's CocoDetection only; remove them")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
     if TENSORS in base_classes and base_classes & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
         inner = cls.__bases__[1].__name__  # its bases are the wrapper's class and the dataset's class
-        targets = ", which has boxes, labels and masks in its targets too" if detection else ""
+        targets = ", which has boxes, labels and masks in its targets too" if is_detection else ""
         raise TypeError(
             f"{got}, which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the "
             f"{inner} itself, as in gpuload.wrap({inner}(…)){targets}"
@@ -131,7 +131,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
     if (COCO, "CocoDetection") in base_classes:
         _check_methods(cls, COCO, (*SEQUENCE, "_load_image", "_load_target"), got)
         _check_transforms(dataset, got)
-        return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if detection else "raw", coco["crowds"])
+        return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if is_detection else "raw", coco["crowds"])
     if base_classes & CONTAINERS:
         _check_methods(cls, TORCH, SEQUENCE, got)
         container = copy.copy(dataset)
@@ -153,7 +153,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
     check_dataset(dataset)
     if is_iterable(dataset):
         raise TypeError(
-            f"{got}, an iterable dataset, which needs no wrap(): pass it to gpuload.Loader unchanged. To leave "
+            f"{got}, an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave "
             "decoding to gpuload, let it yield gpuload.Encoded(bytes) instead of images"
         )
     raise TypeError(f"{got}; {SUPPORTED}. {OTHER_DATASETS}")
@@ -195,18 +195,18 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
         method = getattr(cls, name, None)
         if method is not None and getattr(method, "__module__", None) != module:
             if module == TORCH:
-                why, advice = "which may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
+                problem, advice = "which may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
             else:
-                why = "whose effect on images would be lost"
-                advice = "Return gpuload.read(path) from it instead of the image; that needs no wrap()"
-            raise TypeError(f"{got}, whose class overrides {name}, {why}. {advice}")
+                problem = "whose effect on images would be lost"
+                advice = "Return gpuload.read(path) from it instead of the image; this does not need wrap()"
+            raise TypeError(f"{got}, whose class overrides {name}, {problem}. {advice}")
 
 
 def _check_transforms(dataset: Any, got: str) -> None:
-    joint = dataset.transforms
-    if (type(joint).__module__, type(joint).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
-        joint = joint.transform  # its target_transform stays
-    for name, function in (("transform", dataset.transform), ("transforms", joint)):
+    joint_fn = dataset.transforms
+    if (type(joint_fn).__module__, type(joint_fn).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
+        joint_fn = joint_fn.transform  # its target_transform stays
+    for name, function in (("transform", dataset.transform), ("transforms", joint_fn)):
         if function is not None:
             raise TypeError(
                 f"{got} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "

@@ -7,7 +7,7 @@ and the region's position in it.
 Restart markers divide the entropy-coded bytes of a JPEG into **intervals** with the same number of MCUs (blocks of 8×8
 to 32×16 pixels, depending on chroma subsampling). Intervals are coded independently: both the bit stream and the DC
 prediction restart at each one. If a row of MCUs is an integer number of intervals, or an interval is an integer number
-of rows, the intervals form a grid over the picture. The bytes of some intervals, with the markers renumbered, are then
+of rows, the intervals form a grid over the picture. The bytes of some intervals, with the markers renumbered, then form
 a smaller picture. Nothing has to be decoded to build it, and the result is as valid a JPEG as the original. Pixels are
 bit-identical.
 
@@ -58,7 +58,7 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
 
 
 def cuts(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut | None]:
-    """Return the part of each JPEG that a region needs; None if it cannot be cut out, or a cut saves no time.
+    """Return the part of each JPEG that a region needs; None if it cannot be cut out, or cutting saves no time.
 
     Cutting several files in one call takes half the time.
 
@@ -70,7 +70,7 @@ def cuts(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cu
     parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
     for number, (data, header, region_tlhw) in enumerate(requests):
         grid = None if header is None else find_grid(data, header)
-        if grid is not None and _pays(part := grid.part(region_tlhw)) and grid.is_intact():
+        if grid is not None and _pays_off(part := grid.part(region_tlhw)) and grid.is_intact():
             parts.setdefault((type(grid), grid.blocks), {})[number] = part
     for (kind, _), group in parts.items():
         for number, result in zip(group, kind.cut([*group.values()]), strict=True):
@@ -78,14 +78,14 @@ def cuts(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cu
     return results
 
 
-def _pays(part: Part[Grid]) -> bool:
-    """Return whether cutting costs less than it saves. It saves decoding the bytes beside and above the region,
-    assuming that all cells have equally many, and the extra time per pixel of a decoder of regions."""
+def _pays_off(part: Part[Grid]) -> bool:
+    """Return whether cutting costs less than it saves: the time to decode the bytes of the cells next to and above the
+    region, assuming that all cells have the same number of bytes, and the extra time per pixel of region decoders."""
     grid, (_, _, height, width), x0, x1, y0, y1 = part
     all_cells, part_cells = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
-    saved = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
-    decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
-    gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
+    saved_bytes = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
+    decoded_pixels = (x1 - x0) * grid.width * (y1 - y0) * grid.height
+    gain = saved_bytes * BYTE_NS + height * width * REGION_PIXEL_NS - decoded_pixels * PIXEL_NS
     return part_cells < all_cells and gain > grid.cost_ns
 
 
@@ -141,5 +141,5 @@ def _cut_by_markers(part: Part[Intervals]) -> Cut:
 
 
 def _codes(count: int) -> bytes:
-    """Return the second byte of the marker after each of `count` intervals."""
+    """Return the second bytes of the markers that follow `count` intervals."""
     return (RESTARTS * (count // 8 + 1))[: count - 1] + END

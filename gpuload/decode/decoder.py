@@ -1,6 +1,6 @@
 """The decoder of one process: it reads the header, then decodes a region with the first decoder that does not complain.
 
-Belongs to one thread. Holds no pixels between calls except nvImageCodec's image memory; see `jpeg`.
+A decoder belongs to one thread. It holds no pixels between calls except nvImageCodec's image memory; see `jpeg`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Decoder:
 
     Attributes:
         counts: the number of images decoded so far, keyed by `COUNTED`.
-        remark: a message to the user about an nvImageCodec that is installed but cannot be used; empty if there is
-            none, or the message was already shown.
+        remark: a message to the user if nvImageCodec is installed but cannot be used; empty otherwise, or once the
+            message has been shown.
 
     Example:
         >>> import io
@@ -77,21 +77,21 @@ class Decoder:
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders that JPEGs are passed to before Pillow, and why the other decoders are unusable."""
+        """The usable decoders that JPEGs are passed to before Pillow, and why other decoders cannot be used."""
         usable: list[JpegDecoder] = []
-        missing: list[str] = []
+        unusable: list[str] = []
         for kind in (NvImageCodec, SimpleJpeg):
             try:
                 usable.append(kind())
             except Exception as error:  # whatever a broken installation raises, the next decoder takes over
-                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
+                unusable.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
                 if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
                     self.remark = one_line(
                         f"{UNUSABLE} ({error}): each JPEG is decoded in full by another decoder, which is slower for "
                         "crops. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, to match torch.version.cuda); for "
                         "details run: gpuload doctor"
                     )
-        return usable, missing
+        return usable, unusable
 
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation without decoding; raises the errors of `read_header`."""
@@ -116,7 +116,7 @@ class Decoder:
             return CHANNELS.get(header.mode, 1)
         alternative = "gpuload.Encoded(data, mode='unchanged')"
         if mode == "unchanged":
-            alternative = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
+            alternative = f"gpuload.Image(array){' with the result of tifffile.imread' * (header.format == 'TIFF')}"
         if (complaint := too_deep(f"this {header.format}", header.mode, alternative)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
@@ -169,7 +169,7 @@ class Decoder:
         Cutting several files before the first is decoded takes less than half the time, because CPU caches do not hold
         the code of both a decoder and a cut.
         """
-        stored = [(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in requests]
+        stored = [(encoded.data, header.jpeg, self._as_stored(header, region)) for encoded, header, region in requests]
         parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in stored])
         return [
             part if part is not None or jpeg is None else Cut(data, jpeg, region)
@@ -218,9 +218,9 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """Return at how many eighths of its size `decode_resized` decodes an image whose region is resized to
+        """Return the scale, in eighths, at which `decode_resized` decodes an image whose region is resized to
         `size_hw`; 0 if `decode` costs less, or the image cannot be decoded at a smaller size. The result depends only
-        on the file and the arguments, not on the decoders that are installed."""
+        on the file and the arguments, not on the installed decoders."""
         jpeg = header.jpeg
         if jpeg is None or not _is_direct(jpeg, encoded.mode):
             return 0
@@ -231,9 +231,9 @@ class Decoder:
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
     ) -> None:
-        """Decode a region at this many eighths of its size and resize it to `out`, H×W×C uint8.
+        """Decode a region at a scale of this many eighths and resize it to `out`, H×W×C uint8.
 
-        If the image cannot be decoded at that size because the file is damaged or simplejpeg is missing, the region is
+        If the image cannot be decoded at that scale because the file is damaged or simplejpeg is missing, the region is
         decoded as in `decode`, with the same errors, and resized.
         """
         jpeg = header.jpeg
@@ -242,8 +242,8 @@ class Decoder:
         region, (height, width) = self._as_stored(header, region_tlhw), out.shape[:2]
         size_hw = (width, height) if is_transposed(header.orientation) else (height, width)
         usable, scaled = self.jpeg_decoders[0], None
-        if usable and isinstance(simple := usable[-1], SimpleJpeg):
-            scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
+        if usable and isinstance(decoder := usable[-1], SimpleJpeg):
+            scaled = decode_scaled(decoder.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
             pixels = self._stored(encoded, header, region, None)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
@@ -262,7 +262,7 @@ class Decoder:
         reasons: list[str] = []
         if jpeg is not None:
             grey, is_direct = _is_grey(jpeg, mode), _is_direct(jpeg, mode)
-            decoders, missing = self.jpeg_decoders
+            decoders, unusable = self.jpeg_decoders
             is_whole = _is_whole(jpeg, region_tlhw)
             attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
             if is_whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, with the same pixels
@@ -276,10 +276,10 @@ class Decoder:
                 pixels, complaints[name] = decoder.decode(coded, coded_header, grey, region, out if is_direct else None)
                 if pixels is not None:
                     self.counts[name] += 1
-                    if missing and not is_whole and name == decoders[0].name:
+                    if unusable and not is_whole and name == decoders[0].name:
                         self.counts["whole"] += 1
                     return pixels if is_direct else _convert(pixels, mode)
-            reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
+            reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + unusable
         pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
         if pixels is None:
             reasons.append(f"Pillow: {complaint}")

@@ -1,4 +1,4 @@
-"""The grid of cells over a JPEG's picture, shared by both ways to cut out crops (`cut`, `indexed`).
+"""The grid of cells over a JPEG's picture, shared by both methods of cutting out crops (`cut`, `indexed`).
 
 The cells that a region touches form a smaller picture. The file's header with a new height and width, followed by the
 coded bytes of these cells, is the JPEG of that picture. If chroma is subsampled, a pixel's chroma is interpolated from
@@ -102,25 +102,25 @@ class Part(NamedTuple, Generic[G]):
     def jpeg(
         self,
         coded: Iterable[Piece],
-        beside: tuple[int, int] = (0, 0),
-        above: int = 0,
-        dropped: tuple[int, int] = (0, 0),
+        x_margins: tuple[int, int] = (0, 0),
+        y_margin: int = 0,
+        segment: tuple[int, int] = (0, 0),
     ) -> Cut:
         """Return the JPEG of these cells.
 
         Args:
             coded: pieces of its coded data, including the end-of-image marker.
-            beside: the number of extra pixels to the left and to the right of the cells.
-            above: the number of extra pixels above the cells.
-            dropped: the start and end in the file of a segment to drop from the header.
+            x_margins: the number of extra pixels to the left and to the right of the cells.
+            y_margin: the number of extra pixels above the cells.
+            segment: the start and end in the file of a segment to drop from the header.
         """
         grid, header, (top, left, *size) = self.grid, self.grid.header, self.region_tlhw
-        x, y, dropped_bytes = self.x0 * grid.width - beside[0], self.y0 * grid.height - above, dropped[1] - dropped[0]
-        width = min(header.width, self.x1 * grid.width) + beside[1] - x
+        x, y, cut_bytes = self.x0 * grid.width - x_margins[0], self.y0 * grid.height - y_margin, segment[1] - segment[0]
+        width = min(header.width, self.x1 * grid.width) + x_margins[1] - x
         height = min(header.height, self.y1 * grid.height) - y
-        first_scan, frame_at = header.first_scan - dropped_bytes, header.frame_at - dropped_bytes
-        head = bytearray(grid.data[: dropped[0]])
-        head += grid.data[dropped[1] : scan_start(grid.data, header)]
+        first_scan, frame_at = header.first_scan - cut_bytes, header.frame_at - cut_bytes
+        head = bytearray(grid.data[: segment[0]])
+        head += grid.data[segment[1] : scan_start(grid.data, header)]
         struct.pack_into(">HH", head, frame_at + 5, height, width)
         new_header = header._replace(
             height=height, width=width, first_scan=first_scan, frame_at=frame_at, exif=b"", xmp=b"", index_at=0

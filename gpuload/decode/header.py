@@ -38,8 +38,8 @@ __all__ = [
 # Bytes per pixel with Pillow 13. The image itself takes 4. In addition, TIFF needs a strip that can be as large as the
 # image, WebP two canvases and a frame, and JPEG 2000 and AVIF the buffers of their libraries. A 16-bit PNM takes more,
 # but its file is equally large.
-MEMORY: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
-USUAL, SEVERAL_SCANS = 4, 12  # the decoder of a JPEG with several scans also holds its coefficients
+BYTES_PER_PIXEL: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
+BASE_BYTES, MULTI_SCAN_BYTES = 4, 12  # the decoder of a JPEG with several scans also holds its coefficients
 TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # TIFF tags
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
@@ -50,7 +50,7 @@ INDEX = b"gpuload index\0\x02"  # the start of an index of the scan (`indexed`),
 DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
-PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFFEA}
+SKIPPED_MARKERS = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFFEA}
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
 number_at = struct.Struct(">H").unpack_from
@@ -100,7 +100,7 @@ def read_header(data: bytes, options: Decode) -> Header:
         else:
             jpeg = jpeg if options.index else jpeg._replace(index_at=0)
             height, width = jpeg.height, jpeg.width
-            _check_size(height, width, height * width * (USUAL if jpeg.single_scan else SEVERAL_SCANS), options)
+            _check_size(height, width, height * width * (BASE_BYTES if jpeg.single_scan else MULTI_SCAN_BYTES), options)
             if not jpeg.single_scan:
                 scans, complete = read_scans(data, jpeg)
                 _check_scans(scans, height, width, options)
@@ -182,14 +182,14 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
     pixels = opened.height * opened.width
     match opened.format:
         case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # tiles are decoded one after the other
-            return USUAL * pixels + MEMORY["JPEG2000"] * min(tile, pixels)
+            return BASE_BYTES * pixels + BYTES_PER_PIXEL["JPEG2000"] * min(tile, pixels)
         case "TIFF":  # a tile can be larger than the image
             width, height, samples = (opened.tag(tag) for tag in (TILE_WIDTH, TILE_HEIGHT, SAMPLES))
-            return max(MEMORY["TIFF"] * pixels, width * height * samples)
+            return max(BYTES_PER_PIXEL["TIFF"] * pixels, width * height * samples)
         case "JPEG" | "MPO" if scans > 1:
-            return SEVERAL_SCANS * pixels
+            return MULTI_SCAN_BYTES * pixels
         case name:
-            return MEMORY.get(name, USUAL) * pixels
+            return BYTES_PER_PIXEL.get(name, BASE_BYTES) * pixels
 
 
 def _jpeg2000_tile(data: bytes) -> int | None:
@@ -221,7 +221,7 @@ class JpegHeader(NamedTuple):
         single_scan: whether libjpeg accepts only one scan.
         exif: the EXIF block, starting with the TIFF header; b"" if there is none.
         xmp: the XMP packet; b"" if there is none.
-        complete: the second result of `read_scans`.
+        complete: whether the scans define every coefficient to its last bit, see `read_scans`.
         frame_at: the offset of the SOF marker.
         restart_interval: the number of MCUs between two restart markers; 0 if there are none.
         index_at: the offset of the marker of the index; 0 if there is none.
@@ -254,7 +254,7 @@ def scan_markers(data: bytes) -> JpegHeader | None:
     try:
         while True:
             marker, length = segment_at(data, pos)
-            if marker in PASSED_OVER:
+            if marker in SKIPPED_MARKERS:
                 pass
             elif marker in FRAMES:
                 if frame:
@@ -295,7 +295,7 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
     if header.single_scan:
         return 1, True
     count, pos, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
-    missing: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
+    missing_bits: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
     while (match := NEXT_MARKER.search(data, pos)) is not None:
         pos = match.start()
         marker, length = data[pos + 1], int.from_bytes(data[pos + 2 : pos + 4], "big")
@@ -306,10 +306,10 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
             if is_progressive and len(segment := data[pos + 4 : pos + 2 + length]) > 5:
                 first, last, low = segment[-3], segment[-2], segment[-1] & 15
                 for component in segment[1:-3:2]:
-                    bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                    bits = missing_bits.setdefault(component, bytearray(b"\xff" * 64))
                     bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
         pos += 2 if marker == TEM else 2 + length
-    complete = len(missing) == header.components and not any(map(any, missing.values()))
+    complete = len(missing_bits) == header.components and not any(map(any, missing_bits.values()))
     return count, complete or not is_progressive
 
 

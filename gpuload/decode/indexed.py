@@ -46,9 +46,10 @@ __all__ = [
     "CATEGORIES", "CODES", "FIXED", "PADDINGS", "POINT", "POINTS", "SIZES", "WORD", "Index", "digest", "point_bytes",
 ]  # fmt: skip
 
-# CRC-32 of the rest of the segment; `digest`; bytes in the scan; MCUs from one point to the next; the number of bits in
-# a point for its position, for the predictor of the first component, and for each other predictor; the number of kinds
-# of components; the kind of each component; the smallest number of bits that has a padding.
+# The fixed fields, in order: the CRC-32 of the rest of the segment; the `digest`; the number of bytes in the scan; the
+# number of MCUs from one point to the next; the number of bits in a point for its position, for the predictor of the
+# first component, and for each other predictor; the number of kinds of components; the kind of each component; the
+# smallest number of bits that has a padding.
 FIXED: Final = struct.Struct("<IIIHBBBBBBBB")
 WORD: Final = 64  # bits of a block in a joint
 POINT: Final = 64  # the maximum number of bits in a point
@@ -56,7 +57,7 @@ CATEGORIES: Final = 12  # the number of categories of DC differences in 8-bit JP
 SIZES, CODES, PADDINGS = np.dtype("u1"), np.dtype("<u4"), np.dtype("<i8")
 POINTS: Final = np.dtype("<i8")  # points are read with this type, including some bytes that follow
 ENDS: Final = 256  # the number of bytes at the start and at the end of the scan that the digest covers
-# For each DC difference, where negative ones index from the end: its category, and the bits that encode it.
+# Indexed by DC difference, where negative differences count from the end: its category, and the bits that encode it.
 _ALL: Final = np.concatenate((np.arange(2048), np.arange(-2048, 0)))
 CATEGORY: Final = np.frexp(np.abs(_ALL))[1].astype(np.int64)
 VALUE: Final = np.where(_ALL < 0, _ALL + (1 << CATEGORY) - 1, _ALL)
@@ -126,7 +127,7 @@ class Index(Grid):
 
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        # Cutting several files together takes less than half the time, as NumPy needs little longer for more joints.
+        # Cutting several files together takes less than half the time: NumPy takes little longer for more joints.
         try:
             return _cut(parts)
         except (IndexError, TypeError, ValueError):  # not written by `jpeg_cuttable`, despite a valid checksum
@@ -151,8 +152,8 @@ def _shifts(components: int, position_bits: int, first_bits: int, other_bits: in
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
-    """Return the checksum that, with the length of the scan, ties an index to its file: over the segments between the
-    index and the scan, and over the scan's first and last bytes."""
+    """Return the checksum that, together with the scan's length, ties an index to its file. It covers the segments
+    between the index and the scan, and the scan's first and last bytes."""
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
@@ -160,76 +161,76 @@ def _cut(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     """Cut files whose MCUs have the same `blocks`."""
     # The start and end of each stretch. The points of each file are padded with a zero before and after them, so that
     # each pair of entries is the end of one stretch and the start of the next.
-    read: list[np.ndarray] = []
+    point_arrays: list[np.ndarray] = []
     for index, _, x0, x1, y0, y1 in parts:
         nbytes = point_bytes(*index.widths)
         at = index.points_at + (y0 * index.columns + x0) * nbytes
         steps = index.columns * nbytes, (x1 - x0) * nbytes
-        read += NO_POINT, np.ndarray((y1 - y0, 2), POINTS, index.data, at, steps).ravel(), NO_POINT
-    points = np.concatenate(read)
+        point_arrays += NO_POINT, np.ndarray((y1 - y0, 2), POINTS, index.data, at, steps).ravel(), NO_POINT
+    points = np.concatenate(point_arrays)
     counts = [2 * (y1 - y0) + 2 for *_, y0, y1 in parts]
     ends = list(accumulate(counts))
-    files = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    file_runs = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     components = parts[0].grid.header.components
     shifts = np.array([_shifts(*part.grid.widths) for part in parts]).T.repeat(counts, 1)
     bits = points & shifts[0]
-    predicted = points << shifts[1 : 1 + components]
-    predicted >>= shifts[1 + components :]
+    predictors = points << shifts[1 : 1 + components]
+    predictors >>= shifts[1 + components :]
 
     bytes_at = bits >> 3
     bits &= 7
     edges = np.concatenate(
         [
             np.frombuffer(index.data, np.uint8, index.stop - index.start + 1, index.start)[bytes_at[places]]
-            for (index, *_), places in zip(parts, files, strict=True)
+            for (index, *_), places in zip(parts, file_runs, strict=True)
         ]
     )
-    joints = _joints(parts, np.array(counts) // 2, predicted, bits, edges.astype(np.int64))
+    joints = _joints(parts, np.array(counts) // 2, predictors, bits, edges.astype(np.int64))
     bytes_at[1::2] += 1  # the first byte is part of the joint
-    bytes_at[1::2] += edges[1::2] == 0xFF  # and so is a byte stuffed after it
+    bytes_at[1::2] += edges[1::2] == 0xFF  # and so is a stuffed byte after it
     places = bytes_at.tolist()
     return [
-        _assemble(part, places[of], joints[of.start // 2 : of.stop // 2], _last_byte(int(edges[at]), int(bits[at])))
-        for part, of, at in zip(parts, files, (end - 2 for end in ends), strict=True)
+        _assemble(part, places[run], joints[run.start // 2 : run.stop // 2], _last_byte(int(edges[at]), int(bits[at])))
+        for part, run, at in zip(parts, file_runs, (end - 2 for end in ends), strict=True)
     ]
 
 
-def _assemble(part: Part[Index], ends: list[int], joints: list[bytes], last: bytes) -> Cut | None:
+def _assemble(part: Part[Index], ends: list[int], joints: list[bytes], last_byte: bytes) -> Cut | None:
     """Assemble the JPEG of a part.
 
     Args:
         part: the part to cut.
         ends: an unused number, followed by the start and end of each stretch, counted from the scan's first byte.
         joints: the joint before each stretch, and the joint after the last stretch.
-        last: the last byte, used if there is no joint after the last stretch.
+        last_byte: the last byte, used if there is no joint after the last stretch.
     """
     index, _, x0, x1, y0, _ = part
-    scan, lasts, (mcu_width, mcu_height) = memoryview(index.data)[index.start :], ends[2::2], index.mcu
-    stretches: list[Piece] = [scan[first:stop] for first, stop in zip(ends[1::2], lasts, strict=False)]
+    scan, stops, (mcu_width, mcu_height) = memoryview(index.data)[index.start :], ends[2::2], index.mcu
+    stretches: list[Piece] = [scan[first:stop] for first, stop in zip(ends[1::2], stops, strict=False)]
     if sum(map(len, stretches)) > index.stop - index.start:  # a forged index: it could make the cut arbitrarily large
         return None
     coded: list[Piece] = []
-    dropped = index.header.index_at, index.end
+    segment = index.header.index_at, index.end
     if x0 or not index.is_interpolated[0]:
         coded += chain.from_iterable(zip(joints, stretches, strict=False))
-        return part.jpeg([*coded, last, EOI], beside=(mcu_width, 0), dropped=dropped)
+        return part.jpeg([*coded, last_byte, EOI], x_margins=(mcu_width, 0), segment=segment)
     is_whole = x1 == index.columns  # a row ends where the next one begins
     right = 0 if is_whole else mcu_width
     if y0:
         width = min(index.header.width, x1 * index.width) + right
         coded += _plain_mcu(part) * (-(-width // mcu_width) - 1), joints[0]
     else:
-        stretches[0] = scan[: lasts[0]]
+        stretches[0] = scan[: stops[0]]
     if is_whole:
-        coded += stretches[0], scan[lasts[0] : lasts[-1]], last
+        coded += stretches[0], scan[stops[0] : stops[-1]], last_byte
     else:
         coded += chain.from_iterable(zip(stretches, joints[1:], strict=True))
-    return part.jpeg([*coded, EOI], beside=(0, right), above=mcu_height * (y0 > 0), dropped=dropped)
+    return part.jpeg([*coded, EOI], x_margins=(0, right), y_margin=mcu_height * (y0 > 0), segment=segment)
 
 
 def _joints(
-    parts: Sequence[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
+    parts: Sequence[Part[Index]], counts: np.ndarray, predictors: np.ndarray, bits: np.ndarray, edges: np.ndarray
 ) -> list[bytes]:
     """Return the bytes before each stretch and after each file's last stretch: the previous stretch's bits in its last
     byte, an MCU, and the next stretch's bits in its first byte.
@@ -239,8 +240,8 @@ def _joints(
     Args:
         parts: the parts, one per file.
         counts: the number of joints of each file.
-        predicted: the DC predictors at the end of each stretch and at the start of the next stretch, alternating, int64
-            (components, 2 · joints).
+        predictors: the DC predictors at the end of each stretch and at the start of the next stretch, alternating,
+            int64 (components, 2 · joints).
         bits: the positions of these ends and starts within their bytes, int64 (2 · joints).
         edges: these bytes, int64; changed in place.
     """
@@ -251,7 +252,7 @@ def _joints(
     )
     code_offsets, padding_offsets, lowest = _table_offsets(parts)
     last_joints = np.add.accumulate(counts) - 1  # the last joint of each file, which no stretch follows
-    differences = predicted[:, 1::2] - predicted[:, ::2]
+    differences = predictors[:, 1::2] - predictors[:, ::2]
     differences[:, last_joints] = 0
     blocks = parts[0].grid.blocks
     if len(code_offsets) > len(differences):  # a component's other blocks are predicted from its first one
@@ -305,9 +306,9 @@ def _plain_mcu(part: Part[Index]) -> bytes:
     return _joints([part], np.array([1]), zeros, zeros[0], zeros[0].copy())[0]
 
 
-def _last_byte(last: int, bits: int) -> bytes:
+def _last_byte(byte: int, bits: int) -> bytes:
     """Return the last byte of a scan, of which this many bits are used, padded with ones."""
     if not bits:
         return b""
-    last |= 0xFF >> bits
-    return b"\xff\0" if last == 0xFF else bytes((last,))
+    byte |= 0xFF >> bits
+    return b"\xff\0" if byte == 0xFF else bytes((byte,))

@@ -3,12 +3,12 @@
 Each decoder accepts a plain JPEG (`JpegHeader.plain`). It returns the stored pixels, H×W×C, possibly in `out`, and "";
 or None and its complaint.
 
-**Damage.** Both decoders use libjpeg-turbo, which fills missing pixels with grey and only *warns*. So any message about
-an image, even a single warning, discards its pixels, and the next decoder tries. Pillow, the last decoder, decides. A
-file that ends before its picture is complete is refused, unless the region is above the damage (in a progressive file,
-no row is). Data that is wrong but complete (flipped bits, or an end marker appended to a truncated file) decodes, as it
-does for everybody who uses Pillow. For a healthy file, this costs a look at its last two bytes (a file without an
-end-of-image marker is truncated and not passed to nvImageCodec) and the few µs of `native_messages`.
+**Damage.** Both decoders use libjpeg-turbo, which fills missing pixels with grey and only *warns*. So the pixels are
+discarded if there is any message about an image, even a single warning, and the next decoder is tried. Pillow, the last
+decoder, decides. A file that ends before its picture is complete is refused, unless the region is above the damage (in
+a progressive file, no row is). Data that is wrong but complete (flipped bits, or an end marker appended to a truncated
+file) decodes, as it does for everybody who uses Pillow. For a healthy file, this costs a look at its last two bytes (a
+file without an end-of-image marker is truncated and not passed to nvImageCodec) and the few µs of `native_messages`.
 
 Each decoder belongs to one `Decoder` and one thread. It is created at the first JPEG, which takes 0.1 ms after the
 import (15 ms). nvImageCodec's image memory is reused, so pixels are valid only until the next call.
@@ -29,7 +29,7 @@ from gpuload.errors import one_line
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
-KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, so that no panorama stays in every worker
+KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, so that workers do not keep a panorama's
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 
 
@@ -44,7 +44,7 @@ def columns(left: int, width: int, image_width: int) -> tuple[int, int]:
 def check_version(nvimgcodec: Any) -> None:
     """Raise ImportError if nvImageCodec is older than 0.9, the first version that can decode without a GPU."""
     if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
-        raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
+        raise ImportError(f"found version {getattr(nvimgcodec, '__version__', 'unknown')}, but 0.9 or newer is needed")
 
 
 class NvImageCodec:
@@ -60,14 +60,14 @@ class NvImageCodec:
             raise ImportError(complaint)
 
     def _make(self) -> bool:
-        before = os.environ.get(VERBOSITY)
+        old_verbosity = os.environ.get(VERBOSITY)
         os.environ[VERBOSITY] = "0"  # read once, at import; otherwise C++ prints errors that bypass the C stderr
         try:
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
         finally:
             del os.environ[VERBOSITY]
-            if before is not None:
-                os.environ[VERBOSITY] = before
+            if old_verbosity is not None:
+                os.environ[VERBOSITY] = old_verbosity
         check_version(nvimgcodec)
         self._code = nvimgcodec.CodeStream
         self._region = nvimgcodec.Region
@@ -134,7 +134,7 @@ class SimpleJpeg:
         except Exception as error:
             return None, one_line(f"{type(error).__name__}: {error}")
         if pixels.shape[:2] != (header.height, header.width):
-            return None, f"the header says {header.width}×{header.height} pixels, it decodes {pixels.shape[:2][::-1]}"
+            return None, f"the header says {header.width}×{header.height} pixels, but got {pixels.shape[:2][::-1]}"
         top, left, height, width = region_tlhw
         return pixels[top : top + height, left : left + width], ""
 

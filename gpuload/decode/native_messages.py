@@ -1,12 +1,12 @@
-"""Capturing what C decoders print to standard error.
+"""Capturing the output of C decoders on standard error.
 
 libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage only through ``fprintf(stderr, …)``: the call
 succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
 
 While a decoder runs, the C library's variable ``stderr`` points to a ``FILE`` over a memfd. File descriptor 2 is
 unchanged: ``sys.stderr``, children of other threads and crash handlers print as usual, and only C code that prints
-through ``stderr`` during these milliseconds is captured. A lock prevents two decoding threads from reading each other's
-messages. Capturing costs 4 µs per call; decoding a photograph takes 1,000.
+through ``stderr`` is captured. A lock prevents two decoding threads from reading each other's messages. Capturing costs
+4 µs per call; decoding a photograph takes 1,000 µs.
 
 This works only with glibc, because elsewhere the variable can be read-only. Without glibc, `native_messages` returns
 None, and decoders that need it are not used. Each process has one ``FILE`` and one descriptor for its lifetime; a
@@ -55,18 +55,18 @@ class NativeMessages:
         """Run `call(*args)`. Return its result (None if it raised) and, as one line, its output and its exception."""
         message = ""
         with self._lock:
-            before = self._stderr.value
+            old_stderr = self._stderr.value
             self._stderr.value = self._file
             try:
                 result = call(*args)
             except Exception as error:
                 result, message = None, f"{type(error).__name__}: {error}"
             finally:
-                self._stderr.value = before
+                self._stderr.value = old_stderr
             if os.lseek(self._fd, 0, os.SEEK_END):
-                printed = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
+                output = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
                 os.ftruncate(self._fd, 0)
-                message = f"{printed}\n{message}"
+                message = f"{output}\n{message}"
         return result, one_line(message) if message else ""
 
 

@@ -1,4 +1,4 @@
-"""Images decoded by Pillow: the content selects one of the supported formats, and pixels are converted as Pillow does.
+"""Images decoded by Pillow: the content selects one of the supported formats, and Pillow converts the pixels.
 
 Pillow's ``Image.open`` is not used, because it tries about forty plugins (one of them starts Ghostscript) and checks
 the size against a process-wide limit with a process-wide warning. Here the first bytes select one of the plugins below,
@@ -51,7 +51,7 @@ VALUES: Final[dict[str, str]] = {
 }  # fmt: skip
 
 _lock = threading.Lock()  # guards the next two variables, which belong to `quiet`
-_inside = 0
+_threads_inside = 0
 _truncated_flag = False
 
 
@@ -65,19 +65,19 @@ def quiet() -> Iterator[None]:
     """
     from PIL import ImageFile
 
-    global _inside, _truncated_flag
+    global _threads_inside, _truncated_flag
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _lock:
-            if not _inside:
+            if not _threads_inside:
                 _truncated_flag, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
-            _inside += 1
+            _threads_inside += 1
         try:
             yield
         finally:
             with _lock:
-                _inside -= 1
-                if not _inside:
+                _threads_inside -= 1
+                if not _threads_inside:
                     ImageFile.LOAD_TRUNCATED_IMAGES = _truncated_flag
 
 
@@ -87,7 +87,7 @@ def hint_on_truncated() -> str:
     if not getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
         return ""
     return (
-        ". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills up a truncated image: skip such files "
+        ". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills in a truncated image: skip such files "
         'with Loader(on_error="skip"), or decode them with Pillow in the dataset'
     )
 
@@ -107,7 +107,7 @@ class PillowImage:
         width, height, mode: as in Pillow.
         dtype: the type of the stored numbers: "uint8", "uint16" or "float32"; also "uint8" for types that images cannot
             have.
-        lost: a description of the content of a TIFF that Pillow does not return; None if there is none.
+        lost: a description of the content of a TIFF that Pillow drops; None if there is none.
     """
 
     def __init__(self, data: bytes, open_: Callable[[], ImageFile]) -> None:
@@ -129,12 +129,12 @@ class PillowImage:
         if self._failure is not None:
             raise self._failure
         try:
-            if self.format == "PPM" and (faster := _rewritten_pnm(self._image)) is not None:
-                self._image = type(self._image)(io.BytesIO(faster))
+            if self.format == "PPM" and (pnm := _rewritten_pnm(self._image)) is not None:
+                self._image = type(self._image)(io.BytesIO(pnm))
             self._image.load()
             if (size := self._image.size) != (self.width, self.height):
                 raise ValueError(
-                    f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
+                    f"the header says {self.width}×{self.height} pixels, but the decoded image has {size[0]}×{size[1]}"
                 )
         except Exception as error:
             self._failure = error
@@ -253,10 +253,10 @@ def _rewritten_pnm(image: Any) -> bytes | None:
         return None
     _, _, offset, (_, maximum) = image.tile[0]
     (width, height), bands, data = image.size, len(image.getbands()), image.fp.getvalue()
-    count, stored = width * height * bands, np.dtype("u1" if maximum < 256 else ">u2")
-    if len(data) < offset + count * stored.itemsize:
+    count, stored_dtype = width * height * bands, np.dtype("u1" if maximum < 256 else ">u2")
+    if len(data) < offset + count * stored_dtype.itemsize:
         return None
     top, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
     table = np.minimum(np.rint(np.arange(65536) / maximum * top), top).astype(dtype)
-    levels = table[np.frombuffer(data, stored, count, offset)]
+    levels = table[np.frombuffer(data, stored_dtype, count, offset)]
     return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, top) + levels.tobytes()

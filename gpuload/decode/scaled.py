@@ -3,7 +3,7 @@
 libjpeg builds a smaller picture from the low frequencies of each 8×8 block, reducing it to 4×4, 2×2 or 1×1 pixels. This
 also antialiases, and it skips most of the arithmetic; the entropy-coded bytes must be read either way. Pillow resamples
 the rest of the way to the requested size, by a factor below two. Its boxes can begin and end within a pixel, so the
-result shows the same part of the picture as without scaling, without a shift.
+result shows exactly the same part of the picture as without scaling.
 
 simplejpeg decodes from the first row to the last row of the region, because the header is changed to end the picture
 there. If the file is cuttable, the region is cut out first (`cut`). In a progressive JPEG, all rows are decoded.
@@ -26,11 +26,11 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 
 __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-# The filters that antialias, so that scaling first does not change how the result looks, with Pillow's radius of each.
+# The antialiasing filters and their radii in Pillow. With other filters, scaling first would change the look.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # The scales for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
-# simplejpeg's message if the picture ends before its data does and nothing came before: it reports the first warning.
+# simplejpeg's message if the picture ends before its data. It reports only the first warning, so none came before.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 # The cost model, in ns. Only ratios of costs matter, and these vary less between machines than the costs themselves.
@@ -53,21 +53,21 @@ class Scaled(NamedTuple):
 def choose_eighths(
     data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
 ) -> int:
-    """Choose at how many eighths of its size a JPEG is decoded, so that the region is at least as large as `size_hw`;
-    both refer to the stored picture. Return 0 to decode at full size, because that costs less, or because scaling would
-    change the picture."""
+    """Choose the scale, in eighths, at which to decode a JPEG so that the region is at least as large as `size_hw`;
+    both refer to the stored picture. Return 0 to decode at full size, because that costs less or scaling would change
+    the picture."""
     height, width = region_tlhw[2:]
     eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
     if not (eighths and interpolation in SUPPORT and header.plain and header.complete and has_end(data, header)):
         return 0
-    # The cost of both ways, without the entropy-coded bytes.
+    # The costs of decoding at full size and scaled, without the entropy-coded bytes.
     top, is_cut = region_tlhw[0], find_grid(data, header) is not None
     (mcu_width, mcu_height), _ = mcu_layout(data, header)
     samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # per pixel
     is_whole = is_cut or (height, width) == (header.height, header.width)
     sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if is_whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     exact_ns = height * width * (samples * sample_ns + pixel_ns)
-    decoded_pixels = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
+    decoded_pixels = height * width if is_cut else (top + height if _can_trim(header) else header.height) * header.width
     taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
     scaled_ns = SCALED_NS + decoded_pixels * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
     return eighths if scaled_ns < exact_ns else 0
@@ -79,13 +79,13 @@ def decode_scaled(
     """Decode the part of the smaller picture that holds a region with simplejpeg's `decode_jpeg`; None if it
     complains."""
     top, left, height, width = region_tlhw
-    shortened, part = None, cut(data, header, region_tlhw)
+    short_jpeg, part = None, cut(data, header, region_tlhw)
     if part is not None:  # the cut begins at a block boundary, so the smaller picture's pixels are the same
         data, header, (top, left, height, width) = part
-    elif (shortened := _shortened(data, header, top + height)) is not None:
-        data, header = shortened
-    share = eighths / 8
-    size = math.ceil(header.height * share), math.ceil(header.width * share)
+    elif (short_jpeg := _shortened(data, header, top + height)) is not None:
+        data, header = short_jpeg
+    scale = eighths / 8
+    size = math.ceil(header.height * scale), math.ceil(header.width * scale)
     pixels = np.empty((*size, 1 if grey else 3), np.uint8)
     mode = "GRAY" if grey else "RGB"
     try:  # simplejpeg chooses the smallest scale that is at least this large
@@ -93,15 +93,15 @@ def decode_scaled(
         if decoded.shape != pixels.shape:
             return None
     except Exception as error:
-        if shortened is None or not MORE_ROWS.fullmatch(str(error)):
+        if short_jpeg is None or not MORE_ROWS.fullmatch(str(error)):
             return None
-    y0, x0 = int(top * share), int(left * share)
-    y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
-    extent = top * share - y0, left * share - x0, height * share, width * share
+    y0, x0 = int(top * scale), int(left * scale)
+    y1, x1 = math.ceil((top + height) * scale), math.ceil((left + width) * scale)
+    extent = top * scale - y0, left * scale - x0, height * scale, width * scale
     return Scaled(pixels[y0:y1, x0:x1], extent)
 
 
-def _can_end(header: JpegHeader) -> bool:
+def _can_trim(header: JpegHeader) -> bool:
     """Return whether a JPEG is still valid if its header is changed to end the picture earlier."""
     return header.single_scan and not header.restart_interval
 
@@ -109,7 +109,7 @@ def _can_end(header: JpegHeader) -> bool:
 def _shortened(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
     """Return a JPEG whose header ends the picture after the blocks that contain the rows above `row`, so that nothing
     below is decoded; None if this is impossible or would change nothing."""
-    if not _can_end(header):
+    if not _can_trim(header):
         return None
     block = mcu_layout(data, header)[0][1]
     height = -(-(row + (block > BLOCK)) // block) * block  # chroma can be interpolated from the row below

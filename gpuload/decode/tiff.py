@@ -1,8 +1,8 @@
 """Detecting TIFF content that Pillow does not return: further pages, channels, slices, and other number types.
 
-Pillow reads the first page, and of its channels those that make a picture. That suits ``mode="RGB"``, but a request for
-the stored numbers or for a mask must return all of them or raise an error. This module reads only the directories of
-pages, because Pillow sets up a decoder for each page that it is asked about.
+Pillow reads only the first page, and only the channels that form a picture. That suits ``mode="RGB"``, but a request
+for the stored numbers or for a mask must return all of them or raise an error. This module reads only the directories
+of pages, because Pillow sets up a decoder for each page that it is asked about.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ REMEDY: Final = (
     "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array, layout='CHW' or 'HWC') of "
     "uint8, uint16 or float32"
 )
-MOST_PAGES: Final = 1000  # the maximum number of pages to count
-MOST_ENTRIES: Final = 4096  # the maximum number of directory entries to read per page
-# Tags, and the value that each has if it is absent.
+MAX_PAGES: Final = 1000  # the maximum number of pages to count
+MAX_ENTRIES: Final = 4096  # the maximum number of directory entries to read per page
+# TIFF tags, and their default values.
 SUBFILE, OLD_SUBFILE, BITS, SAMPLES, FORMAT, DEPTH = 254, 255, 258, 277, 339, 32997
-USUAL: Final = {SUBFILE: 0, OLD_SUBFILE: 0, BITS: 1, SAMPLES: 1, FORMAT: 1, DEPTH: 1}
+DEFAULTS: Final = {SUBFILE: 0, OLD_SUBFILE: 0, BITS: 1, SAMPLES: 1, FORMAT: 1, DEPTH: 1}
 TYPES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}  # BYTE, SHORT, LONG, LONG8
 REDUCED, TRANSPARENCY = 1, 4  # bits of SUBFILE: a smaller copy, or a transparency mask, of another page
 OLD_REDUCED: Final = 2
@@ -39,36 +39,36 @@ class Page(NamedTuple):
 
 
 def pages(data: bytes) -> list[Page]:
-    """Return the pages of a TIFF, without smaller copies and transparency masks of other pages. Stops at the first
-    unreadable directory, and after `MOST_PAGES` + 1 pages."""
-    listed: list[Page] = []
+    """Return the pages of a TIFF, without smaller copies and transparency masks of other pages. Stop at the first
+    unreadable directory, and after `MAX_PAGES` + 1 pages."""
+    page_list: list[Page] = []
     for tags in _directories(data):
         if tags[SUBFILE] & (REDUCED | TRANSPARENCY) or tags[OLD_SUBFILE] == OLD_REDUCED:
             continue
-        listed.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
-        if len(listed) > MOST_PAGES:
+        page_list.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
+        if len(page_list) > MAX_PAGES:
             break
-    return listed
+    return page_list
 
 
 def lost_content(data: bytes, channels: int, bits: int) -> str | None:
     """Describe what would be lost if a TIFF were read as its first page with this many channels of at most this many
     bits; None if nothing would be lost."""
-    listed = pages(data)
-    if not listed:
+    page_list = pages(data)
+    if not page_list:
         return None
-    first = listed[0]
-    if len(listed) > 1:
-        count = f"more than {MOST_PAGES:,}" if len(listed) > MOST_PAGES else str(len(listed))
-        return f"{count} pages, of which Pillow gives the first"
-    if first.depth > 1:
-        return f"{first.depth} slices, of which Pillow gives the first"
-    if first.samples > channels:
-        return f"{first.samples} channels, of which Pillow gives {channels}"
-    if first.bits > bits:
-        return f"{first.bits} bits a channel, of which Pillow gives {bits}"
-    if first.bits == 8 and first.format == SIGNED:
-        return "signed 8-bit numbers, which Pillow gives as unsigned numbers"
+    first_page = page_list[0]
+    if len(page_list) > 1:
+        count = f"more than {MAX_PAGES:,}" if len(page_list) > MAX_PAGES else str(len(page_list))
+        return f"{count} pages, of which Pillow returns the first"
+    if first_page.depth > 1:
+        return f"{first_page.depth} slices, of which Pillow returns the first"
+    if first_page.samples > channels:
+        return f"{first_page.samples} channels, of which Pillow returns {channels}"
+    if first_page.bits > bits:
+        return f"{first_page.bits} bits per channel, of which Pillow returns {bits}"
+    if first_page.bits == 8 and first_page.format == SIGNED:
+        return "signed 8-bit numbers, which Pillow returns as unsigned numbers"
     return None
 
 
@@ -79,11 +79,11 @@ def remedy(name: str, data: bytes) -> str:
     kind = ""
     for page in pages(data)[:1]:
         kind = f" (it has {page.samples} channel{'s' * (page.samples > 1)} of {page.bits} bits)"
-    return f". If it is not damaged, but of a kind that Pillow does not read{kind}, {REMEDY}"
+    return f". If the file is not damaged but of a kind that Pillow does not read{kind}, {REMEDY}"
 
 
 def _directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Iterate over the pages; yield the first number of each tag in `USUAL`, or its default."""
+    """Iterate over the pages; yield the first number of each tag in `DEFAULTS`, or its default."""
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"+\0", b"\0+")
     count_format, entry_format, value_bytes, offset_format = ("Q", "HHQ", 8, "Q") if is_big else ("H", "HHI", 4, "I")
@@ -93,18 +93,18 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
     seen: set[int] = set()
     pos = 8 if is_big else 4
     try:
-        while (pos := offset_struct.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MOST_PAGES:
+        while (pos := offset_struct.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MAX_PAGES:
             seen.add(pos)
             (count,) = count_struct.unpack_from(data, pos)
-            start, tags = pos + count_struct.size, dict(USUAL)
-            for entry_at in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
+            start, tags = pos + count_struct.size, dict(DEFAULTS)
+            for entry_at in range(start, start + min(count, MAX_ENTRIES) * entry_bytes, entry_bytes):
                 tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
-                if tag in USUAL and kind in TYPES and value_count:
+                if tag in DEFAULTS and kind in TYPES and value_count:
                     scalar = struct.Struct(order + TYPES[kind])
-                    inline = value_count * scalar.size <= value_bytes
+                    is_inline = value_count * scalar.size <= value_bytes
                     value_at = entry_at + entry_struct.size
                     tags[tag] = scalar.unpack_from(
-                        data, value_at if inline else offset_struct.unpack_from(data, value_at)[0]
+                        data, value_at if is_inline else offset_struct.unpack_from(data, value_at)[0]
                     )[0]
             yield tags
             pos = start + count * entry_bytes

@@ -88,7 +88,7 @@ GAUGES: Final = (
 )
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()  # keyed by registry
-_changing = threading.Lock()
+_collectors_lock = threading.Lock()
 
 
 class Prometheus:
@@ -97,7 +97,7 @@ class Prometheus:
     Counters start at 0 when the exporter is created, and continue across epochs. They start over with new workers:
     after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show the current moment or epoch.
     All metrics are named ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Each rank is a
-    process of its own, and needs a separate port.
+    separate process, and needs its own port.
 
     Args:
         loader: a `Loader`.
@@ -129,7 +129,7 @@ class Prometheus:
         self._registry = core.REGISTRY if registry is None else registry
         self._name = name
         self._entry = weakref.ref(loader), loader.stats()
-        with _changing:
+        with _collectors_lock:
             collector = _collectors.get(self._registry)
             watched = None if collector is None else collector.loaders.get(name)
             if watched is not None and watched[0]() is not None:
@@ -145,7 +145,7 @@ class Prometheus:
 
     def close(self) -> None:
         """Stop watching the loader. Idempotent."""
-        with _changing:
+        with _collectors_lock:
             collector = _collectors.get(self._registry)
             if collector is None or collector.loaders.get(self._name) is not self._entry:
                 return
@@ -160,16 +160,16 @@ class _Collector:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # by name; with initial statistics
+        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # keyed by name; with initial statistics
 
     def describe(self) -> Iterator[Any]:
         return self._families([])
 
     def collect(self) -> Iterator[Any]:
         snapshots = []
-        for name, (reference, first) in list(self.loaders.items()):
+        for name, (reference, initial_stats) in list(self.loaders.items()):
             if (loader := reference()) is not None:
-                snapshots.append((name, loader.stats(since=first), loader.stats()))
+                snapshots.append((name, loader.stats(since=initial_stats), loader.stats()))
             del loader
         return self._families(snapshots)
 
@@ -178,7 +178,7 @@ class _Collector:
             counts = metric in COUNTERS
             kind = self._core.CounterMetricFamily if counts else self._core.GaugeMetricFamily
             family = kind(metric.name, metric.text, labels=("loader", *metric.labels))
-            for name, since_first, epoch in snapshots:
-                for labels, value in metric.samples(since_first if counts else epoch):
+            for name, since_initial, epoch in snapshots:
+                for labels, value in metric.samples(since_initial if counts else epoch):
                     family.add_metric((name, *labels), value)
             yield family

@@ -1,4 +1,4 @@
-"""The properties of one image as named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
+"""The properties of one image as named numbers: those of its file (`ROW`), and those of its pixels (`PIXELS`).
 Workers run this in datasets that inspect the samples of other datasets. No torch.
 
 A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
@@ -50,9 +50,10 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One image. Its file: `digest` is a 128-bit hash of the content. Its place: the number of the data set, `which`; the
-`index` in that data set; and the number of the `label`, or -1. Its pixels: whether they are `measured` and `flat`, and
-their hash, `pixels`. Workers fill in the fields of the file, `OF_FILE`; `gather` fills in all others."""
+"""One row per image. `digest` is a 128-bit hash of the file. `which` is the number of the data set, `index` the number
+of the sample in that data set, and `label` the number of the class, or -1. `measured` says whether the pixels were
+measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
+file, `OF_FILE`; `gather` fills in all others."""
 OF_FILE: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics
@@ -66,8 +67,8 @@ PIXELS: Final = np.dtype(
         ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
     ]
 )  # fmt: skip
-"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. Of 16 bits, `levels`
-counts the upper 8."""
+"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. For 16 bits, `levels`
+counts the values of the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
@@ -98,7 +99,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)
     if image is None:
         raise TypeError(
-            f"the sample has no image, but {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
+            f"the sample has no image, only {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
         )
     if isinstance(label, np.generic):
         label = label.item()
@@ -186,8 +187,10 @@ def _digest(*parts: Any) -> np.ndarray:
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
-    deep = decoder.dtype(header) != "uint8" and (too_deep("", header.mode) is not None or encoded.mode == "unchanged")
-    return decoder.decode(Encoded(encoded.data, "unchanged" if deep else encoded.mode), header)
+    is_deep = decoder.dtype(header) != "uint8" and (
+        too_deep("", header.mode) is not None or encoded.mode == "unchanged"
+    )
+    return decoder.decode(Encoded(encoded.data, "unchanged" if is_deep else encoded.mode), header)
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
@@ -197,8 +200,8 @@ def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
     factors = [divmod(byte, 16) for byte in data[jpeg.frame_at + 11 : jpeg.frame_at + 10 + 3 * jpeg.components : 3]]
     if len(factors) < 3 or factors[1] != factors[2] or not all(factors[1]):
         return "other"
-    (wide, high), (width, height) = factors[0], factors[1]
-    return FACTORS.get((wide / width, high / height), "other")
+    (luma_width, luma_height), (chroma_width, chroma_height) = factors[0], factors[1]
+    return FACTORS.get((luma_width / chroma_width, luma_height / chroma_height), "other")
 
 
 def _orientation(data: bytes, header: Header) -> int:
@@ -215,29 +218,29 @@ def _orientation(data: bytes, header: Header) -> int:
 # -- the pixels -------------------------------------------------------------------------------------------------------
 
 
-def measure_pixels(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
+def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray) -> None:
     """Fill in `PIXELS`. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
-    measured["channels"] = channels
+    record["channels"] = channels
     if pixels.dtype not in (np.uint8, np.uint16) or channels > CHANNELS:
         return
     bits, count = 8 * pixels.dtype.itemsize, height * width
-    measured["bits"], measured["count"] = bits, count
+    record["bits"], record["count"] = bits, count
     rows = max(1, STRIP // width)
     levels = np.arange(1 << bits, dtype=np.int64)
-    flat = True
+    is_flat = True
     for channel in range(channels):
         counts = np.zeros(1 << bits, np.int64)
         for top in range(0, height, rows):
             counts += np.bincount(pixels[top : top + rows, :, channel].ravel(), minlength=1 << bits)
         total, squares = int(counts @ levels), int(counts @ levels**2)
-        measured["sums"][channel], measured["squares"][channel] = total, squares
+        record["sums"][channel], record["squares"][channel] = total, squares
         if channel < LEVELS:
-            measured["levels"][channel] = counts.reshape(256, -1).sum(axis=1)
-        flat = flat and squares * count - total**2 < (FLAT * count * (1 << bits) / 256) ** 2
-    measured["flat"] = flat
-    measured["digest"] = _digest(repr((pixels.shape, bits)).encode(), np.ascontiguousarray(pixels))
+            record["levels"][channel] = counts.reshape(256, -1).sum(axis=1)
+        is_flat = is_flat and squares * count - total**2 < (FLAT * count * (1 << bits) / 256) ** 2
+    record["flat"] = is_flat
+    record["digest"] = _digest(repr((pixels.shape, bits)).encode(), np.ascontiguousarray(pixels))
 
 
 # -- datasets for workers ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Inspection with the workers of a `Loader`. Stores a row of numbers per image, about 75 bytes, so a million images
+"""Inspection with the workers of a `Loader`. It stores a row of numbers per image, about 75 bytes, so a million images
 take 75 MB. Runs in the main process.
 
 If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
@@ -114,10 +114,10 @@ def gather(
         WorkerError, TooManyErrors: workers cannot start, or too many files kill them.
     """
     rng = np.random.default_rng(seed)
-    chosen = [_draw(rng, np.arange(len(dataset)), limit) for dataset in datasets]
-    rows = np.zeros(sum(map(len, chosen)), ROW)
-    rows["index"], rows["label"] = np.concatenate(chosen), -1
-    rows["which"] = np.repeat(np.arange(len(chosen)), [len(indices) for indices in chosen])
+    chosen_indices = [_draw(rng, np.arange(len(dataset)), limit) for dataset in datasets]
+    rows = np.zeros(sum(map(len, chosen_indices)), ROW)
+    rows["index"], rows["label"] = np.concatenate(chosen_indices), -1
+    rows["which"] = np.repeat(np.arange(len(chosen_indices)), [len(indices) for indices in chosen_indices])
     gathered = Gathered(list(names), list(datasets), rows)
     classes = [str(name) for dataset in datasets for name in getattr(dataset, "classes", None) or ()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
@@ -141,23 +141,23 @@ def gather(
 def gather_pixels(
     gathered: Gathered,
     *,
-    most: int | None,
+    max_images: int | None,
     seed: int = 0,
     workers: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> None:
-    """Decode all images that are not damaged, or at most `most` random images, and add up their pixels."""
+    """Decode all images that are not damaged, or at most `max_images` random images, and add up their pixels."""
     rows = gathered.rows
-    good = np.flatnonzero(rows["state"] == GOOD)
-    selected = _draw(np.random.default_rng(seed), good, most)
-    gathered.drawn = len(selected) < len(good)
-    for at, measured, _ in _batches(gathered, selected, workers, tell, pixels=True) if len(selected) else ():
-        is_new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
-        at, measured = at[is_new], measured[is_new]
-        rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, measured["flat"], measured["digest"]
-        kinds = measured[["channels", "bits"]]
+    good_rows = np.flatnonzero(rows["state"] == GOOD)
+    selected_rows = _draw(np.random.default_rng(seed), good_rows, max_images)
+    gathered.drawn = len(selected_rows) < len(good_rows)
+    for at, records, _ in _batches(gathered, selected_rows, workers, tell, pixels=True) if len(selected_rows) else ():
+        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+        at, records = at[is_new], records[is_new]
+        rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, records["flat"], records["digest"]
+        kinds = records[["channels", "bits"]]
         for kind in np.unique(kinds):
-            gathered.groups.setdefault(kind.item(), PixelSums()).add(measured[kinds == kind])
+            gathered.groups.setdefault(kind.item(), PixelSums()).add(records[kinds == kind])
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:
@@ -172,17 +172,17 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
     Record the images that are damaged or killed a worker."""
-    looked, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
+    images, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
-    with Loader(looked, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
+    with Loader(images, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)
-        tell(0, len(looked))
+        tell(0, len(images))
         for batch, (at, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(at.tolist(), causes, strict=True):
                 if cause:
                     gathered.note_damage(row, cause)
             yield at.numpy(), records.numpy().view(dtype)[:, 0], labels
-            tell(min(len(looked), batch * BATCH), len(looked))
+            tell(min(len(images), batch * BATCH), len(images))
         for error in loader.errors:
             place: Any = error.index
             gathered.note_damage(int(numbers[place]), error.cause)

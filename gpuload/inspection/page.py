@@ -57,9 +57,9 @@ def choose_rows(gathered: Gathered, images: int) -> list[int]:
     if len(positions) > images:
         positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
     other_rows = np.setdiff1d(np.arange(len(rows)), positions)
-    missing = min(images - len(positions), len(other_rows))
-    if missing > 0:
-        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing).round().astype(int)]]
+    missing_count = min(images - len(positions), len(other_rows))
+    if missing_count > 0:
+        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing_count).round().astype(int)]]
     return np.sort(rows[positions]).tolist()
 
 
@@ -113,16 +113,17 @@ def pictures(
     rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
     if not rows:
         return {}
-    shown: dict[int, list[str]] = {row: [] for row in rows}
+    uris_by_row: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe or ())
-    one_size = chain.module is not None or chain.mixing is not None  # these need a batch of images of the same size
+    # Modules and mixing need a batch of images of the same size.
+    needs_equal_sizes = chain.module is not None or chain.mixing is not None
     loader = Loader(
         SelectedImages(gathered.datasets, gathered.rows[rows]),
         1 if recipe is None else len(rows),  # several large images together could exceed the memory
         transforms=recipe or (),
         num_workers=workers,
         device="cpu",
-        ragged="error" if one_size else "list",
+        ragged="error" if needs_equal_sizes else "list",
         seed=seed,
         info=True,
         faults=Faults(on_error="skip" if recipe is None else "raise", max_error_rate=1.0, max_restarts=100),
@@ -135,8 +136,8 @@ def pictures(
                 images = batch[0] if isinstance(batch, list | tuple) else batch
                 for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
                     row = rows[index]
-                    shown[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
-    return {row: uris for row, uris in shown.items() if uris}
+                    uris_by_row[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
+    return {row: uris for row, uris in uris_by_row.items() if uris}
 
 
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
@@ -154,11 +155,11 @@ def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
     """Convert a finished image, C×H×W of any dtype, to uint8 levels H×W×3; the recipe's `Normalize` is reversed."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
-        deep, pixels = pixels.dtype == torch.uint16, pixels.float()
+        is_deep, pixels = pixels.dtype == torch.uint16, pixels.float()
         normalize = next((step for step in reversed(recipe) if isinstance(step, Normalize)), None)
         if normalize is not None and len(normalize.mean) in (1, len(pixels)):
             pixels = pixels * torch.tensor(normalize.std)[:, None, None] + torch.tensor(normalize.mean)[:, None, None]
-        if deep:
+        if is_deep:
             pixels = pixels / 257
         elif normalize is not None or float(pixels.abs().max()) <= 2:
             pixels = pixels * 255
@@ -225,8 +226,8 @@ def _share(part: int, total: int) -> str:
 
 
 def _outline(counts: list[int], max_count: int) -> str:
-    """Return the outline of a bar chart as the points of a polygon. Counts above `most` are cut off, such as the counts
-    of clipped levels at both ends."""
+    """Return the outline of a bar chart as the points of a polygon. Counts above `max_count` are cut off, such as the
+    counts of clipped levels at both ends."""
     step = WIDTH / (len(counts) - 1)
     points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / max_count)):.1f}" for at, count in enumerate(counts)]
     return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

@@ -127,7 +127,7 @@ def _size_at(rows: np.ndarray, at: int) -> list[int]:
 
 def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
     """Return the range of values, and a histogram from the 0.5th to the 99.5th percentile. The first and last bins also
-    count the values beyond."""
+    count the values beyond them."""
     low, median, high = np.percentile(values, (0.5, 50, 99.5)).tolist()
     if low == high:
         bounds = np.array([low, high])
@@ -224,10 +224,10 @@ def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
-    """Describe groups of images: first groups in several data sets, then groups in several classes, then all others."""
+    """Describe groups of images: first those in several data sets, then those in several classes, then the rest."""
     which, label = gathered.rows["which"], gathered.rows["label"]
-    described = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
-    described.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
+    described_groups = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
+    described_groups.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
             "several_data": several_data,
@@ -238,13 +238,13 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
                 for row in np.sort(group)[:LISTED].tolist()
             ],
         }
-        for several_data, several_classes, group in described[:LISTED]
+        for several_data, several_classes, group in described_groups[:LISTED]
     ]
     return {
         "groups": len(groups),
         "surplus": sum(len(group) - 1 for group in groups),
-        "several_data": sum(several_data for several_data, _, _ in described),
-        "several_classes": sum(several_classes for _, several_classes, _ in described),
+        "several_data": sum(several_data for several_data, _, _ in described_groups),
+        "several_classes": sum(several_classes for _, several_classes, _ in described_groups),
         "listed": listed,
     }
 
@@ -329,12 +329,12 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
      'mode="RGB", the default, drops the alpha channel, which exposes the colours of transparent pixels.',
      'gl.ImageFolder(…, mode="RGBA")'),
     ("note", "formats grey", "image is grey", "Grey images are converted to RGB.", ""),
-    ("note", "formats cmyk", "image is for print, in CMYK",
+    ("note", "formats cmyk", "image is in CMYK, for print",
      "Pillow converts CMYK to RGB without the colour profile: colours are off, and decoding takes longer.", ""),
     ("note", "formats progressive", "image is stored as progressive JPEG",
      "Progressive JPEGs need more memory to decode, and no region can be cut out of their bytes. jpegtran converts "
      "them to sequential JPEGs without loss.", ""),
-    ("note", "formats misnamed", "image has another format than the name says",
+    ("note", "formats misnamed", "image has a format that differs from the file name",
      "gpuload goes by the content; other programs may not.", ""),
 )  # fmt: skip
 
@@ -358,7 +358,7 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
         for name in path.split():
             count = count[name]
         if path == "formats grey" and 0 < count == sum(formats["formats"].values()):
-            text = "As RGB, they have three equal channels, which takes three times the memory and the copying."
+            text = "As RGB, they have three equal channels, which take three times the memory and copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
             yield Advice(level, _count(count, title), text, code)
@@ -401,7 +401,7 @@ def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
             frequent = ", ".join(f"{count:,} × {ending}" for ending, count in list(dataset["ignored"].items())[:5])
             text = f"{frequent}. If some of them are images, pass their endings."
             code = 'gl.ImageFolder(…, extensions=(".jpg", …))'
-            yield Advice("note", _count(count, f"file is not read in {dataset['name']}"), text, code)
+            yield Advice("note", _count(count, f"file is skipped in {dataset['name']}"), text, code)
 
 
 def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:

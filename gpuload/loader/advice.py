@@ -2,9 +2,9 @@
 
 All shares refer to the time after the first batch of an epoch: before it, workers start and nothing is prefetched.
 
-The waiting time decides first. If the loop waits less than 5% of the time, and the main process spends little time on
-loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
-the part of their work that takes longest, and whether that part needs a CPU or waits for a disk.
+The waiting time is checked first. If the loop waits less than 5% of the time, and the main process spends little time
+on loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
+they show which part of the work takes longest, and whether that part needs a CPU or waits for a disk.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import math
 from functools import cached_property
 from typing import Final
 
-from gpuload.loader.autotune import LEAP
+from gpuload.loader.autotune import MAX_WORKER_GROWTH
 from gpuload.loader.limits import lockable_bytes
 from gpuload.loader.options import MIN_CHUNK
-from gpuload.loader.stats import NOTHING, Part, Stats
+from gpuload.loader.stats import NOTHING_LOADED, Part, Stats
 
 __all__ = ["advice", "better_setting"]
 
@@ -27,8 +27,8 @@ BUSY: Final = 0.75  # workers are the bottleneck if they are at least this busy 
 CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for at least this share of the time in which it has a CPU
 CPU_CONTENTION: Final = 0.25  # CPUs are contended if runnable workers wait for a CPU for this share of their work
 CPUS_FULL: Final = 0.9  # the CPUs are fully used
-RING_FULL: Final = 0.2  # the ring is too small if it is full this often
-EPOCH_START: Final = 0.1  # the start matters if it takes this share of each epoch
+RING_FULL: Final = 0.2  # the ring is too small if it is full for this share of the time
+EPOCH_START: Final = 0.1  # starting workers in each epoch is the bottleneck if it takes this share of the epoch
 LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
 SMALL_LOCK_BYTES: Final = 64 << 20
@@ -36,7 +36,7 @@ RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a containe
 
 
 class _View:
-    """Figures derived from a snapshot of at least one batch."""
+    """Figures derived from a snapshot that covers at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -47,57 +47,59 @@ class _View:
         self.waiting = stats.waiting_later
         # The shares of the time that `next()` takes in addition to waiting. With num_workers=0, collating plain data
         # counts as waiting.
-        self.issuing = {name: self.share(name) for name in ("copy", "stage", "device decode")}
-        self.issuing["rest"] = self.share("rest")
+        self.issuing_shares = {name: self.share(name) for name in ("copy", "stage", "device decode")}
+        self.issuing_shares["rest"] = self.share("rest")
         if not self.in_process or stats.bytes_decoded:
-            self.issuing["rest"] = self.share("collate", "rest")
-        self.costliest_issuing = max(self.issuing, key=self.issuing.__getitem__)
-        self.loading = min(1.0, self.waiting + sum(self.issuing.values()))  # the time an infinitely fast loader saves
+            self.issuing_shares["rest"] = self.share("collate", "rest")
+        self.costliest_issuing = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
+        # The share of the time that an infinitely fast loader would save.
+        self.loading_share = min(1.0, self.waiting + sum(self.issuing_shares.values()))
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
         work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
-        self.work_s = sum(self._work(name).seconds for name in work)  # summed over all workers
-        self.queued = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
+        self.work_s = sum(self._worker_part(name).seconds for name in work)  # summed over all workers
+        self.queued_share = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
         # Whether the work mainly needs CPUs, not a disk or a network; time spent waiting for a CPU does not count.
         self.cpu_bound = stats.workers_cpu_s > CPU_BOUND * (self.work_s - stats.workers_queued_s)
         self.cpus_are_full = stats.cpu_s > CPUS_FULL * stats.cpus * max(stats.seconds - self.start_s, 1e-9)
         images = max(1, stats.part("decode").count)
         self.image_bytes, self.file_bytes = stats.bytes_decoded / images, stats.bytes_read / images
-        self.decodes = any(stats.decoders.values())
+        self.decodes_images = any(stats.decoders.values())
 
     def share(self, *names: str, where: str = "main") -> float:
         """Return the share of the time that these parts take."""
         seconds = max(1e-9, self.stats.seconds - self.stats.first_s)
         return sum(self.stats.part(name, where).seconds for name in names) / seconds
 
-    def _work(self, name: str) -> Part:
+    def _worker_part(self, name: str) -> Part:
         return self.stats.part(name, "main" if self.in_process else "workers")
 
-    def work(self, *names: str) -> float:
+    def share_of_work(self, *names: str) -> float:
         """Return these parts' share of the workers' work."""
-        return sum(self._work(name).seconds for name in names) / self.work_s if self.work_s else 0.0
+        return sum(self._worker_part(name).seconds for name in names) / self.work_s if self.work_s else 0.0
 
     def ms_per_sample(self, *names: str) -> float:
         """Return the milliseconds per sample that workers spend on these parts."""
-        return sum(1e3 * part.seconds / part.count for part in map(self._work, names) if part.count)
+        return sum(1e3 * part.seconds / part.count for part in map(self._worker_part, names) if part.count)
 
     @cached_property
     def bottleneck(self) -> str:
-        """Return "wait", a name in `issuing`, or "step"."""
-        stats, is_largest = self.stats, self.waiting >= self.issuing[self.costliest_issuing]
-        # The loop and busy workers form a pipeline whose slower side decides, whatever the stage's share of the loop.
-        # But with num_workers=0 both take turns, and if all CPUs are in use, they take CPU time from each other.
+        """Return "wait", a name in `issuing_shares`, or "step"."""
+        stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing]
+        # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
+        # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
+        # compete.
         if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
             main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
-            return "stage" if main_fills_cpus and self.issuing["stage"] > self.waiting else "wait"
-        return self.costliest_issuing if self.loading >= 0.5 else "step"
+            return "stage" if main_fills_cpus and self.issuing_shares["stage"] > self.waiting else "wait"
+        return self.costliest_issuing if self.loading_share >= 0.5 else "step"
 
     @property
-    def reading(self) -> tuple[str, ...]:
+    def reading_parts(self) -> tuple[str, ...]:
         """Return the parts that include reading the dataset: "read"; "header", since PIL images are decoded when a
         sample is unpacked; and "decode", since a memory-mapped array is read when its pixels are copied."""
-        if self.decodes or not self.stats.bytes_decoded:
+        if self.decodes_images or not self.stats.bytes_decoded:
             return ("read",)
         return ("read", "header") if self.cpu_bound else ("read", "header", "decode")
 
@@ -108,7 +110,7 @@ class _View:
         if stats.elsewhere:
             return 1 << 30
         if self.in_process:
-            return cpus  # it is unknown how much of the work is waiting
+            return cpus  # the share of the work that is waiting is unknown
         if self.cpus_are_full:
             return self.workers
         if self.cpu_bound:
@@ -116,44 +118,47 @@ class _View:
         return max(cpus, int(cpus * (self.work_s - stats.workers_queued_s) / max(stats.workers_cpu_s, 1e-3)))
 
     @cached_property
-    def better(self) -> tuple[int, float] | None:
+    def suggested_workers(self) -> tuple[int, float] | None:
         """Return the number of workers with which the loop would hardly wait, and the factor by which throughput would
         grow; None if more workers do not help.
 
-        All workers are busy, so n workers take 1/n of the time of one; the loop's own time does not change.
+        All workers are busy, so n workers take 1/n of the time that one worker takes; the loop's own time stays the
+        same.
         """
         loop = 1.0 - self.waiting
         current = self.stats.num_workers
         # In the main process, loading and the loop alternate; workers load while the loop runs.
         work = self.waiting if self.in_process else 1.0 * current
         sufficient = math.ceil(work / max(loop, 1e-3) * (1 - NEGLIGIBLE))
-        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, LEAP * current))
+        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, MAX_WORKER_GROWTH * current))
         return (count, 1.0 / max(loop, work / count)) if count > current else None
 
     @property
     def more_workers(self) -> str:
         """Describe the effect of more workers."""
-        if self.better is None:
+        if self.suggested_workers is None:
             cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
             why = f"this process may use {cpus}"
             if self.cpus_are_full:
                 why = f"this process uses all of its {cpus}"
-            elif self.queued > CPU_CONTENTION:
-                why += f", and other programs use them too: workers wait {self.queued:.0%} of their time for a CPU"
+            elif self.queued_share > CPU_CONTENTION:
+                why += (
+                    f", and other programs use them too: workers wait {self.queued_share:.0%} of their time for a CPU"
+                )
             return f"more workers would not help, as {why}"
-        count, speedup = self.better
+        count, speedup = self.suggested_workers
         unit = "worker" if count == 1 else "workers"
-        if self.queued > CPU_CONTENTION and self.cpu_bound:
+        if self.queued_share > CPU_CONTENTION and self.cpu_bound:
             return (
-                f"with {count} {unit} it would wait less, but workers wait {self.queued:.0%} of their time for a CPU "
-                "that other programs use"
+                f"with {count} {unit} it would wait less, but workers wait {self.queued_share:.0%} of their time for a "
+                "CPU that other programs use"
             )
         ahead = self.ahead_for(count)
         prefetch = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
         return f"with {count} {unit}{prefetch}, about {speedup:.1f} times the throughput"
 
     def ahead_for(self, workers: int) -> int:
-        """Return how many batches must be in flight to give each of this many workers a chunk."""
+        """Return how many batches must be in flight so that each of this many workers has a chunk."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
@@ -161,7 +166,7 @@ class _View:
         return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
 
     @property
-    def how_busy(self) -> str:
+    def load_description(self) -> str:
         """Describe how busy workers are and how much the loop waits."""
         if self.in_process:
             return f"the main process does this itself (num_workers=0) for {self.waiting:.0%} of the time"
@@ -169,7 +174,7 @@ class _View:
         return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
 
     @property
-    def not_locked(self) -> str:
+    def lock_problem(self) -> str:
         """Say that the ring is not page-locked, and why."""
         limit = lockable_bytes()
         why = "the driver refused it"
@@ -182,7 +187,7 @@ def advice(stats: Stats) -> str:
     """Name the bottleneck and a remedy."""
     count = stats.batches
     if not count:
-        return NOTHING
+        return NOTHING_LOADED
     view = _View(stats)
     restarts = "persistent" in stats.untried
     minimum_s = max((EPOCH_START if restarts else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))
@@ -225,7 +230,7 @@ def _wait(view: _View) -> str:
     if stats.resident_bytes:
         return _issuing(view, "is the bottleneck: it takes")
     if view.workers_busy:
-        return _reading(view) if view.work(*view.reading) > 0.5 else _working(view)
+        return _reading(view) if view.share_of_work(*view.reading_parts) > 0.5 else _working(view)
     busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
     half_of_others = 0.5 * (view.workers - 1)
     if busiest is not None and half_of_others and busiest.busy >= BUSY and view.busy - busiest.busy <= half_of_others:
@@ -235,67 +240,68 @@ def _wait(view: _View) -> str:
             "workers equal shares of the data, or set in_order=False"
         )
     return (
-        f"the bottleneck is too few batches in flight: {view.how_busy}, so work comes in bursts; raise prefetch_factor "
-        f"(for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower chunk_size"
+        f"the bottleneck is too few batches in flight: {view.load_description}, so work comes in bursts; raise "
+        f"prefetch_factor (for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower "
+        "chunk_size"
     )
 
 
 def _tiny_images(view: _View) -> str:
-    """Explain that the fixed cost per sample takes most of the time; return "" if it does not."""
-    slow = view.work(*view.reading) > 0.5 and view.ms_per_sample("read") > 1.0
+    """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
+    slow = view.share_of_work(*view.reading_parts) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""
     return (
         f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time is spent "
-        f"on the overhead of each sample ({view.how_busy}); store the images decoded in one file: `gpuload pack --to "
-        "array`, then gl.ArrayFile"
+        f"on the overhead of each sample ({view.load_description}); store the images decoded in one file: `gpuload "
+        "pack --to array`, then gl.ArrayFile"
     )
 
 
 def _reading(view: _View) -> str:
     """Explain that the dataset is slow, and whether it computes or waits."""
     stats = view.stats
-    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading):.3g} ms"
+    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading_parts):.3g} ms"
     remedies = []
     if view.cpu_bound and not view.in_process:
         bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
-    elif "cache" in stats.untried and not view.in_process and (view.decodes or not stats.bytes_decoded):
+    elif "cache" in stats.untried and not view.in_process and (view.decodes_images or not stats.bytes_decoded):
         remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
-    if (view.cpu_bound or view.in_process) and not view.decodes:
+    if (view.cpu_bound or view.in_process) and not view.decodes_images:
         remedies.append(
             "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
             "its transforms to the Loader, which decodes only the region that the crop needs"
         )
     if "block" in stats.untried:
         remedies.append('shuffle="block" reads neighbours together')
-    return "; ".join([f"{bottleneck} ({cost}): {view.how_busy}", view.more_workers, *remedies])
+    return "; ".join([f"{bottleneck} ({cost}): {view.load_description}", view.more_workers, *remedies])
 
 
 def _working(view: _View) -> str:
     """Name the part of the workers' work that takes longest."""
-    names = {"decode": "decode is" if view.decodes else "copying the dataset's arrays is",
+    names = {"decode": "decode is" if view.decodes_images else "copying the dataset's arrays is",
              "header": "headers and draws are", "pack": "packing labels is", "collate": "collate_fn is",
              "plan": "planning batches is", "read": "reading is"}  # fmt: skip
-    slowest = max(names, key=view.work)
+    slowest = max(names, key=view.share_of_work)
     bottleneck, full_decodes, remedy = f"{names[slowest]} the bottleneck", view.stats.decoded_whole, view.more_workers
     if slowest == "decode" and view.stats.decoders.keys() - {"Pillow"}:  # JPEGs
-        if view.work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
+        if view.share_of_work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
             remedy = (
                 f"nvImageCodec cannot be used here, so {full_decodes:,} JPEGs were fully decoded where a part would "
                 "do; `gpuload doctor` says why, and pip install 'gpuload[cu12]' (or cu13) installs it"
             )
-        elif view.work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
+        elif view.share_of_work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
             bottleneck += f", as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded per image)"
             remedy = f"shrink them once with `gpuload pack --short-side 512`; {remedy}"
-        elif view.better is None:
+        elif view.suggested_workers is None:
             remedy += ": smaller or cuttable JPEGs would (`gpuload pack`)"
-    return f"{bottleneck}: {view.how_busy}; {remedy}"
+    return f"{bottleneck}: {view.load_description}; {remedy}"
 
 
 def _issuing(view: _View, takes: str, name: str = "") -> str:
     """Explain how long a part of ``next()`` takes (by default the bottleneck), and name a remedy."""
     stats, name = view.stats, name or view.bottleneck
-    share = view.issuing.get(name, view.waiting)
+    share = view.issuing_shares.get(name, view.waiting)
     if stats.resident_bytes and name in ("wait", "rest"):
         return (
             f"cutting batches from cached samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
@@ -314,7 +320,7 @@ def _issuing(view: _View, takes: str, name: str = "") -> str:
     if name == "copy":
         remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
         if stats.pinning_refused:
-            remedy = f"{view.not_locked}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
+            remedy = f"{view.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
         return f"copying batches to the device {took}; {remedy}"
     if name == "device decode":
         return f"waiting for the device's decoder {took}; Decode(where='both', device_share=…) leaves some to workers"
@@ -333,15 +339,15 @@ def _step(view: _View) -> str:
             f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) shows "
             "what runs where, and fewer transforms on the device leave more time for training"
         )
-    gain = view.loading / max(1.0 - view.loading, 0.01)
+    gain = view.loading_share / max(1.0 - view.loading_share, 0.01)
     clauses = [
         f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
         f"could bring at most {max(gain, 0.01):.0%} more throughput"
     ]
-    if view.issuing[view.costliest_issuing] >= NEGLIGIBLE:
+    if view.issuing_shares[view.costliest_issuing] >= NEGLIGIBLE:
         clauses.append(_issuing(view, "takes", view.costliest_issuing))
     elif view.stats.pinning_refused:
-        clauses.append(f"{view.not_locked}: {RAISE_LOCK_LIMIT}")
+        clauses.append(f"{view.lock_problem}: {RAISE_LOCK_LIMIT}")
     sufficient = max(1, math.ceil(view.busy / BUSY))
     if view.stats.workers and view.busy < 0.5 * view.workers and sufficient < view.workers:
         clauses.append(f"{view.busy:.1f} of {view.workers} workers are busy, and {sufficient} would be enough")
@@ -354,6 +360,6 @@ def better_setting(stats: Stats) -> tuple[int, int] | None:
     if stats.batches < MIN_BATCHES:
         return None
     view = _View(stats)
-    if view.bottleneck != "wait" or not view.workers_busy or view.better is None:
+    if view.bottleneck != "wait" or not view.workers_busy or view.suggested_workers is None:
         return None
-    return view.better[0], view.ahead_for(view.better[0])
+    return view.suggested_workers[0], view.ahead_for(view.suggested_workers[0])

@@ -1,13 +1,13 @@
 """The controller behind ``num_workers="auto"`` and ``prefetch_factor="auto"``. Runs in the main process.
 
-`Autotune` is the pure rule, without clock, processes or randomness. It belongs to a `Loader` and outlives its sessions.
-For each batch it receives the duration, and the part of it that the loop waited. When enough batches form a *window*
-with meaningful means, `decide` evaluates the window. Each step is a *trial*: the next window shows whether the step had
+`Autotune` is the tuning rule alone, without clock, processes or randomness. It belongs to a `Loader` and outlives its
+sessions. For each batch it receives the duration, and how much of it the loop waited. Once a *window* has enough
+batches for meaningful means, `decide` evaluates it. Each step is a *trial*: the next window shows whether the step had
 the intended effect. If not, the step is reverted, and its direction is *barred* for many batches. docs/autotuning.md
 describes the rule and its limits.
 
-A `Tuner` measures while a session runs, applies the decisions, and logs them. It is called once per batch, which takes
-a few microseconds, and a few more at the end of a window.
+A `Tuner` measures while a session runs, applies the decisions, and logs them. It is called once per batch; a call takes
+a few microseconds, and a little longer at the end of a window.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from gpuload.stage import Stage
 from gpuload.workers.feed import Feed
 from gpuload.workers.pool import WorkerPool
 
-__all__ = ["LEAP", "MOST_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
+__all__ = ["MAX_AHEAD", "MAX_WORKER_GROWTH", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
 
-# The share of the time that matters. If the loop waits longer, and a step up would save that much, step up. Otherwise
-# step down, as long as that costs no more.
+# The share of the time that matters. If the loop waits for a larger share, and a step up would save that much, step up.
+# Otherwise step down, as long as that does not cost more.
 THRESHOLD: Final = 0.03
-SATURATED: Final = 0.75  # busier workers are the reason for waiting
-MIN_EFFECT: Final = 1 / 3  # keep a step up if it achieved this part of its expected effect
-LEAP: Final = 4  # the maximum growth factor for workers in one step
-MOST_AHEAD: Final = 16
-# A window has at least MIN_BATCHES and MIN_S. It ends once its two halves agree, once it has MAX_STRETCH times the
-# minimum, or immediately if the loop waits so much (OBVIOUS) that the result is clear.
-MIN_BATCHES, MIN_S, AGREE, MAX_STRETCH, OBVIOUS = 4, 0.1, 0.1, 3, 0.5
+SATURATED: Final = 0.75  # if workers are busier, they are the reason for waiting
+MIN_EFFECT: Final = 1 / 3  # keep a step up if it achieved this fraction of its expected effect
+MAX_WORKER_GROWTH: Final = 4  # the maximum growth factor for workers in one step
+MAX_AHEAD: Final = 16
+# A window has at least MIN_BATCHES batches and MIN_S seconds. It ends once its two halves agree, once it has
+# MAX_STRETCH times the minimum number of batches, or immediately if the loop waits so much (OBVIOUS_WAIT) that the
+# result is clear.
+MIN_BATCHES, MIN_S, MAX_DISAGREEMENT, MAX_STRETCH, OBVIOUS_WAIT = 4, 0.1, 0.1, 3, 0.5
 RARE_BATCHES: Final = 12  # the minimum where waits are rare, and once tuning has settled
-BARRED, MOST_BARRED = 500, 16_000  # batches
-DIFFERENT: Final = 0.3  # if a batch's time changes this much in two windows, the loop or the data have changed
-PAUSE = 5, 0.005  # cap a step's own time at 5 times the median plus 5 ms: the loop may validate in between
-MEMORY_SHARE: Final = 2  # a step uses at most 1/MEMORY_SHARE of the free memory, since its need is only estimated
+BAR_BATCHES, MAX_BAR_BATCHES = 500, 16_000  # batches
+RELATIVE_CHANGE: Final = 0.3  # if a batch's time changes this much in two windows, the loop or the data have changed
+PAUSE = 5, 0.005  # cap a batch's own time at 5 times the median plus 5 ms, since the loop may pause, as for validation
+MEMORY_SHARE: Final = 2  # a step uses at most 1/MEMORY_SHARE of the free memory, since its usage is only estimated
 
-Way = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
+Direction = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
 logger = logging.getLogger("gpuload")
 
 
@@ -73,11 +74,11 @@ class Load(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The machine's current limits; `by` names what limits the workers."""
+    """The machine's current limits; `limited_by` names the resource that limits the workers."""
 
     workers: int
     ahead: int
-    by: str
+    limited_by: str
 
 
 class Step(NamedTuple):
@@ -94,7 +95,7 @@ class Step(NamedTuple):
 
 
 class _Means(NamedTuple):
-    """The means of a window: seconds per batch, the part of them that the loop waited, and the workers' load."""
+    """The means of a window: seconds per batch, how many of these the loop waited, and the workers' load."""
 
     seconds: float
     waited_s: float
@@ -126,35 +127,35 @@ class _Means(NamedTuple):
         return 1 - max(self.own_s, self.work_s / workers) / self.seconds if self.is_busy else self.waiting
 
     def is_like(self, other: _Means) -> bool:
-        tolerance = DIFFERENT * max(self.seconds, other.seconds)
+        tolerance = RELATIVE_CHANGE * max(self.seconds, other.seconds)
         return abs(self.seconds - other.seconds) <= tolerance and abs(self.own_s - other.own_s) <= tolerance
 
 
 class _Trial(NamedTuple):
     """A step that the next window evaluates against the `means` before the step."""
 
-    way: Way
+    direction: Direction
     before: Setting
     after: Setting
     means: _Means
 
     def helped(self, means: _Means) -> bool:
         """Whether the step had the intended effect."""
-        if self.way == "more workers":
+        if self.direction == "more workers":
             return means.seconds <= (1 - MIN_EFFECT * self.means.gain(self.after.workers)) * self.means.seconds
-        if self.way == "more ahead":
+        if self.direction == "more ahead":
             return means.waited_s <= (1 - MIN_EFFECT) * self.means.waited_s
         return means.waiting <= THRESHOLD or means.seconds <= (1 + THRESHOLD) * self.means.seconds
 
     def describe_failure(self, means: _Means) -> str:
-        if self.way.startswith("more"):
+        if self.direction.startswith("more"):
             return (
-                f"{self.way} did not help: a batch took {_ms(self.means.seconds)} ms, including a wait of "
+                f"{self.direction} did not help: a batch took {_ms(self.means.seconds)} ms, including a wait of "
                 f"{_ms(self.means.waited_s)} ms, before, and {_ms(means.seconds)} ms, including {_ms(means.waited_s)} "
                 "ms, after"
             )
         return (
-            f"{self.way} cost time: the loop waited {self.means.waiting:.1%} of the time before, and "
+            f"{self.direction} cost time: the loop waited {self.means.waiting:.1%} of the time before, and "
             f"{means.waiting:.1%} after"
         )
 
@@ -166,7 +167,7 @@ class _Bar:
     batches: int
     until: int
     means: _Means
-    unlike: int = 0
+    different_windows: int = 0
 
 
 class Autotune:
@@ -194,7 +195,7 @@ class Autotune:
         self._batches = self._changed_at = 0
         self._window: list[tuple[float, float]] = []  # per batch: the loop's own seconds, and the seconds it waited
         self._trial: _Trial | None = None
-        self._bars: dict[Way, _Bar] = {}
+        self._bars: dict[Direction, _Bar] = {}
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
@@ -205,23 +206,23 @@ class Autotune:
         count, minimum = len(self._window), self._min_batches
         if count < minimum or (count - minimum) % (minimum // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
             return False
-        is_obvious = not self.settled and sum(waited_s for _, waited_s in self._window) > OBVIOUS * total_s
+        is_obvious = not self.settled and sum(waited_s for _, waited_s in self._window) > OBVIOUS_WAIT * total_s
         if is_obvious or count >= MAX_STRETCH * minimum:
             return True
         early, late = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
-        return abs(early - late) <= AGREE * (early + late) / 2
+        return abs(early - late) <= MAX_DISAGREEMENT * (early + late) / 2
 
     @property
     def _min_batches(self) -> int:
         is_rare = self.settled or (self._trial is not None and self._trial.before.ahead != self.setting.ahead)
-        return max(RARE_BATCHES if is_rare else MIN_BATCHES, 4 * self._wave)
+        return max(RARE_BATCHES if is_rare else MIN_BATCHES, 4 * self._concurrent_batches)
 
     @property
-    def _wave(self) -> int:
+    def _concurrent_batches(self) -> int:
         """Return how many batches the workers process at a time: chunks that begin together also end together."""
         return -(-self.setting.workers // max(1, self.chunks))
 
-    def forget(self) -> None:
+    def discard_window(self) -> None:
         """Discard the batches of this window, since they are not representative."""
         self._window.clear()
 
@@ -238,59 +239,63 @@ class Autotune:
         """Accept that no more than this many workers could be started."""
         self.setting = self.setting._replace(workers=workers)
         self._trial = None
-        self.forget()
+        self.discard_window()
 
     def decide(self, load: Load, room: Callable[[], Room]) -> Step | None:
         """Return the change to make after this window, if any, which `setting` already includes. `room` is only called
         if a larger number would help."""
         means = self._means(load)
-        self.forget()
+        self.discard_window()
         for bar in self._bars.values():
-            bar.unlike = 0 if means.is_like(bar.means) else bar.unlike + 1
-            if bar.unlike == 2:
+            bar.different_windows = 0 if means.is_like(bar.means) else bar.different_windows + 1
+            if bar.different_windows == 2:
                 bar.until = 0
         trial, self._trial = self._trial, None
         if trial is not None and not trial.helped(means):
-            if trial.way.startswith("more") and not means.is_busy and (step := self._try("more ahead", means, room)):
-                self._trial = trial  # continue the trial: raising both numbers may help where one alone does not
+            if (
+                trial.direction.startswith("more")
+                and not means.is_busy
+                and (step := self._try("more ahead", means, room))
+            ):
+                self._trial = trial  # continue the trial, since raising both numbers may help where one does not
                 return step
-            batches = self._bar(trial.way, trial.means)
+            batches = self._bar(trial.direction, trial.means)
             return self._step(trial.before, f"{trial.describe_failure(means)}; not tried again for {batches} batches")
-        if trial is not None and trial.way == "more workers":
+        if trial is not None and trial.direction == "more workers":
             self._bar("fewer workers", means)  # the new workers helped, so do not remove them soon
-        ways: tuple[Way, ...] = ("fewer workers", "less ahead")
+        directions: tuple[Direction, ...] = ("fewer workers", "less ahead")
         self.verdict = f"the loop waits {means.waiting:.1%} of the time"
         if means.waiting > THRESHOLD:
-            ways = ("more workers", "more ahead") if means.is_busy else ("more ahead", "more workers")
+            directions = ("more workers", "more ahead") if means.is_busy else ("more ahead", "more workers")
             self.verdict = f"the loop waits {means.waiting:.0%} of the time, and larger numbers do not help"
-        step = self._try(ways[0], means, room) or self._try(ways[1], means, room)
+        step = self._try(directions[0], means, room) or self._try(directions[1], means, room)
         self.settled = step is None
         return step
 
-    def _bar(self, way: Way, means: _Means) -> int:
-        """Bar this direction for a while, each time for twice as long; return for how many batches."""
-        batches = min(2 * self._bars[way].batches, MOST_BARRED) if way in self._bars else BARRED
-        self._bars[way] = _Bar(batches, self._batches + batches, means)
+    def _bar(self, direction: Direction, means: _Means) -> int:
+        """Bar this direction, each time for twice as long; return the number of batches for which it is barred."""
+        batches = min(2 * self._bars[direction].batches, MAX_BAR_BATCHES) if direction in self._bars else BAR_BATCHES
+        self._bars[direction] = _Bar(batches, self._batches + batches, means)
         return batches
 
-    def _try(self, way: Way, means: _Means, room: Callable[[], Room]) -> Step | None:
-        """Begin a trial in this direction, unless it is barred or changes nothing."""
-        is_barred = way in self._bars and self._batches < self._bars[way].until
-        if is_barred or not self._tunes["workers" if "workers" in way else "ahead"]:
+    def _try(self, direction: Direction, means: _Means, room: Callable[[], Room]) -> Step | None:
+        """Begin a trial in this direction, unless the direction is barred or the step would change nothing."""
+        is_barred = direction in self._bars and self._batches < self._bars[direction].until
+        if is_barred or not self._tunes["workers" if "workers" in direction else "ahead"]:
             return None
         before = self.setting
-        if way == "more workers":
+        if direction == "more workers":
             after = before._replace(workers=self._more_workers(means, room))
-        elif way == "fewer workers":
+        elif direction == "fewer workers":
             after = before._replace(workers=min(before.workers, max(1, math.ceil(means.load.busy / SATURATED))))
-        elif way == "more ahead":
+        elif direction == "more ahead":
             after = before._replace(ahead=self._more_ahead(room))
         else:
-            is_stable = self._batches - self._changed_at >= BARRED
+            is_stable = self._batches - self._changed_at >= BAR_BATCHES
             after = before._replace(ahead=max(self._start.ahead, before.ahead // 2)) if is_stable else before
         if after == before:
             return None
-        self._trial = _Trial(way, before, after, means)
+        self._trial = _Trial(direction, before, after, means)
         return self._step(
             after,
             f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms per "
@@ -302,23 +307,26 @@ class Autotune:
         not save enough time."""
         current = self.setting.workers
         # Exceed the number of CPUs only as far as workers leave them idle.
-        maximum, by = max(self._cpus, int(SATURATED * self._cpus * current / max(means.load.cpus, 1e-3))), "CPUs"
-        if maximum > current and (allowed := room()).workers < maximum:
-            maximum, by = allowed.workers, allowed.by
+        maximum, limit_name = (
+            max(self._cpus, int(SATURATED * self._cpus * current / max(means.load.cpus, 1e-3))),
+            "CPUs",
+        )
+        if maximum > current and (limits := room()).workers < maximum:
+            maximum, limit_name = limits.workers, limits.limited_by
         if maximum <= current:
-            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {by}"
+            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and workers are limited by {limit_name}"
             return current
-        required = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
-        workers = min(maximum, max(current + 1, math.ceil(min(required, LEAP * current))))
+        required_workers = means.work_s / (SATURATED * means.own_s) if means.own_s else math.inf
+        workers = min(maximum, max(current + 1, math.ceil(min(required_workers, MAX_WORKER_GROWTH * current))))
         return current if means.gain(workers) < THRESHOLD else workers
 
     def _more_ahead(self, room: Callable[[], Room]) -> int:
         current = self.setting.ahead
-        return current if current >= MOST_AHEAD else max(current, min(2 * current, MOST_AHEAD, room().ahead))
+        return current if current >= MAX_AHEAD else max(current, min(2 * current, MAX_AHEAD, room().ahead))
 
     def _step(self, after: Setting, why: str) -> Step:
         before, self.setting, self._changed_at = self.setting, after, self._batches
-        skip = 2 * self._wave - 1
+        skip = 2 * self._concurrent_batches - 1
         if after.workers < before.workers or after.ahead != before.ahead:
             skip += max(before.ahead, after.ahead)  # batches that are already prefetched hide the effect at first
         return Step(before, after, why, skip)
@@ -338,26 +346,26 @@ def autotune_for(options: Options) -> Autotune | None:
 
 
 class Tuner:
-    """Measures one session, and sets its numbers of workers and of batches ahead as its `Autotune` decides."""
+    """The measurements of one session, and the controls that apply the decisions of its `Autotune`."""
 
     def __init__(self, autotune: Autotune, options: Options, pool: WorkerPool, feed: Feed, stage: Stage) -> None:
         self._autotune, self._options, self._pool, self._feed, self._stage = autotune, options, pool, feed, stage
-        self._last: float | None = None  # when the last batch was yielded
+        self._last_yielded_at: float | None = None  # when the last batch was yielded
         self._skip = 0
         self._update_chunks()
         self._restart()
-        self._leave_cpus()
+        self._set_cpu_threads()
 
     def begin(self) -> None:
         """Begin an epoch, whose first batch is ignored: its time does not depend on the number of workers."""
-        self._bank()
-        self._last = None
+        self._add_to_totals()
+        self._last_yielded_at = None
 
     def batch(self, waited_s: float) -> None:
         """Record that a batch is about to be yielded after the loop waited `waited_s` for it."""
         now = time.perf_counter()
-        last, self._last = self._last, now
-        if last is None:
+        last_yielded_at, self._last_yielded_at = self._last_yielded_at, now
+        if last_yielded_at is None:
             self._since = None
         elif not self._pool.is_steady:
             if self._pool.most < self._autotune.setting.workers:
@@ -369,17 +377,17 @@ class Tuner:
         elif self._since is None:
             self._since = self._pool.busy_s(), self._pool.wanted_cpu_s()
         else:
-            self._seconds += now - last
-            if self._autotune.watch(now - last, waited_s):
+            self._seconds += now - last_yielded_at
+            if self._autotune.watch(now - last_yielded_at, waited_s):
                 self._decide()
 
     def _restart(self) -> None:
         """Begin a new window."""
         self._since: tuple[float, dict[int, float]] | None = None  # the workers' clocks when the window (re)began
         self._busy_s = self._cpu_s = self._seconds = 0.0  # the window's totals before that moment
-        self._autotune.forget()
+        self._autotune.discard_window()
 
-    def _bank(self) -> None:
+    def _add_to_totals(self) -> None:
         """Add the workers' times since the window (re)began to its totals."""
         if self._since is not None:
             (busy_s, cpu_s), self._since = self._since, None
@@ -387,9 +395,9 @@ class Tuner:
             self._cpu_s += sum(after - cpu_s[pid] for pid, after in self._pool.wanted_cpu_s().items() if pid in cpu_s)
 
     def _decide(self) -> None:
-        self._bank()
+        self._add_to_totals()
         busy = self._busy_s / self._seconds
-        load = Load(busy, self._cpu_s / self._seconds or busy)  # if the CPU time is unknown, assume all is computing
+        load = Load(busy, self._cpu_s / self._seconds or busy)  # without CPU times, assume that busy workers compute
         self._update_chunks()
         was_settled = self._autotune.settled
         step = self._autotune.decide(load, self._room)
@@ -410,24 +418,24 @@ class Tuner:
         self._pool.resize(setting.workers)
         self._feed.workers = setting.workers
         self._feed.ahead = self._options.ahead_for(setting.workers, setting.ahead)
-        self._leave_cpus()
+        self._set_cpu_threads()
 
-    def _leave_cpus(self) -> None:
+    def _set_cpu_threads(self) -> None:
         """Give the stage the CPUs that workers do not use."""
         self._stage.cpu_threads = max(1, usable_cpus() - self._autotune.setting.workers)
 
     def _room(self) -> Room:
         """Return the machine's current limits."""
         current, memory = self._autotune.setting, memory_left_bytes()
-        allowed = [(self._pool.most, f"the maximum of {self._pool.most}")]
+        worker_limits = [(self._pool.most, f"the maximum of {self._pool.most}")]
         if memory is not None:
-            allowed.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
+            worker_limits.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
         if (descriptors := descriptors_left()) is not None:
             additional = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
-            allowed.append((current.workers + additional, "open files"))
+            worker_limits.append((current.workers + additional, "open files"))
         if (processes := processes_left()) is not None:
-            allowed.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
-        workers, by = min(allowed)
+            worker_limits.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
+        workers, limit_name = min(worker_limits)
         # Estimate a batch's memory in the ring from the batches in flight.
         ring = self._feed.ring
         batch_bytes = max(1, ring.slot_bytes // (self._feed.ahead + 1))
@@ -436,7 +444,7 @@ class Tuner:
             ahead = min(ahead, current.ahead + memory // MEMORY_SHARE // batch_bytes)
         if self._options.order.iterable:  # where `ahead` is per worker
             ahead //= current.workers
-        return Room(workers, max(DEFAULT_PREFETCH, ahead), by)
+        return Room(workers, max(DEFAULT_PREFETCH, ahead), limit_name)
 
     def _worker_bytes(self) -> int:
         """Return the memory to expect for another worker: the largest private memory of the current workers."""

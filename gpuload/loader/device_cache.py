@@ -1,12 +1,12 @@
 """Filling a `DeviceCached`: the loader's workers read every sample once, before the first batch.
 
 Samples are read before the first batch, not during the first epoch, for three reasons. Files are read in their order,
-which is faster on disks and in shards. A dataset that does not fit is rejected before training begins, based on probes
-from the entire data set, not in the middle of an epoch. And an epoch can begin anywhere, on any rank, with any sampler,
-since all batches are made in the same way. The price is that the loop waits for one decoding pass.
+which is faster on disks and in shards. A dataset that does not fit is rejected before training begins, based on
+probes from the entire dataset, instead of in the middle of an epoch. And an epoch can begin anywhere, on any rank, with
+any sampler, since all batches are made in the same way. The price is that the loop waits for one decoding pass.
 
-Runs in the main process, at the first `iter()` whose samples are not cached yet. Ring and workers of this pass end with
-it. The cached samples belong to the `DeviceCached`.
+Runs in the main process, at the first `iter()` whose samples are not cached yet. This pass has its own ring and
+workers, which end with it. The cached samples belong to the `DeviceCached`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROBES = 64  # samples used to estimate the total size; they are read twice
 HEADROOM = 1.03  # allocate more than the estimate if image sizes differ
 CHUNK, CHUNKS_PER_WORKER, AHEAD = 16, 2, 2
 PROGRESS_S = 10.0
-HALF = ", of which it uses at most half", "set bytes_limit to use more"
+HALF_OF_FREE = ", of which it uses at most half", "set bytes_limit to use more"
 
 
 def cached_samples(options: Options) -> CachedSamples | None:
@@ -70,8 +70,8 @@ def describe_cache(options: Options) -> str | None:
     samples = cached.on_device.get(_key(options, cached, device))
     if samples is None:
         return f"{len(cached):,} will be cached on {device} at the first iter()"
-    others = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
-    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{others}"
+    on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
+    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
 
 
 def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
@@ -93,65 +93,74 @@ class Budget:
 
     def __init__(self, cached: DeviceCached, device: torch.device) -> None:
         limit, self.samples, self.device = cached.bytes_limit, len(cached), device
-        self._limits: list[tuple[int, bool, bool, str, str]] = []  # bytes, for pixels, for other values, reason, remedy
+        # Bytes, whether the limit applies to pixels, whether it applies to other values, the reason, and a remedy.
+        self._limits: list[tuple[int, bool, bool, str, str]] = []
         if limit is not None:
             self._limits.append((limit, True, True, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
-        half, remedy = HALF if limit is None else ("", "free some memory")
+        half, remedy = HALF_OF_FREE if limit is None else ("", "free some memory")
         free = {"cpu": available_bytes()}
         if device.type != "cpu":
             free[str(device)] = devices.Accelerator(device).free_bytes()
-        for where, nbytes in free.items():
+        for device_name, nbytes in free.items():
             if nbytes is not None:  # None means unknown, so there is no limit
-                allowed, reason = nbytes // 2 if half else nbytes, f"{_mb(nbytes)} are free on {where}{half}"
-                self._limits.append((allowed, where == str(device), where == "cpu", reason, remedy))
+                allowed_bytes, reason = (
+                    nbytes // 2 if half else nbytes,
+                    f"{_mb(nbytes)} are free on {device_name}{half}",
+                )
+                self._limits.append((allowed_bytes, device_name == str(device), device_name == "cpu", reason, remedy))
 
-    def with_room(self, pixels: int) -> int:
-        """Return the estimated bytes of pixels plus some headroom, as far as the limits allow."""
-        return min([int(pixels * HEADROOM), *(allowed for allowed, has_pixels, *_ in self._limits if has_pixels)])
+    def with_headroom(self, pixel_bytes: int) -> int:
+        """Return the estimated bytes of pixels plus some headroom, but no more than the limits allow."""
+        return min(
+            [
+                int(pixel_bytes * HEADROOM),
+                *(allowed_bytes for allowed_bytes, has_pixels, *_ in self._limits if has_pixels),
+            ]
+        )
 
-    def check(self, pixels: int, others: int, basis: str) -> None:
-        """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` describes where the
+    def check(self, pixel_bytes: int, other_bytes: int, basis: str) -> None:
+        """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` says where the
         numbers come from."""
-        for allowed, has_pixels, has_others, reason, remedy in self._limits:
-            if pixels * has_pixels + others * has_others > allowed:
+        for allowed_bytes, has_pixels, has_others, reason, remedy in self._limits:
+            if pixel_bytes * has_pixels + other_bytes * has_others > allowed_bytes:
                 raise LimitError(
-                    f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
-                    f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {reason}. If possible, "
-                    f"{remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack resizes them), "
-                    "or use gpuload.Cached, which stores encoded files and evicts some when it is full"
+                    f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixel_bytes)} of pixels on "
+                    f"{self.device} and {_mb(other_bytes)} of other values on cpu ({basis}), but {reason}. If "
+                    f"possible, {remedy}; otherwise cache a part of the dataset, or smaller images (gpuload.pack "
+                    "resizes them), or use gpuload.Cached, which stores encoded files and evicts some when it is full"
                 )
 
 
 def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
     """Read a few samples to estimate the total size, then all samples in order."""
-    count, began = len(cached), perf_counter()
+    count, began_s = len(cached), perf_counter()
     budget = Budget(cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
     with _feed(options, cached, device) as feed:
         if count:
-            memory.reserve(_projected(feed, budget))
-        logged = perf_counter()
+            memory.reserve(_estimate_pixel_bytes(feed, budget))
+        logged_s = perf_counter()
         size = feed.chunk_size * CHUNKS_PER_WORKER * max(1, feed.workers)
         for batch in _batches(feed, np.arange(count), size):
             done = batch.spec.step * size
-            budget.check(memory.used_bytes, samples.host_bytes, f"for the first {done:,} samples alone")
+            budget.check(memory.used_bytes, samples.host_bytes, f"for only the first {done:,} samples")
             _add(batch, samples)
             samples.errors |= {error.index: error for error in batch.errors}
             feed.release(batch)
-            if perf_counter() - logged > PROGRESS_S:
-                logged = perf_counter()
+            if perf_counter() - logged_s > PROGRESS_S:
+                logged_s = perf_counter()
                 log.cache_progress(done, count)
         del batch  # its arrays are views of the ring
     samples.end()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
-    log.cache_filled(samples, device, perf_counter() - began)
+    log.cache_filled(samples, device, perf_counter() - began_s)
     return samples
 
 
-def _projected(feed: Feed, budget: Budget) -> int:
-    """Estimate the bytes to reserve for all pixels from a few samples; LimitError if they do not fit."""
+def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
+    """Estimate the bytes to reserve for all pixels from a few samples; raise a LimitError if they do not fit."""
     numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
     probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # only measures
     ends = [0]
@@ -159,12 +168,12 @@ def _projected(feed: Feed, budget: Budget) -> int:
         _add(batch, probes)
         ends.append(memory.used_bytes)
         feed.release(batch)
-    pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
-    budget.check(pixels, others, f"estimated from {len(numbers)} samples")
-    log.cache_start(budget.samples, pixels, others, budget.device)
+    pixel_bytes, other_bytes = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
+    budget.check(pixel_bytes, other_bytes, f"estimated from {len(numbers)} samples")
+    log.cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
     if len(set(np.diff(ends))) == 1:
-        return pixels
-    return budget.with_room(pixels)
+        return pixel_bytes
+    return budget.with_headroom(pixel_bytes)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuload.loader.session import OVER, Session
+from gpuload.loader.session import ITERATOR_ENDED, Session
 from gpuload.order.place import Place
 from gpuload.order.schedule import Schedule
 from gpuload.workers.signals import deferred_signals
@@ -26,7 +26,7 @@ class Progress:
     Attributes:
         start: the place where the epoch began.
         left: the number of remaining batches; None means unknown.
-        place: all samples before this place are done. A batch that was raised as an error counts as done once another
+        place: all samples before this place are done. A batch that raised an error counts as done once another batch
             follows.
         begun: whether a batch has been yielded.
         ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
@@ -52,7 +52,7 @@ class Epoch(Iterator[Any]):
         session: makes the batches.
         schedule: defines the content of the batches.
         progress: where to begin; updated with each batch.
-        epoch_sent: the argument that workers pass to the dataset's ``set_epoch()``; -1 means that they do not call it.
+        epoch_sent: the argument that workers pass to the dataset's ``set_epoch()``, or -1 if they do not call it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Epoch(Iterator[Any]):
             is_over = False
             with session.lock:
                 if progress.ended is not None:
-                    raise RuntimeError(OVER.format(progress.ended)) if progress.ended else StopIteration
+                    raise RuntimeError(ITERATOR_ENDED.format(progress.ended)) if progress.ended else StopIteration
                 if session.ready is None and not session.advance(self._loader.info):
                     is_over = True
                     progress.ended, progress.left, progress.begun = "", 0, True
@@ -86,7 +86,7 @@ class Epoch(Iterator[Any]):
                     self._loader.close()
                 raise StopIteration
             # From here on no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
-            # comes before this line, the next `__next__` yields the batch.
+            # arrives before this line, the next `__next__` yields the batch.
             ready, session.ready = session.ready, None
             if ready is not None:
                 progress.begun = True
@@ -99,7 +99,7 @@ class Epoch(Iterator[Any]):
                         progress.place = ready.after
                     return ready.value
                 finally:
-                    del ready  # otherwise the error would refer to itself through this frame
+                    del ready  # otherwise this frame and the error would form a reference cycle
 
     def __del__(self) -> None:
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
@@ -116,14 +116,14 @@ class Cursor:
     """The position of a loader.
 
     Attributes:
-        chosen: the place of the next epoch, if it was set after the last epoch began.
-        loaded: whether `chosen` comes from a state.
+        chosen_place: the place of the next epoch, if it was set after the last epoch began.
+        loaded: whether `chosen_place` comes from a state.
         epoch: the number of the last epoch, or of the first epoch before it begins.
         last: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
-    chosen: Place | None = None
+    chosen_place: Place | None = None
     loaded: bool = False
     epoch: int = 0
     last: Progress | None = None
@@ -132,8 +132,8 @@ class Cursor:
     @property
     def next(self) -> Place:
         """Return the place where the next epoch begins."""
-        if self.chosen is not None:
-            return self.chosen
+        if self.chosen_place is not None:
+            return self.chosen_place
         if self.last is None:
             return Place(0, 0)
         return self.last.start if self._replaces_last else Place(self.last.start.epoch + 1, 0)
@@ -142,7 +142,7 @@ class Cursor:
     def _replaces_last(self) -> bool:
         """Whether the next epoch replaces the last one, which has yielded no batch: trainers call `iter()` just to
         inspect the iterator."""
-        return self.chosen is None and self.last is not None and not self.last.begun
+        return self.chosen_place is None and self.last is not None and not self.last.begun
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
@@ -155,13 +155,13 @@ class Cursor:
 
     def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
         """Return the cursor whose next epoch begins at this place."""
-        return replace(self, chosen=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
+        return replace(self, chosen_place=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
         """Return the progress of an epoch that begins now."""
         start = self.next
         left = schedule.steps(start)
-        return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._as_saved(start))
+        return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._with_saved_state(start))
 
     def begin(self, progress: Progress) -> Cursor:
         """Return the cursor after the epoch with this progress has begun."""
@@ -183,8 +183,8 @@ class Cursor:
         epoch has ended and another was chosen, the next epoch's place."""
         if self.loaded:
             return self.next
-        if self.last is None or (self.chosen is not None and not self.last.is_open):
-            return self._as_saved(self.next)
+        if self.last is None or (self.chosen_place is not None and not self.last.is_open):
+            return self._with_saved_state(self.next)
         return self.last.place
 
     @property
@@ -192,9 +192,9 @@ class Cursor:
         """Whether no state was loaded and the last epoch has not yielded a batch."""
         return not self.loaded and (self.last is None or not self.last.begun)
 
-    def _as_saved(self, place: Place) -> Place:
-        """Return the place; if it is the beginning of an epoch, add the state of the sampler or dataset at the end of
-        the previous epoch."""
+    def _with_saved_state(self, place: Place) -> Place:
+        """Return the place; at the beginning of an epoch, with the state of the sampler or dataset at the end of the
+        previous epoch."""
         if self.last is None or place != Place(place.epoch, 0):
             return place
         end = self.last.place

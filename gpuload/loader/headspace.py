@@ -1,7 +1,7 @@
 """`headspace`: how much faster a training loop could be with a loader that takes no time.
 
-The loop first gets batches from its own loader, then copies of one batch, which are immediately available. The second
-rate is the loop's speed without a loader, so it bounds the benefit of a faster loader. Runs in the thread that
+The loop first gets batches from its own loader, then copies of one batch, which are available immediately. The second
+rate is the loop's speed without a loader, which bounds the benefit of a faster loader. Runs in the thread that
 iterates. The loader's epoch ends between the two measurements, so that its workers use no CPUs during the second.
 
 The host runs ahead of a GPU, so the device is synchronized at the beginning and end of each measurement, but not within
@@ -66,10 +66,10 @@ def _rate(batches_per_s: float) -> str:
 def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
     """Measure how much any loader could speed up a training loop: iterate over the result instead of the loader.
 
-    The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches of the
-    loader, then the same number of copies of its first batch. Each copy is made just before its step, since a step may
-    modify its batch. At the end, both rates are printed. If an epoch is shorter than needed, the next epoch follows; a
-    smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
+    The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches from
+    the loader, then the same number of copies of the loader's first batch. Each copy is made just before its step,
+    since a step may modify its batch. At the end, both rates are printed. If an epoch is too short, the next epoch
+    follows. A smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
 
     All steps train the model, including those on copies, so discard the model afterwards. The loader's epoch has
     advanced by the batches used.
@@ -113,7 +113,7 @@ class Headspace(Iterator[Any]):
         self._loader, self._steps = loader, steps
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
-        self._first: Any = None  # a copy of the first batch, made before the loop saw it
+        self._first_batch: Any = None  # a copy of the first batch, made before the loop saw it
         self._devices: set[torch.device] = set()  # the devices of its tensors, except the CPU
         self._began_s = self._loader_s = 0.0
 
@@ -124,11 +124,11 @@ class Headspace(Iterator[Any]):
     def __next__(self) -> Any:
         loader_batches = WARM_UP + self._steps
         if self._delivered == WARM_UP:
-            self._began_s = self._now()
+            self._began_s = self._synchronized_time()
         elif self._delivered == loader_batches:
-            self._loader_s = self._now() - self._began_s
+            self._loader_s = self._synchronized_time() - self._began_s
             self._batches = None  # ends the epoch, so that its workers stop
-            self._began_s = self._now()
+            self._began_s = self._synchronized_time()
         elif self._delivered == len(self):
             self._end()
         batch = self._from_loader() if self._delivered < loader_batches else self._copy()
@@ -137,18 +137,20 @@ class Headspace(Iterator[Any]):
 
     def _end(self) -> NoReturn:
         if self.rates is None:
-            self.rates = HeadspaceRates(self._steps / self._loader_s, self._steps / (self._now() - self._began_s))
-            self._first = None
+            self.rates = HeadspaceRates(
+                self._steps / self._loader_s, self._steps / (self._synchronized_time() - self._began_s)
+            )
+            self._first_batch = None
             print(self.rates)
         raise StopIteration(self.rates)
 
     def _from_loader(self) -> Any:
-        for batches in (self._batches, self._loader):  # the rest of an epoch, then the next epoch
+        for batches in (self._batches, self._loader):  # the remaining batches of an epoch, then the next epoch
             if batches is not None:
                 self._batches = iter(batches)
                 for batch in self._batches:
                     if self._delivered == 0:
-                        self._first = _copied(batch)
+                        self._first_batch = _copy_batch(batch)
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
@@ -160,14 +162,14 @@ class Headspace(Iterator[Any]):
         )
 
     def _copy(self) -> Any:
-        """Return a new copy. Copying is not counted on the CPU; a GPU copies a batch in microseconds."""
+        """Return a new copy. On the CPU, the time to copy is not counted; a GPU copies a batch in microseconds."""
         began_s = perf_counter()
-        batch = _copied(self._first)
+        batch = _copy_batch(self._first_batch)
         if not self._devices:
             self._began_s += perf_counter() - began_s
         return batch
 
-    def _now(self) -> float:
+    def _synchronized_time(self) -> float:
         """Wait until the current device and the batch's devices are idle, and return the time."""
         if devices.is_available():
             for device in {devices.current_device(), *self._devices}:
@@ -175,12 +177,12 @@ class Headspace(Iterator[Any]):
         return perf_counter()
 
 
-def _copied(batch: Any) -> Any:
+def _copy_batch(batch: Any) -> Any:
     """Copy a batch, including its lists and dicts."""
 
-    def copied(leaf: Any) -> Any:
+    def copy_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.detach().clone()
         return leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf)
 
-    return tree_map(copied, batch)
+    return tree_map(copy_leaf, batch)

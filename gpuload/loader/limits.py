@@ -1,10 +1,10 @@
 """The machine's limits for a loader (CPUs, open files, processes, memory), and the CPUs near its GPU.
 
 Reaching a limit in the middle of an epoch causes an `OSError` in some library, or kills a process without a message.
-Therefore the limits are checked first, and a `LimitError` with the figures says what does not fit.
+Therefore the limits are checked first, and a `LimitError` says, with figures, which limit would be exceeded.
 
-On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in its memory.
-docs/tuning.md lists the exceptions.
+On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in the memory of
+that node. docs/tuning.md lists the exceptions.
 
 Runs in the main process. Nothing is cached, since limits and usage change with every file and every batch. A missing or
 implausible figure counts as no limit: a guess must never stop a program that would have run. Where a function takes
@@ -48,21 +48,21 @@ __all__ = [
     "usable_cpus",
 ]
 
-# For a `WorkerPool`: a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates the
-# descriptor), and the template's socket, lifeline, pidfd and stack file.
+# A `WorkerPool` needs a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates
+# the descriptor), and the template's socket, lifeline, pidfd and stack file.
 POOL_DESCRIPTORS = 12
-# For each worker: its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
+# Each worker needs its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
 WORKER_DESCRIPTORS = 5
-# While a worker starts, before the pidfd: its ends of socket and lifeline, /dev/null, and the pipe for a failed exec
-# (2).
+# While a worker starts, before it has a pidfd, it needs its ends of socket and lifeline, /dev/null, and the pipe for a
+# failed exec (2).
 START_DESCRIPTORS = 4
 SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modules and libraries
 
 # A worker with the JPEG decoder and without torch has 47 to 51 MB resident: 19 MB of private memory, plus shared pages
-# of libraries. Large images and other decoders soon use the difference.
+# of libraries. With large images or other decoders, private memory soon grows to this size.
 WORKER_BYTES = 45 * 1000 * 1000
 
-# Files in the folder of a control group, by version: limit and usage, and the entries that can be reclaimed.
+# The files of a control group with its limit and usage, and the kinds of memory that can be reclaimed, by version.
 PROCESS_FILES = {"cgroup2": ("pids.max", "pids.current"), "cgroup": ("pids.max", "pids.current")}
 MEMORY_FILES = {
     "cgroup2": ("memory.max", "memory.current"),
@@ -112,12 +112,12 @@ def descriptors_left() -> int | None:
     if limit is None:
         return None
     try:
-        # The limit bounds the descriptors' numbers, not their count. Numbers above it, which remain open if the limit
-        # was lowered later, do not count.
+        # The limit bounds the descriptors' numbers, not their count. Descriptors with larger numbers, which stay open
+        # if the limit is lowered later, do not count.
         in_use = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
     except (OSError, ValueError):
         return None
-    return max(0, limit - in_use + 1)  # listdir itself had one open
+    return max(0, limit - in_use + 1)  # listdir itself had one descriptor open
 
 
 def check_workers(workers: int) -> None:
@@ -125,24 +125,24 @@ def check_workers(workers: int) -> None:
     processes than would be left if all Loaders of this process were closed. `check_descriptors` checks again when
     workers start."""
     if workers:
-        pools, running = running_workers()
-        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
-        check_processes(workers, releasable=pools + running)
+        pool_count, worker_count = running_workers()
+        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pool_count + WORKER_DESCRIPTORS * worker_count)
+        check_processes(workers, releasable=pool_count + worker_count)
 
 
 def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
     `releasable` descriptors are in use but count as free."""
-    needed = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
-    left = descriptors_left()
-    if left is None or needed <= left + releasable:
+    required = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    free = descriptors_left()
+    if free is None or required <= free + releasable:
         return
     soft, hard = _limits_of("RLIMIT_NOFILE")
     maximum = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
-        f"num_workers={workers} needs {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker and "
-        f"{needed - WORKER_DESCRIPTORS * workers} others), but only {left:,} of the {soft:,} that it may have open are "
-        "left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
+        f"num_workers={workers} needs {required:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker "
+        f"and {required - WORKER_DESCRIPTORS * workers} others), but only {free:,} of the {soft:,} that it may have "
+        "open are left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {maximum})"
     )
 
@@ -150,18 +150,18 @@ def check_descriptors(workers: int, *, releasable: int = 0) -> None:
 def processes_left(root: str = "/") -> tuple[int, str] | None:
     """Return how many more processes and threads may be started, and what limits them; None means no limit.
 
-    The limit is the minimum of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and of what the
-    control groups (pids, versions 2 and 1) have left.
+    The limit is the smaller of RLIMIT_NPROC minus the user's tasks (which does not apply to root), and the number
+    that the control groups (pids, versions 2 and 1) still allow.
     """
-    left = []
+    remaining = []
     limit = _limits_of("RLIMIT_NPROC")[0]
     if limit is not None and os.geteuid() != 0:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
-            left.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
+            remaining.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
     for limit, use, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
-        left.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
-    return min(left, default=None)
+        remaining.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    return min(remaining, default=None)
 
 
 def _tasks_of(user: int, root: str) -> int:
@@ -177,11 +177,11 @@ def _tasks_of(user: int, root: str) -> int:
 def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
     """Raise a LimitError if this many processes may not be started. `releasable` processes are running but count as
     ended."""
-    left = processes_left(root)
-    if left is not None and workers + 1 > left[0] + releasable:  # including the template
+    remaining = processes_left(root)
+    if remaining is not None and workers + 1 > remaining[0] + releasable:  # including the template
         raise LimitError(
-            f"num_workers={workers} needs {workers + 1} processes, but only {left[0]:,} are left of {left[1]}. Use "
-            "fewer workers, end other programs, or raise the limit"
+            f"num_workers={workers} needs {workers + 1} processes, but only {remaining[0]:,} are left of "
+            f"{remaining[1]}. Use fewer workers, end other programs, or raise the limit"
         )
 
 
@@ -196,17 +196,17 @@ def memory_left_bytes(root: str = "/") -> int | None:
     read twice (after the first epoch, the dataset). Shared memory, such as the ring, is in neither list, since no file
     backs it. Memory that could be swapped out does not count.
     """
-    tightest = _tightest(root)
-    return None if tightest is None else tightest[0]
+    tightest_group = _tightest_group(root)
+    return None if tightest_group is None else tightest_group[0]
 
 
 def available_bytes(root: str = "/") -> int | None:
-    """Return how much more memory this process may use: the machine's free memory or what the control group has left,
-    whichever is less; None if unknown."""
+    """Return how much more memory this process may use: the machine's free memory or the memory that the control group
+    has left, whichever is less; None if unknown."""
     lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    left = memory_left_bytes(root)
-    return min([*free, *([] if left is None else [left])], default=None)
+    machine_bytes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    group_bytes = memory_left_bytes(root)
+    return min([*machine_bytes, *([] if group_bytes is None else [group_bytes])], default=None)
 
 
 def lockable_bytes() -> int | None:
@@ -223,20 +223,20 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
         workers: the number of processes to start.
         output_bytes: the ordinary memory of one finished batch.
     """
-    tightest = _tightest(root)
-    needed = workers * WORKER_BYTES + output_bytes
-    if tightest is None or needed <= tightest[0]:
+    tightest_group = _tightest_group(root)
+    required_bytes = workers * WORKER_BYTES + output_bytes
+    if tightest_group is None or required_bytes <= tightest_group[0]:
         return
-    left_bytes, limit_bytes, folder = tightest
+    left_bytes, limit_bytes, folder = tightest_group
     raise LimitError(
-        f"at least {_mb(needed)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
+        f"at least {_mb(required_bytes)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
         f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
         f"limit of {_mb(limit_bytes)}. Use fewer workers or a smaller batch_size, or raise the limit of the container "
         "or job"
     )
 
 
-def _tightest(root: str) -> tuple[int, int, str] | None:
+def _tightest_group(root: str) -> tuple[int, int, str] | None:
     """Return the remaining bytes, the limit and the folder of the control group with the least memory left; None if no
     group has a limit."""
     groups = []
@@ -257,20 +257,20 @@ class Placement:
     Attributes:
         device: the GPU; node: its NUMA node, if the ring is placed there.
         cpus: the CPUs of that node that this process may use; empty if nothing is placed.
-        most: the maximum number of workers to place there, so that each has a CPU even if every rank near that node
-            has this many workers.
+        max_workers: the maximum number of workers to place there, so that each has a CPU even if every rank near that
+            node has this many workers.
         why: why nothing is placed.
     """
 
     device: str = ""
     node: int = -1
     cpus: frozenset[int] = frozenset()
-    most: int = 0
+    max_workers: int = 0
     why: str = ""
 
     def cpus_for(self, workers: int) -> frozenset[int]:
         """Return the CPUs to run this many workers on; empty means all CPUs that this process may use."""
-        return self.cpus if workers <= self.most else frozenset()
+        return self.cpus if workers <= self.max_workers else frozenset()
 
     def describe(self, workers: int) -> str:
         """Describe the placement; "" if there is nothing to place."""
@@ -282,7 +282,7 @@ class Placement:
             return ring
         if self.cpus_for(workers):
             return f"workers on CPUs {cpu_list(self.cpus)}, {ring}"
-        shared = "" if self.most == count else f", {self.most} for this rank"
+        shared = "" if self.max_workers == count else f", {self.max_workers} for this rank"
         return f"{ring}; {workers} workers run on all CPUs, as that node has {count}{shared}"
 
 
@@ -343,10 +343,10 @@ def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
     devices = os.path.join(root, DEVICES)
     vendor = _read(f"{devices}/{address}/vendor")
     nodes = []
-    for other in os.listdir(devices):
-        is_gpu = _read(f"{devices}/{other}/class").startswith((DISPLAY, ACCELERATOR))
-        if is_gpu and _read(f"{devices}/{other}/vendor") == vendor:
-            nodes.append(near(other, root)[0])
+    for other_address in os.listdir(devices):
+        is_gpu = _read(f"{devices}/{other_address}/class").startswith((DISPLAY, ACCELERATOR))
+        if is_gpu and _read(f"{devices}/{other_address}/vendor") == vendor:
+            nodes.append(near(other_address, root)[0])
     return max(1, min(ranks, nodes.count(node) * -(-ranks // max(1, len(nodes)))))
 
 
@@ -364,7 +364,7 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
         mounted = [(base, point) for kind, base, point in mounts if kind == version]
         mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
-        # In a container, the group may be outside the mounts; then the mount itself is the container's group.
+        # In a container, the group may be outside the mounts; the mount itself is then the container's group.
         point, below = mounted[0][1], ()
         if ".." not in group.parts:
             inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))
@@ -398,7 +398,7 @@ def _limited_groups(
 def _read(path: str) -> str:
     """Return a file's text without surrounding white space; "" if the file cannot be read."""
     # Most of these files do not exist. Check first instead of handling the error, since the traceback of a Ctrl-C
-    # during error handling would show that error too.
+    # during error handling would also show the handled error.
     if not os.access(path, os.R_OK):
         return ""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:

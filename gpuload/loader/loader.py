@@ -31,7 +31,7 @@ from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
-from gpuload.loader.session import NEWER, Session
+from gpuload.loader.session import NEWER_ITERATOR, Session
 from gpuload.loader.state import State, for_workers, with_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
@@ -85,14 +85,14 @@ class Loader:
         persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
             process made to the dataset. By default, workers stay alive between epochs.
         in_order: False yields the batches of an iterable dataset as soon as a worker has finished one, so that a slow
-            worker does not delay the others; states stay exact. Batches of a map-style dataset always come in order,
-            without making workers wait.
+            worker does not delay the others; states stay exact. Batches of a map-style dataset are always yielded
+            in order, without making workers wait.
         transforms: `gpuload.transforms` in order, as a list or a `Compose`. The last one may be a `torch.nn.Module`,
             which is applied to the entire batch.
-        num_workers: processes that read and decode; with 0, this process does the work. Default: the CPUs that this
-            process may use, less one per rank on this machine, divided among these ranks, at least 1; 0 for an
-            iterable dataset. A number above both 8 and these CPUs causes a warning. ``"auto"`` adjusts the number while
-            the loader runs.
+        num_workers: processes that read and decode; with 0, this process does the work. Default: the number of
+            CPUs that this process may use, minus one per rank on this machine, divided by the number of these ranks,
+            but at least 1; 0 for an iterable dataset. More workers than both 8 and the number of CPUs cause a warning.
+            ``"auto"`` adjusts the number while the loader runs.
         workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
         prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset); default 2.
             ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
@@ -108,24 +108,25 @@ class Loader:
             a multiple of this, such as 32 for detection networks. Default: the size of the largest image.
         seed: 0 ≤ seed < 2**64; determines the order and every random draw. Default 0.
         rank, world_size: this process's rank, and the number of ranks that share each epoch. Default: from
-            ``torch.distributed`` if it is initialized at `iter()`, else from torchrun's environment, else 0 of 1.
-        uneven: what to do with an epoch's last samples if they are too few for full batches on all ranks. ``"pad"``
-            repeats the epoch's first samples up to a multiple of the ranks; ``"drop"`` drops samples down to a
-            multiple; ``"exact"`` (for evaluation; needs ``info=True``) counts each sample once and fills up with rows
-            whose `BatchInfo.valid` is False. ``drop_last=True`` drops these samples. On more than one rank, each rank
-            gets an even number of samples with MixUp, CutMix or CopyPaste, and a multiple of 4 with Mosaic.
+            ``torch.distributed`` if it is initialized at `iter()`, else from torchrun's environment, else 0 and 1.
+        uneven: what to do if an epoch's samples cannot be divided evenly among the ranks. ``"pad"`` repeats the
+            epoch's first samples up to a multiple of the number of ranks; ``"drop"`` drops samples down to a multiple;
+            ``"exact"`` (for evaluation; needs ``info=True``) counts each sample once and pads with rows whose
+            `BatchInfo.valid` is False. ``drop_last=True`` drops the samples that do not fill a batch on every rank. On
+            more than one rank, each rank gets an even number of samples with MixUp, CutMix or CopyPaste, and a multiple
+            of 4 with Mosaic.
         weights: one weight per sample: draw with replacement, with probabilities proportional to the weights.
-        repeats: how many times in a row each sample comes ("repeated augmentation"), each time with different draws and
-            on a different rank. An epoch keeps its length, so it has fewer distinct samples. MixUp and CutMix never mix
-            a sample with itself.
+        repeats: how many times in a row each sample appears ("repeated augmentation"), each time with different draws
+            and on a different rank. The length of an epoch does not change, so it has fewer distinct samples. MixUp and
+            CutMix never mix a sample with itself.
         decode: a `Decode` with decoding options.
         timeout: kill and restart a worker that spends more than this many seconds on one sample; 0 means no timeout.
         on_error: what to do with a sample that fails: ``"raise"`` a `SampleError` (default), ``"skip"`` the sample, or
             ``"replace"`` it with another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options for error handling.
-        backend: what runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``, with torch for
-            transforms that the backend lacks. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan`
-            shows the result.
+        backend: the implementation that runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``,
+            with torch for transforms that the backend lacks. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on
+            the CPU. `plan` shows the result.
         info: yield ``(batch, BatchInfo)``.
         chunk_size: the maximum number of samples that a worker processes at a time; it does not affect the batches.
             Default: the worker's share, 8 to 64.
@@ -155,7 +156,7 @@ class Loader:
         [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
     """
 
-    # Arguments that are public attributes; none can be set later.
+    # Arguments that are read-only public attributes.
     dataset: Any
     batch_size: int | None
     shuffle: bool | BlockShuffle
@@ -224,7 +225,7 @@ class Loader:
         options.check_machine()
         check_begin(options.order)
         for remark in options.workers.remarks():
-            warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
+            warnings.warn(remark, RuntimeWarning, stacklevel=3)  # skips `loader_arguments`
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
         self._initialized = True
 
@@ -271,7 +272,7 @@ class Loader:
         if order.batch_sampler is not None:
             sampler = getattr(order.batch_sampler, "sampler", None)
         else:
-            sampler = _OwnSampler(self) if order.sampler is None else order.sampler
+            sampler = _OrderSampler(self) if order.sampler is None else order.sampler
         _refuse_rebuilding(is_sequential=isinstance(sampler, SequentialSampler))
         return sampler
 
@@ -315,7 +316,7 @@ class Loader:
         """
         place = self._cursor.place
         if self._iterates_in_process and not place.iterable and self._cursor.is_untouched:
-            # The dataset may be its own iterator, which nothing else rewinds.
+            # If the dataset is its own iterator, only this state can rewind it.
             dataset_state = pickled_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
                 place = with_states(place, 0, {"dataset": dataset_state})
@@ -337,8 +338,8 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
-        (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
-        place = for_workers(loaded.place, self.num_workers)
+        (loaded_state := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
+        place = for_workers(loaded_state.place, self.num_workers)
         if self._cursor.is_open:
             text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -347,7 +348,7 @@ class Loader:
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
-        log.state_loaded(loaded)
+        log.state_loaded(loaded_state)
 
     def _state(self, place: Place) -> State:
         options = self._options
@@ -356,7 +357,7 @@ class Loader:
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
-            # Rotating images by their Exif orientation changes their sizes, so the draws too.
+            # Rotating images by their Exif orientation changes their sizes, and so the random draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
         )
 
@@ -432,19 +433,19 @@ class Loader:
             if self._session.usable:
                 self._session.note_changes()
             else:  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
-                self._cursor.end(NEWER)
+                self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
             cached = cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._cancel_finalizer = on_collected(self, self._session.ending())
-        self._cursor.end(NEWER)
+        self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
-        if self._iterates_in_process and (begin := self._session.initial_place()):
-            # As in DataLoader; workers send this state with the first batch.
-            progress.place = with_states(progress.place, begin.samples, begin.state)
+        if self._iterates_in_process and (initial_place := self._session.initial_place()):
+            # As in DataLoader, save the initial state now. Workers send theirs with the first batch.
+            progress.place = with_states(progress.place, initial_place.samples, initial_place.state)
         return iterator
 
     def close(self) -> None:
@@ -568,8 +569,8 @@ REBUILDING: Final = {
         "epochs all begin with the same samples"
     ),
 }
-# Public names for private functions, for messages.
-CALLED: Final = {"_resolve_overfit_batches": "overfit_batches"}
+# The public names of private functions, for messages.
+PUBLIC_NAMES: Final = {"_resolve_overfit_batches": "overfit_batches"}
 
 
 def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
@@ -586,20 +587,20 @@ def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
     package = str(caller.f_globals.get("__name__")).partition(".")[0].removeprefix("pytorch_")
     function = caller.f_code.co_qualname.partition(".")[0]
     remedy = REBUILDING.get((package, function))
-    if remedy is not None and not (is_sequential and function in CALLED):
+    if remedy is not None and not (is_sequential and function in PUBLIC_NAMES):
         raise TypeError(
-            f"{CALLED.get(function, function)} would replace this gpuload.Loader with a torch DataLoader, which drops "
-            f"the transforms; {remedy}"
+            f"{PUBLIC_NAMES.get(function, function)} would replace this gpuload.Loader with a torch DataLoader, which "
+            f"drops the transforms; {remedy}"
         )
 
 
-class _OwnSampler:
+class _OrderSampler:
     """This rank's part of an epoch, like a `DistributedSampler`: the value of `Loader.sampler` where gpuload decides
     the order.
 
     Iterating yields the indices of the full epoch that the loader's next `iter()` begins, in order. The length is the
-    number of these indices, which is the same on each rank. Samples that ``drop_last=True`` drops do not count; rows
-    that ``uneven="exact"`` fills up do.
+    number of these indices, which is the same on each rank. Samples that ``drop_last=True`` drops do not count; padding
+    rows that ``uneven="exact"`` adds do.
 
     Raises:
         TypeError: from iterating or `len()`, if the dataset is iterable.

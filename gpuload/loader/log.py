@@ -1,8 +1,8 @@
 """Log messages of a `Loader`: how a session is set up, and where it resumes. Runs in the main process.
 
 The loggers are children of ``gpuload``: ``gpuload.loader`` here, ``gpuload.workers`` (restarts) and ``gpuload.ring``
-(growth). gpuload sets no level, and its only handler is a NullHandler: without one Python would print warnings even if
-the program has not configured logging. Messages are formatted only if their level is enabled.
+(growth). gpuload sets no level, and its only handler is a NullHandler: without a handler, Python would print warnings
+even if the program has not configured logging. Messages are formatted only if their level is enabled.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def _workers(options: Options) -> str:
 
 
 def _decoders(options: Options) -> str:
-    """Describe the JPEG decoders of this process; the workers have the same, from the same installation."""
-    decoders, missing = Decoder(options.workers.decode).jpeg_decoders
+    """Describe the JPEG decoders of this process; the workers have the same decoders, from the same installation."""
+    decoders, reasons = Decoder(options.workers.decode).jpeg_decoders
     usable = [decoder.name for decoder in decoders]
-    if not missing:
+    if not reasons:
         return f"crops by {usable[0]}, entire images by {usable[-1]}, other images by Pillow"
-    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
+    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(reasons)}"
     if NvImageCodec.name in usable:
         return text
     remedy = "pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"

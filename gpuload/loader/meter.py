@@ -34,8 +34,8 @@ from gpuload.workers.feed import Feed
 
 __all__ = ["Meter", "Span"]
 
-# The parts of the work: name, place, the counter of its time, the counter of its number, and a counter that must not be
-# 0 for the part to be listed ("" lists it always).
+# The parts of the work: name, place, the counter of its time, the counter of its runs, and a counter that must not be 0
+# for the part to be listed ("" means that it is always listed).
 PARTS: Final[tuple[tuple[str, Literal["workers", "main", "device"], str, str, str], ...]] = (
     ("start", "workers", "start_ns", "started", "start_ns"),
     ("read", "workers", "read_ns", "samples", ""),
@@ -69,7 +69,7 @@ _sessions = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The counters of a session up to now. It does not refer to the session, and outlives it.
+    """A copy of a session's counters up to now. It does not refer to the session, and outlives it.
 
     Attributes:
         epoch_start, now: the counters when the last epoch began, and now.
@@ -81,13 +81,13 @@ class Span:
     gauges: dict[str, Any]
 
     def stats(self, since: Stats | None, epoch: int) -> Stats:
-        """Return the statistics since the epoch began, or since an earlier snapshot; a snapshot of another session
-        means the beginning of this session."""
+        """Return the statistics since the epoch began, or since an earlier snapshot; after a snapshot of another
+        session, count from the beginning of this session."""
         counted, earlier = self.now, self.epoch_start if since is None else since.totals
         if earlier is not None and earlier.session == counted.session:
             counted -= earlier
         in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
-        rows = _within_epochs(counted.workers, int(1e9 * seconds))
+        rows = _limit_to_epochs(counted.workers, int(1e9 * seconds))
         numbers = Counter({**counted.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
         numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
@@ -147,10 +147,10 @@ class Meter:
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
         self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
-        self._awaits_first = False
-        self._entered = (0.0, 0.0, 0.0)
+        self._awaits_first_batch = False
+        self._at_enter = (0.0, 0.0, 0.0)
         self._baseline = self._epoch_start = Counters(next(_sessions))
-        self._baseline = self._now()  # counts of caches and of this process from before the session
+        self._baseline = self._read_counters()  # counts of caches and of this process before the session
 
     @property
     def time_s(self) -> float:
@@ -161,8 +161,8 @@ class Meter:
     def begin(self) -> None:
         """Begin an epoch."""
         self.end()
-        self._epoch_start = self._now()
-        self._epoch_began_s, self._awaits_first = perf_counter(), True
+        self._epoch_start = self._read_counters()
+        self._epoch_began_s, self._awaits_first_batch = perf_counter(), True
 
     def end(self) -> None:
         """End the epoch; the time until the next epoch does not count. Idempotent."""
@@ -173,26 +173,26 @@ class Meter:
         """Count a batch that is yielded to the loop."""
         self.counts["batches"] += 1
         self.counts["images"] += images
-        self._awaits_first = False
+        self._awaits_first_batch = False
 
     def __enter__(self) -> None:
-        self._entered = perf_counter(), self.feed.engine.waited_s, self.transfer.held_s
+        self._at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.held_s
 
     def __exit__(self, *exc_info: object) -> None:
-        start, waited_s, held_s = self._entered
+        start, waited_s, held_s = self._at_enter
         waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.held_s - held_s
         self.counts["waited_s"] += waited_s
         self.counts["held_s"] += held_s
         self.counts["next_s"] += perf_counter() - start - waited_s - held_s
-        if self._awaits_first:
+        if self._awaits_first_batch:
             self.counts["first_s"] += waited_s
         self.last_waited_s = waited_s
 
     def span(self) -> Span:
         """Return the session's counters up to now."""
-        return Span(self._epoch_start, self._now(), self._gauges())
+        return Span(self._epoch_start, self._read_counters(), self._gauges())
 
-    def _now(self) -> Counters:
+    def _read_counters(self) -> Counters:
         """Read all counters since the beginning of the session."""
         engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
         decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
@@ -259,8 +259,8 @@ def _untried(options: Options) -> tuple[str, ...]:
     return tuple(untried)
 
 
-def _within_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
-    """Return the workers' rows without the time between epochs, when workers also start or are idle."""
+def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
+    """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
     rows = workers.copy()
     busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
     left_ns = np.maximum(0, time_ns - busy_ns)

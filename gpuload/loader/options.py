@@ -1,4 +1,4 @@
-"""A `Loader`'s options, checked when the loader is made, not in epoch 3. Runs in the main process.
+"""A `Loader`'s options, checked when the loader is created, not in epoch 3. Runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
 `WorkerOptions`, which is defined here. `Options` combines the four and checks them against each other.
@@ -54,19 +54,19 @@ __all__ = [
 ]
 
 DEFAULT_PREFETCH = 2
-# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch comes
-# sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are large
-# enough for two chunks of `LARGE_CHUNK` per worker are not split further.
+# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch is
+# ready sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are
+# large enough for two chunks of `LARGE_CHUNK` per worker are not split further.
 MIN_CHUNK, MAX_DEFAULT_CHUNK, LARGE_CHUNK = 8, 32, 64
-# Copying a decoded image takes 20 µs: with chunks of 64 instead of 32, `next()` took a quarter less time. But a batch
+# Copying a decoded image takes 20 µs. With chunks of 64 instead of 32, `next()` took a quarter less time. But a batch
 # is still split into four parts, so that four workers can share it, and the bytes are limited: samples may be volumes.
 ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
 MAX_CHUNK = 4096  # a request must fit into one socket message
-ALWAYS_ALLOWED_WORKERS = 8  # no warning up to this number
+ALWAYS_ALLOWED_WORKERS = 8  # up to this number there is no warning
 # "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
 # other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
-AUTO_CHUNK = 16  # fixed, since many workers gain more from small chunks than few workers gain from large ones
+AUTO_CHUNK = 16  # fixed: small chunks help many workers more than large chunks help few workers
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
@@ -81,7 +81,7 @@ class WorkerOptions:
 
     Attributes:
         num_workers: if `workers` is given, the number of those workers.
-        count: the initial number of workers; `most`: the maximum number.
+        count: the initial number of workers; `max_workers`: the maximum number.
         prefetch: the initial `prefetch_factor`.
         faults: includes the value of `on_error`; `on_error` itself becomes None.
         chunk_size: None means `Options.chunk_size` computes it.
@@ -167,7 +167,7 @@ class WorkerOptions:
         return min(FIRST_WORKERS, default_workers(usable_cpus(), local_ranks()))
 
     @property
-    def most(self) -> int:
+    def max_workers(self) -> int:
         if self.num_workers != "auto":
             return self.num_workers
         return max(self.cpus, min(MAX_WORKERS_PER_CPU * self.cpus, MAX_WAITING_WORKERS))
@@ -187,7 +187,7 @@ class WorkerOptions:
         return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
 
     def remarks(self) -> Iterator[str]:
-        """Yield the texts of warnings to give when a loader is created."""
+        """Yield the texts of warnings to issue when a loader is created."""
         if self.processes and self._context_name == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are not "
@@ -199,7 +199,7 @@ class WorkerOptions:
             yield (
                 f"num_workers={workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: starting them before "
                 f"the first batch takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
-                "the dataset imports torch: 40 on two CPUs took 23 s), and then they use about "
+                "the dataset imports torch: 40 workers on two CPUs took 23 s), and then they use about "
                 f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
                 f"{default_workers(cpus, local_ranks())}; more workers than CPUs help only if reading is slow; "
                 "num_workers='auto' finds the best number"
@@ -309,7 +309,7 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # a single worker makes the entire batch
-        if workers.workers is not None:  # every chunk costs this process a message, however small the chunk is
+        if workers.workers is not None:  # each chunk costs this process a message, whatever its size
             return min(MAX_DEFAULT_CHUNK, size)
         row = row_bytes(self.order.dataset)
         minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
@@ -335,10 +335,11 @@ class Options:
         chunks = -(-self.order.size // self.chunk_size)
         if workers.workers is not None:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
-        # Enough chunks for every worker while one batch is nearly done; otherwise added workers would be idle.
+        # Provide enough chunks for every worker even when one batch is nearly done; otherwise added workers would be
+        # idle.
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
-    # -- what the options mean on this machine
+    # -- values that depend on this machine
 
     def resolve_device(self) -> torch.device:
         """Return the device for batches, a GPU with its index. The default is the current GPU (by LOCAL_RANK if the
@@ -440,9 +441,9 @@ def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     return check_integer(name, value, minimum)
 
 
-# -- argument names of other libraries' loaders: the table of docs/howto/moving.md ------------------------------------
+# -- argument names of other libraries' loaders, also a table in docs/howto/moving.md ---------------------------------
 
-# Argument names, and the advice that replaces each.
+# Argument names, separated by spaces, and the advice for them.
 ANSWERS: Final = {
     "pin_memory_device": "leave it out: device=… says where batches go",
     "snapshot_every_n_steps": "leave it out: every state is exact",

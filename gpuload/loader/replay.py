@@ -1,4 +1,4 @@
-"""Reproduces one sample of an epoch, bit for bit, with the same code that builds batches.
+"""Reproducing one sample of an epoch, bit for bit, with the same code that builds batches.
 
 Runs in the main process, without workers, in a temporary session.
 """
@@ -37,9 +37,9 @@ class Replay:
     Attributes:
         epoch, position: the sample's place in the order.
         index: the sample's index or key in the dataset.
-        sample: the dataset's sample (with tensors as arrays), in which images are augmented, C×H×W on the device, with
-            the same bits as in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are tensors,
-            transformed as in the batch.
+        sample: the dataset's sample (with tensors as arrays), whose images are augmented, C×H×W on the device, and
+            bit-identical to those in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are
+            tensors, transformed as in the batch.
         draws: the name of each transform and the values drawn for this sample, as a dict.
     """
 
@@ -56,8 +56,8 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-    last = shares_of(order).samples - 1 if order.planned else 2**63 - 1
-    position = check_integer("position", position, 0, last)
+    last_position = shares_of(order).samples - 1 if order.planned else 2**63 - 1
+    position = check_integer("position", position, 0, last_position)
     if index is None and not order.planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "
@@ -66,7 +66,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     if order.planned and (index is None or order.mixes):
-        positions, indices = _group(order, epoch, position)
+        positions, indices = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
@@ -84,7 +84,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         session.close()
 
 
-def _group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
+def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
     shares, size = replace(shares_of(order), drop_last=False), order.group
     if order.repeats == 1 or size == 1:
@@ -132,8 +132,8 @@ def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Repla
         position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
-        # These are the first image's draws; the others differ only where draws depend on image size.
-        draws=tuple(entry for view in finished.drawn for entry in _draws(view.take(np.array([row])))),
+        # The draws of the first image; other images have different draws only where these depend on image size.
+        draws=tuple(entry for view in finished.first_programs for entry in _draws(view.take(np.array([row])))),
     )
 
 
@@ -149,12 +149,12 @@ def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
     draws = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.drawn_fields)
-        plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
+        plain_values = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
         if isinstance(record, Call) and record.params is not None:
-            plain["params"] = in_params(record.params, lambda array: array[0].tolist())
+            plain_values["params"] = in_params(record.params, lambda array: array[0].tolist())
         if isinstance(record, Ops):
-            plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
+            plain_values["operations"] = [OPS[code] for code in plain_values.pop("codes") if code != NOTHING]
         name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]
-        if plain and name:
-            draws.append((name, plain))
+        if plain_values and name:
+            draws.append((name, plain_values))
     return tuple(draws)

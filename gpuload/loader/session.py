@@ -48,7 +48,7 @@ from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
 from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
@@ -57,13 +57,13 @@ from gpuload.workers.pool import WorkerPool
 from gpuload.workers.ray import RayPool
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
+__all__ = ["ITERATOR_ENDED", "NEWER_ITERATOR", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
 THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
-NOTHING = contextlib.nullcontext()
+NO_CONTEXT = contextlib.nullcontext()
 logger = logging.getLogger("gpuload.loader")
-OVER = "this iterator has ended: {}"
-NEWER = (
+ITERATOR_ENDED = "this iterator has ended: {}"
+NEWER_ITERATOR = (
     "a newer iter() of its Loader was started. A Loader runs one epoch at a time; for two at the same time, as in "
     "zip(loader, loader) or nested loops, create a second Loader"
 )
@@ -109,14 +109,14 @@ class Steps:
         return os.getpid() != self._pid
 
     def begin(self, *, engine_broken: bool) -> Steps:
-        """Begin a step, which is a context manager. Exceptions in it break the session, except for gpuload's errors and
-        warnings, which are raised when no event or batch can be lost. With `engine_broken`, the engine reports why it
-        cannot continue."""
+        """Begin a step, which is a context manager. An exception in the step breaks the session, except for gpuload's
+        errors and warnings, which are only raised when no event or batch can be lost. With `engine_broken`, a broken
+        session raises no error here, since the engine reports why it cannot continue."""
         if self.closed:
-            raise RuntimeError(OVER.format("its Loader was closed"))
+            raise RuntimeError(ITERATOR_ENDED.format("its Loader was closed"))
         if self.broken_by and not engine_broken:
             raise RuntimeError(
-                OVER.format(
+                ITERATOR_ENDED.format(
                     f"it was interrupted by {self.broken_by}, and a batch may be lost. Begin a new epoch with iter()"
                 )
             )
@@ -126,22 +126,22 @@ class Steps:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None and self.closed:  # a signal handler closed it; the feed looks as at the end of an epoch
+        if error is None and self.closed:  # closed by a signal handler; the feed looks as if the epoch had ended
             error = RuntimeError("closed")
         if error is None or isinstance(error, GpuloadError | Warning):
             self.broken_by = ""
             return
         self.broken_by = type(error).__name__
         if self.closed and isinstance(error, Exception):
-            raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
+            raise RuntimeError(ITERATOR_ENDED.format("its Loader was closed meanwhile")) from error
 
 
 @dataclass(slots=True)
 class _Launched:
     """A batch whose stage has been launched: the value to yield, after `postponed` has run, or the error to raise.
 
-    `after` is the place of the next batch. `remarks` are warnings to give with this batch, as (kind, text); a loader
-    warns once per kind, except for the kind "", which it repeats.
+    `after` is the place of the next batch. `remarks` are warnings to issue with this batch, as (kind, text); a loader
+    issues one warning per kind, but every warning of kind "".
     """
 
     value: Any = None
@@ -156,13 +156,13 @@ class _Launched:
 
 
 class Session:
-    """The parts that make a loader's batches, and the next batch.
+    """The parts that produce a loader's batches, and the next batch.
 
     Args:
         options: the loader's options.
         errors: the log of failed samples.
         epoch: the number of the first epoch.
-        autotune: sets the numbers that are "auto".
+        autotune: adjusts the options that are set to "auto".
         cached: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
@@ -191,8 +191,8 @@ class Session:
             self._warned.add("decoder")
             warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
         self._ranks = ranks_of(options.order), find_group()
-        # Workers plan batches by the location of their images in the ring. Images that the device refuses to decode
-        # would not be there.
+        # Workers plan batches by the locations of the images in the ring, so every image must be there. An image that
+        # the device refuses to decode would be missing.
         fusing = self.stage.fusing() if workers.processes and not choice.share else None
         job = job_for(options, epoch, fusing, device_share=choice.share)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
@@ -317,7 +317,7 @@ class Session:
         """Call ``iter()`` of an iterable dataset, without workers and before the first batch; return this process's
         initial place."""
         with self.lock:
-            request = self.feed.first()
+            request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
@@ -333,7 +333,7 @@ class Session:
                 raise
             if batch is None:
                 return None
-            if self._awaits_first_launch:  # `begin` did this for the stream that was current then
+            if self._awaits_first_launch:  # `begin` only followed the stream that was current then
                 self._awaits_first_launch = False
                 self.transfer.follow()
             self.launched.append(self._launch(batch, info))
@@ -380,7 +380,7 @@ class Session:
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """Return the next batch that is not dropped, or that must be raised as an error. Record the failures of dropped
+        """Return the next batch that is not dropped, or whose error must be raised. Record the failures of dropped
         batches."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
@@ -451,7 +451,7 @@ class Session:
             return self._issue(batch, info)
         except BaseException as error:
             is_loading = self.transfer.loading is batch
-            with contextlib.suppress(RuntimeError):  # the device is broken, so its work has ended
+            with contextlib.suppress(RuntimeError):  # the device is broken, and no work is left on it
                 self.transfer.finish()  # releases the slots once the launched work has ended
             if not is_loading:
                 self.feed.release(batch)
@@ -474,9 +474,9 @@ class Session:
                 "reached; loader.errors lists the failures"
             )
 
-        state = self.options.chain.holds_state  # the user's stream may still be writing this state
-        usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
-        with usable, self.transfer.stream(after_consumer=state), named(STAGE):
+        holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
+        inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
+        with inference_mode_off, self.transfer.stream(after_consumer=holds_state), named(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
         images, remark = 0, batch.remark
@@ -487,7 +487,7 @@ class Session:
         if assembled.postponed is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "unrecognized")
+            kind = next((prefix for prefix in (REMARK, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _Launched(
             assembled.value,
@@ -508,12 +508,14 @@ class Session:
         if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
             return []
         if self.options.batches.collate_fn is not None:
-            why, where = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
+            reason, remedy_place = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
         else:
-            why = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
-            where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
-        text = f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last)"
-        return [("layout", f"{text} {where}")]
+            reason = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
+            remedy_place = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
+        text = (
+            f"memory_format='channels_last' has no effect: {reason}. Write images.to(memory_format=torch.channels_last)"
+        )
+        return [("layout", f"{text} {remedy_place}")]
 
 
 def _raisable(error: Exception) -> Exception:
@@ -559,32 +561,33 @@ def _close_all() -> None:
 
 
 class _Consumer(Consumer):
-    """The session's callbacks for the feed. It does not refer to the session, since the garbage collector would have to
-    find such a cycle."""
+    """The session's callbacks for the feed. It does not refer to the session: only the garbage collector could free
+    such a reference cycle."""
 
-    def __init__(
-        self, options: Options, transfer: Any, decoder: ImageDecoder | None, planning: Assembly | None
-    ) -> None:
-        self._options, self._transfer, self._decoder, self._planning = options, transfer, decoder, planning
+    def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
+        self._options, self._transfer, self._decoder, self._planner = options, transfer, decoder, planner
 
     def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
         if not order.sampled:
-            begin, count = order.peers(index)
-            return (begin + row for row in substitutes(order.seed, batch.spec.epoch, position, index - begin, count))
+            first_index, count = order.peers(index)
+            return (
+                first_index + row
+                for row in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
+            )
         keys = list(batch.spec.indices)
         rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
         return (keys[row] for row in rows if keys[row] != index)
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        return None if self._planning is None else self._planning.plan_inputs(batch)
+        return None if self._planner is None else self._planner.plan_inputs(batch)
 
     def reclaim(self, wait: bool) -> bool:
         return self._transfer.reclaim(wait)
 
-    def decode(self, batch: Batch) -> Failed:
+    def decode(self, batch: Batch) -> FailedParts:
         assert self._decoder is not None, "workers only leave images to the device if it has a decoder"
         return self._decoder(batch)
 
@@ -641,11 +644,11 @@ def engine_for(
     """Return the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
     which reads the dataset or cached samples."""
     workers = options.workers
-    watch = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
+    pool_options = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
     if workers.workers is not None:
-        return RayPool(job, workers.workers, ring, **watch)
+        return RayPool(job, workers.workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
+    return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

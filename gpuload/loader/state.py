@@ -1,8 +1,8 @@
 """The saved state of a `Loader`, for resuming: a place in an epoch, and everything that the place depends on.
 
 A state is small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training
-may resume with different numbers of them. Draws depend on (seed, epoch, position), so no generators are saved. The
-entire state is validated when it is loaded.
+can resume with different numbers of workers and ranks. Draws depend on (seed, epoch, position), so no generators are
+saved. The entire state is validated when it is loaded.
 
 The state_dict() of a user's sampler or dataset keeps its types. JSON types are written unchanged; any other value
 becomes a dict with its kind as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and ``torch.save`` with
@@ -56,12 +56,16 @@ class State:
     transforms: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON with a version; TypeError if a sampler's or dataset's state_dict() has an unsupported type."""
+        """Return JSON with a version; raise a TypeError if the state_dict() of a sampler or dataset has an unsupported
+        type."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
-            stream = {**stream, "workers": [{**item, "state": _unpickled(item["state"])} for item in stream["workers"]]}
+            stream = {
+                **stream,
+                "workers": [{**item, "state": _states_to_json(item["state"])} for item in stream["workers"]],
+            }
         state = {
             "version": self.VERSION,
             "epoch": place.epoch,
@@ -77,7 +81,7 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """Parse JSON; TypeError or ValueError unless this version of gpuload wrote it."""
+        """Parse JSON; raise a TypeError or ValueError unless it is a state that this version of gpuload can read."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
         version = state.get("version")
@@ -86,8 +90,10 @@ class State:
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
                 "load it with the gpuload that wrote it"
             )
-        if missing := READERS.keys() - state.keys() - OPTIONAL:
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}; pass a complete dict from state_dict()")
+        if missing_keys := READERS.keys() - state.keys() - OPTIONAL:
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(missing_keys))}; pass a complete dict from state_dict()"
+            )
 
         def read(name: str) -> Any:
             value = state.get(name)
@@ -98,8 +104,8 @@ class State:
         return cls(place=place, **values)
 
     def check(self, current: State, *, strict: bool) -> None:
-        """Raise ValueError if `strict`, else warn, if the settings differ from those of the `current` state."""
-        different = [
+        """If the settings differ from those of the `current` state, raise a ValueError if `strict`, otherwise warn."""
+        differences = [
             f"{name} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in ("samples", "seed", "order", "transforms")
             if getattr(self, name) != getattr(current, name)
@@ -107,9 +113,9 @@ class State:
         position, samples = self.place.position, current.samples
         if samples is not None and self.place.sampler is None and position > samples:
             raise ValueError(f"the state is at position {position:,}, but the dataset has only {samples:,} samples")
-        if not different:
+        if not differences:
             return
-        text = f"the state was saved by a different loader: {'; '.join(different)}"
+        text = f"the state was saved by a different loader: {'; '.join(differences)}"
         if strict:
             raise ValueError(
                 f"{text}. The remaining epoch would not match the original; restore the loader's settings, or pass "
@@ -131,7 +137,7 @@ def with_states(place: Place, samples: int, states: dict[str, bytes | str] | Non
 def for_workers(place: Place, num_workers: int) -> Place:
     """Return the place in an iterable dataset with an entry for each of this loader's workers.
 
-    ValueError if the number of workers changed, unless all workers have the same state, without any samples."""
+    Raise a ValueError if the number of workers changed, unless all workers have the same state and no samples yet."""
     if place.iterable is None:
         return place
     workers, count = place.iterable["workers"], max(1, num_workers)
@@ -147,20 +153,20 @@ def for_workers(place: Place, num_workers: int) -> Place:
     return replace(place, iterable={**place.iterable, "workers": [first] * count})
 
 
-def _unpickled(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the states of a dataset and its iterator as JSON. A `Place` has them pickled, or an error message."""
+def _states_to_json(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
+    """Return the states of a dataset and its iterator as JSON. In a `Place` they are pickled, or an error message."""
     if states is None:
         return None
     unpickled = {}
     for owner, pickled in states.items():
         if isinstance(pickled, str):
             raise TypeError(pickled)
-        # This program pickled it, from the user's object. Nothing that `from_dict` reads is ever unpickled.
+        # This program pickled the state of the user's object. Nothing that `from_dict` reads is ever unpickled.
         unpickled[owner] = to_json(pickle.loads(pickled), f"the state_dict() of the {owner}")
     return unpickled
 
 
-# -- readers: check each value of a loaded state, and name it in the error ------------------------------------------
+# -- readers, which check each value of a loaded state and name it in the error ---------------------------------------
 
 
 def _read_stream(name: str, stream: Any) -> dict[str, Any]:
@@ -215,9 +221,9 @@ def _count(name: str, value: Any, bits: int = 63) -> int:
 
 def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
     if not condition:
-        shown = repr(value)
-        shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
-        raise ValueError(f"the state's {name} must be {expected}, got {shown}")
+        shown_value = repr(value)
+        shown_value = shown_value if len(shown_value) <= 100 else f"{shown_value[:99]}…"
+        raise ValueError(f"the state's {name} must be {expected}, got {shown_value}")
     return value
 
 
@@ -272,10 +278,10 @@ def to_json(value: Any, path: str) -> Any:
         return {"$complex": [value.real, value.imag]}
     if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
         bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encoded(bits)]}
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode(bits)]}
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
         name = "$array" if kind is np.ndarray else "$scalar"
-        return {name: [value.dtype.str, list(value.shape), _encoded(value)]}
+        return {name: [value.dtype.str, list(value.shape), _encode(value)]}
     where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
     raise TypeError(
         f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which cannot be saved; use only "
@@ -297,12 +303,12 @@ def from_json(value: Any, path: str) -> Any:
     if not (isinstance(name, str) and name[:1] == "$"):
         return {key: from_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
     try:
-        return _decoded(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
+        return _decode(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
     except Exception as error:
         raise ValueError(f"{path} is not from state_dict(): {name} cannot be read ({error})") from None
 
 
-def _decoded(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
+def _decode(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     if name in SEQUENCES:
         return SEQUENCES[name](decode(content))
     if name in MAPPINGS:
@@ -324,7 +330,7 @@ def _decoded(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     raise ValueError("unknown kind")
 
 
-def _encoded(bits: Any) -> str:
+def _encode(bits: Any) -> str:
     return base64.b64encode(bits.tobytes()).decode()
 
 

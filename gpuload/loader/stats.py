@@ -18,16 +18,16 @@ import numpy as np
 from gpuload.stage.plan import paragraph, table
 from gpuload.workers.start import Start
 
-__all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
+__all__ = ["COLUMNS", "NOTHING_LOADED", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
 
-NOTHING: Final = "nothing has been loaded yet: ask again after a few batches"
+NOTHING_LOADED: Final = "nothing has been loaded yet: ask again after a few batches"
 COLUMNS: Final = 80  # the width of the table
-HEADS: Final = ("part", "where", "share", "total", "each", "rate")
+HEADINGS: Final = ("part", "where", "share", "total", "each", "rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """The counters of a session at one moment. They only grow, so those of an earlier moment can be subtracted.
+    """The counters of a session at one moment. Counters only grow, so earlier ones can be subtracted.
 
     Attributes:
         session: the session's number in this process.
@@ -44,8 +44,8 @@ class Counters:
     workers: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return the counts since an earlier moment of the session. Differences below 0 become 0, since workers write
-        their rows while they are read."""
+        """Return the counts since an earlier moment of the session. Differences below 0, which occur since workers
+        write their rows while these are read, become 0."""
         main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
         refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
         return Counters(self.session, main, decoded, refused, workers)
@@ -106,16 +106,16 @@ class Stats:
         waiting: the share of the time that the loop waited in ``next()`` for a batch, 0 to 1.
         next_ms: mean host time of ``next()`` without waiting, milliseconds.
         first_s: seconds the loop waited for the epoch's first batch, if the snapshot covers it.
-        start: how long the current workers took to start, and for what, even if that was before the time covered; all
-            0 without workers on this machine, and until workers are ready.
+        start: how long each step of starting the current workers took, even if that was before the time covered; all 0
+            without workers on this machine, and until workers are ready.
         parts: the parts of the work, with their times.
         workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
             the main process does their work.
         chunks_ready, batches_ready: chunks and batches that are ready but not yet yielded, at this moment.
-        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, of all slots, and its limit,
-            at this moment; ring_segments: the number of slots; ring_grown: slots allocated; ring_spilled: chunks moved
-            from a full ring into ordinary memory.
-        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock some.
+        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, shared memory of all slots,
+            and its limit, at this moment; ring_segments: the number of slots; ring_grown: slots allocated;
+            ring_spilled: chunks moved from a full ring into ordinary memory.
+        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock a part.
         bytes_read: bytes of image files and arrays that the dataset returned.
         bytes_decoded: bytes of pixels written to the slots.
         decoders: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
@@ -193,12 +193,12 @@ class Stats:
     workers_cpu_s: float = 0.0
     workers_queued_s: float = 0.0
     untried: tuple[str, ...] = ()
-    advice: str = NOTHING
+    advice: str = NOTHING_LOADED
     totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
-        """Return the part of this name, or an empty part if there is none. Without `where`, parts of workers and of the
-        main process are added up."""
+        """Return the part with this name, or an empty part if there is none. Without `where`, add up the parts of the
+        workers and the main process."""
         parts = [part for part in self.parts if part.name == name and where in (None, part.where)]
         if len(parts) == 1:
             return parts[0]
@@ -225,14 +225,14 @@ class Stats:
     def __str__(self) -> str:
         lines = [_headline(self), ""]
         if self.seconds:
-            rows = [HEADS, *_rows(self)]
+            rows = [HEADINGS, *_rows(self)]
             width = max(11, *(len(part) + 1 for part, *_ in rows))
             lines += [*(_line(row, width) for row in rows), ""]
             lines += [*(f"{name:<9} {text}" for name, text in _facts(self)), ""]
         return "\n".join([*lines, *textwrap.wrap(self.advice, COLUMNS)])
 
     def _repr_html_(self) -> str:
-        tables = [table(_headline(self), HEADS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
+        tables = [table(_headline(self), HEADINGS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
 
 
@@ -259,7 +259,7 @@ def _line(cells: Sequence[str], width: int) -> str:
 
 
 def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
-    """Yield one row of cells per part, in the order of `HEADS`."""
+    """Yield one row of cells per part, in the order of `HEADINGS`."""
     workers = max(1, stats.num_workers)
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
@@ -284,15 +284,15 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     if stats.first_s:
         yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
     if stats.num_workers:
-        shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
+        busy_shares = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
         ellipsis = " …" if len(stats.workers) > 8 else ""
-        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{ellipsis}"
+        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {busy_shares}{ellipsis}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
         text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
-        yield from _wrapped("start", text)
+        yield from _wrap_fact("start", text)
     if stats.placement:
-        yield from _wrapped("placed", stats.placement)
+        yield from _wrap_fact("placed", stats.placement)
     yield (
         "ring",
         (
@@ -307,8 +307,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
     if stats.decoders:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
-    for why, count in stats.device_refused.items():
-        yield "refused", f"{count:,} by the device's decoder: {why}"
+    for reason, count in stats.device_refused.items():
+        yield "refused", f"{count:,} by the device's decoder: {reason}"
     if stats.resident_bytes:
         yield "cached", f"{size_of(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
@@ -317,7 +317,7 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
 
 
-def _wrapped(name: str, text: str) -> Iterator[tuple[str, str]]:
+def _wrap_fact(name: str, text: str) -> Iterator[tuple[str, str]]:
     first_line, *more_lines = textwrap.wrap(text, COLUMNS - 10)
     yield from ((name, first_line), *(("", line) for line in more_lines))
 

@@ -1,1 +1,4 @@
-"""The order of samples: permutations, ranks' shares, samplers and schedules. Main process; workers get only places."""
+"""The order of samples: permutations, ranks' shares, samplers and schedules.
+
+Runs in the main process; workers use only `place`.
+"""

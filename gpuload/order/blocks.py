@@ -1,8 +1,8 @@
 """The order of ``shuffle="block"``: blocks of neighbours in shuffled order, samples shuffled within a window of blocks.
 
-It is for storage where reading neighbours together is much cheaper than reading single samples. Like the full shuffle
+Use it for storage where reading neighbours together is much cheaper than reading single samples. Like the full shuffle
 it is a bijection of 0 … n-1 that can be computed for any positions independently. Blocks of equal length use no memory;
-the blocks of a dataset, `natural_blocks`, use 8 bytes each. Main process; an order is immutable.
+a dataset's `natural_blocks` use 8 bytes each. Runs in the main process; orders are immutable.
 
 An epoch proceeds window by window. A window is `BlockShuffle.window` consecutive blocks in the shuffled order of all
 blocks; the samples of each window are shuffled separately.
@@ -84,13 +84,13 @@ class Blocks:
 
     @property
     def name(self) -> str:
-        """A name of the blocks: equal names and numbers of samples mean equal blocks and windows."""
+        """A name that identifies the blocks: equal names and numbers of samples mean equal blocks and windows."""
         natural = "" if self.bounds is None else f"-{zlib.crc32(self.bounds.tobytes()):08x}"
         return f"blocks-{self.length}{natural}-{self.window}"
 
 
 class BlockOrder:
-    """The order of an epoch.
+    """The block-shuffled order of an epoch.
 
     Args:
         blocks: the blocks of the dataset.
@@ -103,55 +103,55 @@ class BlockOrder:
 
     def __init__(self, blocks: Blocks, key: philox.Key) -> None:
         self.n, self._blocks, self._key = blocks.n, blocks, key
-        # The last of the blocks of equal length can be shorter. Its turn is drawn separately, so that the start of each
-        # turn can be computed. The other blocks are shuffled among the other turns.
-        self._short = blocks.bounds is None and blocks.n % blocks.length
-        self._shuffle = Shuffle(blocks.count - bool(self._short), key)
+        # If all blocks have one length, the last block can still be shorter. Its turn is drawn separately, so that the
+        # start of each turn can be computed. The other blocks are shuffled among the other turns.
+        self._short_length = blocks.bounds is None and blocks.n % blocks.length
+        self._shuffle = Shuffle(blocks.count - bool(self._short_length), key)
         self._last_turn = 0
-        if self._short:
+        if self._short_length:
             first, second = philox.words(key, np.arange(1), SHORT_BLOCK, 2)[0].tolist()
             self._last_turn = (first << 32 | second) * blocks.count >> 64
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at integer `positions` of any shape; IndexError if a position is out of range."""
+        """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         places = self.places(positions)
         flat = places.reshape(-1)
         turns = self._turns(flat)
         blocks = self._block(turns)
-        begins = blocks * self._blocks.length if self._blocks.bounds is None else self._blocks.bounds[blocks]
-        return (begins + flat - self._begins(turns)).reshape(places.shape)
+        block_starts = blocks * self._blocks.length if self._blocks.bounds is None else self._blocks.bounds[blocks]
+        return (block_starts + flat - self._turn_starts(turns)).reshape(places.shape)
 
     def places(self, positions: np.ndarray) -> np.ndarray:
         """Return the places of the samples at `positions` in the sequence of blocks before windows are shuffled."""
         positions = checked_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        numbers, window_rows = np.unique(self._turns(flat) // window, return_inverse=True)
-        begins = self._begins(numbers * window)
-        lengths = self._begins(np.minimum((numbers + 1) * window, count)) - begins
+        window_numbers, window_rows = np.unique(self._turns(flat) // window, return_inverse=True)
+        window_starts = self._turn_starts(window_numbers * window)
+        lengths = self._turn_starts(np.minimum((window_numbers + 1) * window, count)) - window_starts
         is_small = lengths <= TABLE_MAX
-        offsets = flat - begins[window_rows]
-        places = self._sorted(begins, np.where(is_small, lengths, 0), window_rows, offsets)
-        keys = philox.words(self._key, numbers, WINDOWS, 2).tolist()
-        for number in np.flatnonzero(~is_small).tolist():
-            rows = np.flatnonzero(window_rows == number)
-            shuffle = Shuffle(int(lengths[number]), philox.Key(*keys[number]))
-            places[rows] = begins[number] + shuffle(offsets[rows])
+        offsets = flat - window_starts[window_rows]
+        places = self._sorted(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
+        keys = philox.words(self._key, window_numbers, WINDOWS, 2).tolist()
+        for window_row in np.flatnonzero(~is_small).tolist():
+            rows = np.flatnonzero(window_rows == window_row)
+            shuffle = Shuffle(int(lengths[window_row]), philox.Key(*keys[window_row]))
+            places[rows] = window_starts[window_row] + shuffle(offsets[rows])
         return places.reshape(positions.shape)
 
     def _sorted(
-        self, begins: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
+        self, window_starts: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
     ) -> np.ndarray:
         """Return `places` for offsets within windows of these lengths, by sorting all places of these windows by random
         numbers. (A `Shuffle` for each window would take 0.2 ms.)"""
-        before = np.cumsum(lengths) - lengths
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        all_places = np.arange(len(owners), dtype=np.int64) + (begins - before)[owners]
+        counts_before = np.cumsum(lengths) - lengths
+        place_rows = np.repeat(np.arange(len(lengths)), lengths)
+        all_places = np.arange(len(place_rows), dtype=np.int64) + (window_starts - counts_before)[place_rows]
         words = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
-        order = np.lexsort((words[:, 0] << _32 | words[:, 1], owners))
+        order = np.lexsort((words[:, 0] << _32 | words[:, 1], place_rows))
         is_small = (lengths > 0)[window_rows]
         places = np.empty_like(offsets)
-        places[is_small] = all_places[order[(before[window_rows] + offsets)[is_small]]]
+        places[is_small] = all_places[order[(counts_before[window_rows] + offsets)[is_small]]]
         return places
 
     def _turns(self, places: np.ndarray) -> np.ndarray:
@@ -159,21 +159,21 @@ class BlockOrder:
         if self._blocks.bounds is not None:
             return np.searchsorted(self._starts, places, side="right") - 1
         length = self._blocks.length
-        if not self._short:
+        if not self._short_length:
             return places // length
-        is_after = places >= self._last_turn * length + self._short
-        return np.where(is_after, places + (length - self._short), places) // length
+        is_after = places >= self._last_turn * length + self._short_length
+        return np.where(is_after, places + (length - self._short_length), places) // length
 
-    def _begins(self, turns: np.ndarray) -> np.ndarray:
+    def _turn_starts(self, turns: np.ndarray) -> np.ndarray:
         """Return the first place of each turn; the turn after the last begins at n."""
         if self._blocks.bounds is not None:
             return self._starts[turns]
         length = self._blocks.length
-        return turns * length - (turns > self._last_turn) * (length - self._short if self._short else 0)
+        return turns * length - (turns > self._last_turn) * (length - self._short_length if self._short_length else 0)
 
     def _block(self, turns: np.ndarray) -> np.ndarray:
         """Return the number of the block at each turn."""
-        if not self._short:
+        if not self._short_length:
             return self._shuffle(turns)
         is_last = turns == self._last_turn
         other_turns = np.where(is_last, 0, turns - (turns > self._last_turn))

@@ -2,8 +2,8 @@
 
 In round b each worker whose iterator has not ended returns its batch number b, in the order of the workers. So the
 order does not depend on the speed of the workers, unless the user chooses ``in_order=False``: then each batch is
-returned when it is ready. The progress of each worker is updated when one of its batches is due, so a saved state is
-exact in both cases. Runs in the main process, in the thread that iterates.
+returned as soon as it is ready. The progress of each worker is updated when one of its batches is due, so a saved
+state is exact in both cases. Runs in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
 
-_pass_numbers = itertools.count(1)  # workers tell passes apart by these
+_pass_numbers = itertools.count(1)  # workers distinguish passes by these numbers
 _comparison_numbers = itertools.count(1)  # each loader compares its samples with those of other ranks once
 
 
 class IterableSchedule:
-    """A schedule that requests one batch at a time from each worker. Sample n of worker w has the position
+    """A schedule that requests batches from the workers in turn. Sample n of worker w has the position
     (n × workers + w) × ranks + rank.
 
     Args:
-        batch_size, drop_last: if `drop_last`, a worker's last samples are dropped if they do not fill a batch.
+        batch_size: the number of samples in a batch.
+        drop_last: whether to drop a worker's last samples if they do not fill a batch.
         workers: the number of workers; 1 if the main process does the work.
         rank, world_size: rank of this process and number of ranks; the dataset decides which samples each rank gets.
         warned: the subjects of warnings that were already issued.
-        promised: the last entry is the dataset's length, if ``len(loader)`` was called.
+        promised_lengths: the dataset's length as its last entry; empty if ``len(loader)`` was not called.
         in_order: if True, workers take turns; if False, a slow worker does not delay the others.
     """
 
@@ -48,7 +49,7 @@ class IterableSchedule:
         rank: int,
         world_size: int,
         warned: set[str] | None = None,
-        promised: Sequence[int] = (),
+        promised_lengths: Sequence[int] = (),
         in_order: bool = True,
     ) -> None:
         self._batch_size = batch_size
@@ -58,7 +59,7 @@ class IterableSchedule:
         self._world_size = world_size
         self._pass: _Pass | None = None
         self._warned = set() if warned is None else warned
-        self._promised = promised
+        self._promised_lengths = promised_lengths
         self._in_order = in_order
 
     def steps(self, place: Place) -> None:
@@ -77,10 +78,10 @@ class IterableSchedule:
 class _Pass:
     """An epoch of an `IterableSchedule`."""
 
-    def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
+    def __init__(self, schedule: IterableSchedule, pass_number: int, place: Place) -> None:
         entry = place.iterable or {}
         self._schedule = schedule
-        self._run = run
+        self._pass_number = pass_number
         self._epoch = place.epoch
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
@@ -100,7 +101,7 @@ class _Pass:
         worker = self._turn
         steps = itertools.count()  # numbers all requested batches; `_due` numbers only the batches that reach the user
         while not all(place.ended for place in self._places):
-            if not schedule._in_order:  # the worker with the fewest pending batches; of equals, the next in turn
+            if not schedule._in_order:  # the worker with the fewest pending batches; ties go to the next in turn
                 active = (number for number, place in enumerate(self._places) if not place.ended)
                 worker = min(active, key=lambda number: (self._pending[number], (number - worker) % workers))
             if not self._places[worker].ended:
@@ -109,7 +110,7 @@ class _Pass:
                 planned[worker] += size
                 place = self._places[worker]
                 start = IterableStart(
-                    self._run, worker, place.samples, place.state, stride, worker * offset + schedule._rank
+                    self._pass_number, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
                 positions = numbers * stride + start.offset
                 yield BatchSpec(
@@ -134,9 +135,9 @@ class _Pass:
             state=None if latest is None else latest.state,
         )
         if latest is not None:
-            warning = self._same_on_workers(worker, latest) or self._same_on_ranks(worker, latest)
+            warning = self._duplicate_workers_warning(worker, latest) or self._duplicate_ranks_warning(worker, latest)
             self._warning = self._warning or warning
-        self._warning = self._warning or self._longer_than_promised()
+        self._warning = self._warning or self._length_warning()
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
@@ -145,7 +146,7 @@ class _Pass:
         positions, numbers = spec.positions[:samples], spec.indices[:samples]
         return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
-    def _same_on_workers(self, worker: int, place: IterablePlace) -> str:
+    def _duplicate_workers_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this worker equal those of another worker.
 
         Identical samples alone prove nothing: each worker may have its own share of a dataset of zeros.
@@ -163,13 +164,13 @@ class _Pass:
                 self._schedule._warned.add("workers")
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
-                    f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
+                    f"of the {len(self._places)} workers iterates over the whole dataset, so every sample appears "
                     f"{len(self._places)} times. In __iter__ call torch.utils.data.get_worker_info() and yield only "
                     "the worker's share according to `id` and `num_workers`, or use num_workers=1"
                 )
         return ""
 
-    def _same_on_ranks(self, worker: int, place: IterablePlace) -> str:
+    def _duplicate_ranks_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this rank's first worker equal those of another rank."""
         schedule, digests = self._schedule, place.digests
         if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
@@ -177,7 +178,7 @@ class _Pass:
         if len(digests) < DIGESTS and not place.ended:
             return ""
         schedule._warned.add("ranks")  # one comparison per loader
-        if b"" in digests or len(set(digests)) < 2:  # see `_same_on_workers`: a dataset of zeros
+        if b"" in digests or len(set(digests)) < 2:  # see `_duplicate_workers_warning`: a dataset of zeros
             return ""
         content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
         other = first_rank_with(content, schedule._rank)
@@ -185,21 +186,25 @@ class _Pass:
             return ""
         return (
             f"ranks {other} and {schedule._rank} of {schedule._world_size} gave the same first {len(digests)} samples: "
-            "each rank iterates over the whole dataset, so every sample comes once on each. In __iter__ get `rank` and "
-            "`world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's share; if each "
-            "rank should read the whole dataset, pass rank=0, world_size=1"
+            "each rank iterates over the whole dataset, so every sample appears once on each. In __iter__ get `rank` "
+            "and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's share; if "
+            "each rank should read the whole dataset, pass rank=0, world_size=1"
         )
 
-    def _longer_than_promised(self) -> str:
+    def _length_warning(self) -> str:
         """Return a warning if there are more samples than the dataset's len(), which ``len(loader)`` was based on."""
         schedule, samples = self._schedule, sum(place.samples for place in self._places)
-        if not schedule._promised or samples <= schedule._promised[-1] or schedule._warned & {"length", "workers"}:
+        if (
+            not schedule._promised_lengths
+            or samples <= schedule._promised_lengths[-1]
+            or schedule._warned & {"length", "workers"}
+        ):
             return ""
         schedule._warned.add("length")
         shared = "; each worker must yield only its share, see get_worker_info()" if len(self._places) > 1 else ""
         return (
-            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) is based on, but it yielded {samples} "
-            f"samples in epoch {self._epoch}{shared}"
+            f"the dataset's len() is {schedule._promised_lengths[-1]}, which len(loader) is based on, but it yielded "
+            f"{samples} samples in epoch {self._epoch}{shared}"
         )
 
     def end_entry(self) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ number. The *ordinal* of a position is the number of samples of its data set bef
 block alone: nothing is counted from the beginning of the epoch.
 
 A data set of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
-permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. Main process; an order is
-immutable.
+permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. Runs in the main process;
+orders are immutable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mixture:
 
     @property
     def name(self) -> str:
-        """A name of the mixture: equal names mean equal orders."""
+        """A name that identifies the mixture: equal names mean equal orders."""
         content = f"{self.sizes} {self.parts} {self.length} {[blocks.name for blocks in self.blocks]}"
         return f"mixed-{zlib.crc32(content.encode()):08x}"
 
@@ -88,7 +88,7 @@ class MixedOrder:
         seed: the seed of the order.
         epoch: the number of the epoch.
         shuffle: whether each pass through a data set has a new random order; otherwise it is the data set's order.
-        repeats: as in `Shares`; it divides the number of positions of an epoch in the stream.
+        repeats: as in `Shares`; the number of stream positions in an epoch is divided by it.
 
     Raises:
         ValueError: the epoch begins beyond the largest possible position.
@@ -103,8 +103,8 @@ class MixedOrder:
         self.n = mixture.length
         self._mixture, self._shuffle = mixture, shuffle
         self._key = philox.epoch_key(seed, 0)  # the same for all epochs, which form one stream
-        self._begin = epoch * -(-mixture.length // repeats)
-        if self._begin + mixture.length + BLOCK > LENGTH_MAX:
+        self._stream_start = epoch * -(-mixture.length // repeats)
+        if self._stream_start + mixture.length + BLOCK > LENGTH_MAX:
             raise ValueError(
                 f"epoch {epoch} of a Mix of {mixture.length:,} positions begins beyond position 2**62, the last "
                 "position of a Mix; count epochs from 0"
@@ -112,16 +112,16 @@ class MixedOrder:
         self._firsts = np.cumsum(mixture.sizes) - mixture.sizes
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at integer `positions` of any shape; IndexError if a position is out of range."""
+        """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         positions = checked_positions(positions, self.n)
-        blocks, offsets = np.divmod(positions.reshape(-1) + self._begin, BLOCK)
+        blocks, offsets = np.divmod(positions.reshape(-1) + self._stream_start, BLOCK)
         numbers, rows = np.unique(blocks, return_inverse=True)
         indices = np.empty_like(blocks)
         for start in range(0, len(numbers), BLOCKS_AT_ONCE):
-            inside = np.flatnonzero((rows >= start) & (rows < start + BLOCKS_AT_ONCE))
+            chunk_rows = np.flatnonzero((rows >= start) & (rows < start + BLOCKS_AT_ONCE))
             datasets, ordinals = self._ordinals(numbers[start : start + BLOCKS_AT_ONCE])
-            places = rows[inside] - start, offsets[inside]
-            indices[inside] = self._indices(datasets[places], ordinals[places])
+            places = rows[chunk_rows] - start, offsets[chunk_rows]
+            indices[chunk_rows] = self._indices(datasets[places], ordinals[places])
         return indices.reshape(positions.shape)
 
     def _ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -130,14 +130,14 @@ class MixedOrder:
         limits = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
         before, counts = limits[: len(blocks)], np.diff(limits.reshape(2, len(blocks), -1), axis=0)[0]
         numbers = np.arange(counts.shape[1])
-        in_turn = np.repeat(np.tile(numbers, len(blocks)), counts.reshape(-1)).reshape(shape)
+        sorted_datasets = np.repeat(np.tile(numbers, len(blocks)), counts.reshape(-1)).reshape(shape)
         positions = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        datasets = np.take_along_axis(in_turn, _random_order(self._key, positions, MIXED_BLOCKS), axis=1)
+        datasets = np.take_along_axis(sorted_datasets, _random_order(self._key, positions, MIXED_BLOCKS), axis=1)
         # Sorted by data set and then by position, the ordinals of a data set are consecutive.
-        first_in_turn = before - (np.cumsum(counts, axis=1) - counts)
-        in_turn_ordinals = np.repeat(first_in_turn.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
+        first_ordinals = before - (np.cumsum(counts, axis=1) - counts)
+        sorted_ordinals = np.repeat(first_ordinals.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
         ordinals = np.empty(shape, np.int64)
-        np.put_along_axis(ordinals, _sorted_columns(datasets.astype(np.uint64)), in_turn_ordinals, axis=1)
+        np.put_along_axis(ordinals, _sorted_columns(datasets.astype(np.uint64)), sorted_ordinals, axis=1)
         return datasets, ordinals
 
     def _indices(self, datasets: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ class MixedOrder:
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None
         numbers, permutation_rows = np.unique(permutations, return_inverse=True)
         if size <= TABLE_MAX and blocks is None:
-            # Compute all tables at once, since there can be many and a `Shuffle` for each would take 0.1 ms.
+            # Compute all tables together, since there can be many, and a `Shuffle` for each would take 0.1 ms.
             return _random_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):

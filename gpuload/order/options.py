@@ -1,4 +1,4 @@
-"""The group of `Loader` options for the order of samples and batches. Main process; does not import torch."""
+"""The `Loader` options that determine the order of samples and batches. Main process only; does not import torch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class OrderOptions:
 
     Args:
         mixes: the name of the transform that combines neighbouring samples of a batch; "" if there is none.
-        group: the number of samples that it combines; 1 if there is none. All other arguments are as for `Loader`.
+        group: the number of samples combined by that transform; 1 if there is none.
+        All other arguments are as for `Loader`.
 
     Attributes:
-        batch_size: None for single samples, or with a batch_sampler.
-        seed: the given seed, or the generator's.
+        batch_size: None for single samples, and with a batch_sampler.
+        seed: the `seed` argument, or the initial seed of `generator`.
         warned: the subjects of warnings that were already issued, once per loader.
-        promised: the number of samples of an iterable dataset according to the last ``len(loader)``.
+        promised_lengths: the length of an iterable dataset at the last ``len(loader)``; empty before the first.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
@@ -61,7 +62,7 @@ class OrderOptions:
     mixes: str = ""
     group: int = 1
     warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
+    promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class OrderOptions:
 
     @property
     def planned(self) -> bool:
-        """Whether gpuload defines the order, of a map dataset."""
+        """Whether gpuload itself defines the order, which requires a map dataset."""
         return not self.iterable and not self.sampled
 
     @property
@@ -134,11 +135,11 @@ class OrderOptions:
         return Mixture(mix.sizes, mix.parts, mix.length, blocks)
 
     def peers(self, index: Any) -> tuple[int, int]:
-        """Return the first index and the number of the samples that can replace the sample at this index."""
+        """Return the first index and the count of the samples that can replace the sample at `index`."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
-        number = bisect_right(mix.cumulative_sizes, index)
-        return mix.cumulative_sizes[number] - mix.sizes[number], mix.sizes[number]
+        dataset_number = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[dataset_number] - mix.sizes[dataset_number], mix.sizes[dataset_number]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
@@ -175,8 +176,8 @@ class OrderOptions:
                     )
         elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has both
             raise TypeError(
-                f"the dataset is a {type(dataset).__name__}, which can be iterated over once only; pass an object "
-                "whose __iter__ starts again (an IterableDataset), or a list"
+                f"the dataset is a {type(dataset).__name__}, which can be iterated over only once; pass an object "
+                "whose __iter__ starts from the beginning (an IterableDataset), or a list"
             )
 
     def _check_conflicts(self) -> None:
@@ -250,21 +251,24 @@ class OrderOptions:
         size, name, group = self.batch_size, self.mixes, self.group
         if not name or self.batch_sampler is not None or (size is not None and size % group == 0):
             return
-        number = "even" if group == 2 else f"a multiple of {group}"
+        requirement = "even" if group == 2 else f"a multiple of {group}"
         if size is None:
             raise ValueError(
                 f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; give "
-                + ("an even batch_size" if group == 2 else f"a batch_size that is {number}")
+                + ("an even batch_size" if group == 2 else f"a batch_size that is {requirement}")
             )
         raise ValueError(
-            f"batch_size must be {number} with {name}, which {self._verb} the samples of a batch in "
+            f"batch_size must be {requirement} with {name}, which {self._verb} the samples of a batch in "
             f"{'pairs' if group == 2 else 'fours'}, got {size}; use batch_size={-(-size // group) * group}"
             + (f" or {size // group * group}" if size > group else "")
         )
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool; None means False. TypeError unless it is a bool, None, 0 or 1: "no" would be True."""
+    """Return `value` as a bool; None means False. Raise a TypeError unless it is a bool, None, 0 or 1.
+
+    Strings are refused because bool("no") is True.
+    """
     if value is None or (isinstance(value, bool | int | np.bool_) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -282,7 +286,7 @@ def _shuffle(value: Any) -> bool | BlockShuffle:
 
 
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as an int; TypeError or ValueError if it is not an integer within the bounds."""
+    """Return `value` as an int; raise a TypeError or ValueError if it is not an integer within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer of at least {minimum}, got {value!r}")
     if value < minimum:

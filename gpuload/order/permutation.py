@@ -2,7 +2,7 @@
 
 An order is a bijection of 0 … n-1 that can be computed for any positions independently, in memory that does not grow
 with the dataset (for up to 4,096 samples it is a table). So starting an epoch of a billion samples costs nothing, and
-resuming means setting an integer. Main process; an order is immutable.
+resuming means setting an integer. Runs in the main process; orders are immutable.
 
 `Shuffle` is a Feistel network on the smallest grid of 2**k × m values that contains 0 … n-1, with cycle walking:
 results outside 0 … n-1 pass through the network again. (Black, Rogaway, "Ciphers with arbitrary finite domains",
@@ -29,10 +29,10 @@ LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
 # 275 standard deviations from uniform, 5 rounds are 8, and 6 or more are like numpy's permutations. Two more rounds are
 # a safety margin.
 ROUNDS: Final = 8
-PIECE: Final = 16384  # positions to compute at once; 4,096 and 65,536 took 1.5 times as long
+PIECE: Final = 16384  # positions to compute at a time; 4,096 and 65,536 took 1.5 times as long
 
-_FIRST: Final = np.array(0x9E3779B97F4A7C15, np.uint64)  # odd, with bits set in both halves
-_SECOND: Final = np.array(0xD6E8FEB86659FD93, np.uint64)
+_FIRST_MULTIPLIER: Final = np.array(0x9E3779B97F4A7C15, np.uint64)  # odd, with bits set in both halves
+_SECOND_MULTIPLIER: Final = np.array(0xD6E8FEB86659FD93, np.uint64)
 _32: Final = np.array(32, np.uint64)
 
 
@@ -51,7 +51,7 @@ class Sequential:
         self.n = _length(n)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at `positions`; raise an IndexError if a position is out of range."""
+        """Return the int64 indices at `positions`; raise an IndexError if a position is out of range."""
         return checked_positions(positions, self.n).copy()
 
 
@@ -78,7 +78,7 @@ class Shuffle:
         self._rows = -(-self.n >> self._column_bits)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at integer `positions` of any shape; IndexError if a position is out of range."""
+        """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         positions = checked_positions(positions, self.n)
         return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
 
@@ -104,24 +104,25 @@ class Shuffle:
         return flat.astype(np.int64).reshape(positions.shape)
 
     def _permute(self, positions: np.ndarray) -> np.ndarray:
-        """Apply the network, a bijection of 0 … rows × 2**column_bits - 1, once. In place, since new memory is slow."""
+        """Apply the network, a bijection of 0 … rows × 2**column_bits - 1, once. Its rounds work in place, since
+        allocating memory is slow."""
         bits, rows = np.array(self._column_bits, np.uint64), np.array(self._rows, np.uint64)
         to_column = np.array(64 - self._column_bits, np.uint64)
         row, column = positions >> bits, positions & ((np.uint64(1) << bits) - np.uint64(1))
         mixed, scratch = np.empty_like(row), np.empty_like(row)
         for turn in range(ROUNDS):
-            # Hash one coordinate, with good high bits: multiply, add the key, fold, multiply.
-            np.multiply(column if turn % 2 else row, _FIRST, mixed)
+            # Hash one coordinate so that the high bits are well mixed: multiply, add the key, fold, multiply.
+            np.multiply(column if turn % 2 else row, _FIRST_MULTIPLIER, mixed)
             np.add(mixed, self._round_keys[turn], mixed)
             np.right_shift(mixed, _32, scratch)
             np.bitwise_xor(mixed, scratch, mixed)
-            np.multiply(mixed, _SECOND, mixed)
+            np.multiply(mixed, _SECOND_MULTIPLIER, mixed)
             if turn % 2 == 0:
                 np.right_shift(mixed, to_column, mixed)
                 np.bitwise_xor(column, mixed, column)
                 continue
-            # The hash's high word times rows / 2**32 is a step smaller than `rows`, which is added modulo `rows`: the
-            # result is the smaller of the sum and the sum - `rows` (a negative difference wraps around to near 2**64).
+            # The hash's high word times rows / 2**32 is a step smaller than `rows`. Add it modulo `rows`: the result is
+            # the smaller of the sum and the sum - `rows` (a negative difference wraps around to near 2**64).
             np.right_shift(mixed, _32, mixed)
             np.multiply(mixed, rows, mixed)
             np.right_shift(mixed, _32, mixed)
@@ -149,7 +150,7 @@ class Weighted:
         self._cumulative = cumulative
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, int64, at `positions`, which are unlimited."""
+        """Return the int64 indices at `positions`, which can exceed the number of samples."""
         positions = checked_positions(positions, LENGTH_MAX)
         words = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1), so that samples of weight 0 are never drawn.

@@ -1,5 +1,5 @@
-"""The position in an epoch, and a worker's progress in a pass over an iterable dataset. Plain values without torch,
-used by the main process and the workers."""
+"""The position in an epoch, and a worker's progress in a pass over an iterable dataset: plain values without torch,
+used in the main process and in workers."""
 
 from __future__ import annotations
 

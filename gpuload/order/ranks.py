@@ -15,11 +15,13 @@ __all__ = ["check_rank", "find_group", "find_rank", "first_rank_with"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Raise a TypeError or ValueError if rank or world_size is invalid; both None means that they are discovered."""
+    """Raise a TypeError or ValueError if rank or world_size is invalid; if both are None, they are discovered."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
-        raise ValueError(f"rank and world_size go together, got {rank=}, {world_size=}; give both or neither")
+        raise ValueError(
+            f"rank and world_size must be given together, got {rank=}, {world_size=}; give both or neither"
+        )
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -30,7 +32,7 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 
 def find_group() -> tuple[str, int, int] | None:
-    """Return backend, rank and number of ranks of `torch.distributed`; None if it is not initialized."""
+    """Return the backend, rank and world size of `torch.distributed`; None if it is not initialized."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -51,7 +53,7 @@ def first_rank_with(content: str, rank: int) -> int:
 
 
 def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """Return (rank, world_size) of `torch.distributed` if it is initialized, else of torchrun's variables, else (0, 1).
+    """Return (rank, world_size) from `torch.distributed` if initialized, else from torchrun's variables, else (0, 1).
 
     Raises:
         ValueError: the environment's RANK and WORLD_SIZE are not valid.

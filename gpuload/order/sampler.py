@@ -58,33 +58,33 @@ class SamplerSchedule:
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
-        pull = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
+        sampler_pass = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
-        step, number = entry.get("batches", 0), place.position // self._world_size
-        if not pull.restored:
+        step, sample_count = entry.get("batches", 0), place.position // self._world_size
+        if not sampler_pass.restored:
             if self._batched:
-                pull.skip(step)
+                sampler_pass.skip(step)
             else:
-                pull.skip(number)
-        group = pull.take(size, self._drop_last)
-        while group is not None:
-            count, state = len(group), pull.state()
-            positions = (np.arange(count, dtype=np.int64) + number) * self._world_size + self._rank
-            step, number = step + 1, number + count
-            following = pull.take(size, self._drop_last)
-            if following is not None:
-                after = Place(place.epoch, number * self._world_size, sampler=pull.entry(step, state))
+                sampler_pass.skip(sample_count)
+        keys = sampler_pass.take(size, self._drop_last)
+        while keys is not None:
+            count, state = len(keys), sampler_pass.state()
+            positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
+            step, sample_count = step + 1, sample_count + count
+            next_keys = sampler_pass.take(size, self._drop_last)
+            if next_keys is not None:
+                after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
-                after = Place(place.epoch + 1, 0, sampler=pull.last_entry(pull.state()))
+                after = Place(place.epoch + 1, 0, sampler=sampler_pass.last_entry(sampler_pass.state()))
             yield BatchSpec(
                 step - 1,
                 place.epoch,
                 positions,
-                _as_indices(group),
+                _as_indices(keys),
                 after=after,
                 may_be_dropped=self._world_size == 1,
             )
-            group = following
+            keys = next_keys
 
     def end(self, epoch: int) -> Place:
         return Place(epoch + 1, 0)
@@ -94,8 +94,8 @@ class _SamplerPass:
     """A pass over a user's sampler, with its own states of the global generators.
 
     A sampler that can resume, because it or its iterator has ``state_dict`` and ``load_state_dict``, is restored by
-    these methods. Any other sampler is run from the beginning again, with its `torch.Generator`, if it has one, in the
-    state that it had at the time.
+    these methods. Any other sampler is run again from the beginning of the pass, after its `torch.Generator`, if it has
+    one, is reset to its state at that point.
     """
 
     def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class _SamplerPass:
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
         self.restored = saved is not None
-        with self._own_generators():
+        with self._sampler_generators():
             if self._generator is not None and entry.get("generator") is not None:
                 _set_state(self._generator, entry["generator"])
             self._first_state = None if self._generator is None else _get_state(self._generator)
@@ -120,7 +120,7 @@ class _SamplerPass:
                 self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 
     @contextlib.contextmanager
-    def _own_generators(self) -> Iterator[None]:
+    def _sampler_generators(self) -> Iterator[None]:
         saved = generators.states()
         try:
             if self._states is None:
@@ -133,23 +133,23 @@ class _SamplerPass:
             generators.put_back(saved)
 
     def skip(self, count: int) -> None:
-        """Skip keys that were used before."""
-        with self._own_generators():
+        """Skip `count` keys or batches that were used before."""
+        with self._sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
     def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
         """Return the keys of the next batch; None at the end."""
-        with self._own_generators():
+        with self._sampler_generators():
             if size is None:
-                group = next(self._iterator, None)
-                if group is None:
+                keys = next(self._iterator, None)
+                if keys is None:
                     return None
-                group = list(group)
-                if not group:
+                keys = list(keys)
+                if not keys:
                     raise ValueError("batch_sampler yielded an empty batch; each batch must have at least one key")
-                return group
-            group = list(itertools.islice(self._iterator, size))
-        return group if len(group) == size or (group and not drop_last) else None
+                return keys
+            keys = list(itertools.islice(self._iterator, size))
+        return keys if len(keys) == size or (keys and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
         """Return the state of the sampler, its iterator or its inner sampler; None if none of them has a state."""
@@ -164,7 +164,7 @@ class _SamplerPass:
         return None
 
     def entry(self, batches: int, state: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the entry for a state in the middle of an epoch, after this many batches."""
+        """Return the entry for a state in the middle of an epoch, after `batches` batches."""
         return {"batches": batches, "own": state, "generator": self._first_state}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The schedule of an epoch: creates its batches as configured by the options. Main process.
+"""Creates the schedule of an epoch, which yields its batches, from the options. Runs in the main process.
 
 The rank is looked up each time, since `torch.distributed` may be initialized after the loader is created.
 """
@@ -33,7 +33,7 @@ class Schedule(Protocol):
     """A source of the batches of an epoch."""
 
     def steps(self, place: Place) -> int | None:
-        """Return the number of batches from a place on; None if it is not known."""
+        """Return the number of batches that remain from a place; None if it is not known."""
         ...
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
@@ -78,8 +78,10 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        warned, promised, in_order = order.warned, order.promised, order.in_order
-        return IterableSchedule(workers=max(1, workers), warned=warned, promised=promised, in_order=in_order, **common)
+        warned, promised_lengths, in_order = order.warned, order.promised_lengths, order.in_order
+        return IterableSchedule(
+            workers=max(1, workers), warned=warned, promised_lengths=promised_lengths, in_order=in_order, **common
+        )
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 
@@ -120,9 +122,9 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
         and order.rank is None
         and world_size > 1
         and find_group() is None
-        and "shared out" not in order.warned
+        and "rank from environment" not in order.warned
     ):
-        order.warned.add("shared out")
+        order.warned.add("rank from environment")
         yield (
             f"this epoch is split among {world_size} ranks, and rank {rank} gets only its share, because the "
             f"environment has RANK={rank} and WORLD_SIZE={world_size}, although torch.distributed is not initialized. "
@@ -134,8 +136,8 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
         order.warned.add("workers")
         yield (
             f"the datapipe has a sharding_filter(), which DataLoader configures and gpuload does not: each of "
-            f"{consumers} workers of all ranks iterates over the whole pipe, so every sample comes {consumers} times. "
-            "Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
+            f"{consumers} workers on all ranks iterates over the whole pipe, so every sample appears {consumers} "
+            "times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
             "gpuload.get_worker_info()"
         )
 
@@ -148,7 +150,7 @@ def steps_of(order: OrderOptions) -> int:
     """
     if order.iterable:
         samples = len(order.dataset)  # without a length this raises a TypeError that names the class
-        order.promised.append(samples)
+        order.promised_lengths.append(samples)
         return samples // order.size if order.drop_last else -(-samples // order.size)
     steps = schedule_of(order, 0).steps(Place(0, 0))
     if steps is None:
@@ -163,14 +165,14 @@ def order_name(order: OrderOptions) -> str:
 
 
 def ranks_of(order: OrderOptions) -> dict[str, int]:
-    """Return rank and world_size: as given, else discovered."""
-    is_complete = order.rank is not None and order.world_size is not None
-    rank, world_size = (order.rank, order.world_size) if is_complete else find_rank()
+    """Return rank and world_size as given in the options, or as discovered if they are not given."""
+    are_given = order.rank is not None and order.world_size is not None
+    rank, world_size = (order.rank, order.world_size) if are_given else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
 def _no_batch_message(shares: Shares) -> str:
-    """Return why an epoch has no batch."""
+    """Return the message that says why an epoch has no batches."""
     if shares.samples == 0:
         return "the dataset is empty: len(dataset) is 0"
     ranks = f" for {shares.world_size} ranks" if shares.world_size > 1 else ""

@@ -2,11 +2,11 @@
 
 A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size. Each rank gets a contiguous part of it or,
 with a block shuffle, the positions whose samples are in its part of the blocks. So a place in an epoch is a single
-number, p, which does not depend on ranks, workers or batches: a different number of ranks continues from it with the
-same global batches, as long as G is the same. Nothing is computed for the samples before p.
+number, p, which does not depend on ranks, workers or batches: a run with a different number of ranks continues from p
+with the same global batches, as long as G is the same. Nothing is computed for the samples before p.
 
 All ranks make the same number of steps, regardless of how `uneven` handles the last global batch, which can be shorter
-than G. Pure functions in the main process; does not import torch.
+than G. All functions are pure and run in the main process; none imports torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["Rows", "Shares", "Uneven"]
 
 Uneven = Literal["pad", "drop", "exact"]
 
+# Positions to compute at a time: few at first, then many, since the shuffle is cheapest in large blocks.
 FIRST_ORDER_BLOCK = 4096
-ORDER_BLOCK = 65536  # the shuffle is cheapest in large blocks
+ORDER_BLOCK = 65536
 
 
 class Rows(NamedTuple):
@@ -53,9 +54,9 @@ class Shares:
         seed: the seed of the order.
         drop_last: whether to drop the last global batch if it is not full.
         rank, world_size: this rank and the number of ranks.
-        uneven: what to do with an incomplete last global batch. ``"pad"`` continues with the epoch's first positions,
-            to a multiple of the number of ranks; ``"drop"`` truncates the batch to a multiple; ``"exact"`` counts every
-            sample once, and fills missing rows with the last sample and `Rows.valid` False.
+        uneven: what to do with an incomplete last global batch. ``"pad"`` fills it with the epoch's first positions,
+            up to a multiple of the number of ranks; ``"drop"`` truncates it to a multiple; ``"exact"`` counts every
+            sample once, and fills missing rows with the last sample, for which `Rows.valid` is False.
         weights: cumulative weights, from `cumulate`, to draw the samples with replacement.
         repeats: the number of neighbouring positions with the same sample, which go to different ranks. The number of
             positions in an epoch does not change, so there are fewer different samples. (Hoffer et al., "Augment your
@@ -91,7 +92,7 @@ class Shares:
 
     @property
     def order(self) -> str:
-        """A name of the order: equal names, seeds and numbers of samples mean equal orders."""
+        """A name that identifies the order: equal names, seeds and numbers of samples mean equal orders."""
         name = "shuffled" if self.shuffle else "sequential"
         if self.blocks is not None:
             name = self.blocks.name
@@ -156,13 +157,13 @@ class Shares:
         by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
         positions_per_step = self.global_batch if by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
-        step, at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
+        step, steps_at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
         while step < full_steps:
-            steps = np.arange(step, min(step + at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
+            steps = np.arange(step, min(step + steps_at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
             positions = self._block_positions(order, steps + start) if by_blocks else steps + first_positions
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
-            step, at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
+            step, steps_at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
         share = self._share(remainder) if remainder else 0
         if share:
             positions = self._positions(share) + start + full_steps * self.global_batch

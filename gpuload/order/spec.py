@@ -16,8 +16,8 @@ __all__ = ["BatchSpec"]
 class BatchSpec:
     """The samples of one batch, and the place after it.
 
-    For an iterable dataset it requests a full batch. The actual number of samples, and so the final `step`,
-    `positions`, `indices` and `after`, is known only when the batch is due: when the batch and all batches that it
+    For an iterable dataset, the spec requests a full batch. The actual number of samples, and so the final `step`,
+    `positions`, `indices` and `after`, is known only when the batch is due: when it and all batches that it
     waits for are done.
 
     Attributes:
@@ -25,12 +25,12 @@ class BatchSpec:
         epoch: the number of the epoch.
         positions: int64 (N,), the positions in the epoch's order.
         indices: int64 (N,), the dataset's indices, or the keys from a user's sampler.
-        valid: bool (N,), False for rows that only fill up the batch; None if all rows are valid.
+        valid: bool (N,), False for padding rows; None if all rows are valid.
         after: the place after the batch.
         may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
         iterable: the pass and the worker, for an iterable dataset.
         queue: a batch waits for the earlier batches of its queue, but can overtake the batches of other queues.
-        on_due: a function called with this spec, the number of samples (including failed ones), whether all of them
+        on_due: a function called with this spec, the number of samples (including failed ones), whether all samples
             failed, and the progress after each chunk. Returns the final spec, or None to drop the batch.
         warning: a warning to issue with the batch.
     """

@@ -1,7 +1,7 @@
 """Writing files that are either complete or absent: write under another name, sync, rename, and sync the folder.
 
-A full disk is neither the fault of a sample nor of the program: `explain_full_disk` turns the errors that
-libraries raise for it into one message.
+A full disk is the fault of neither a sample nor the program: `explain_full_disk` turns the errors that libraries raise
+in this case into one message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _HashedFile(io.FileIO):
 def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.BufferedWriter]:
     """Yield a new file in the folder for unfinished files, and move it to `path` when the block ends.
 
-    Its content then survives a power failure, unless ``lasting=False``; its name does so after a call of `sync_names`.
+    The content then survives a power failure, unless ``lasting=False``; the name does so only after `sync_names`.
     """
     name = os.path.join(work, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
@@ -113,7 +113,8 @@ def explain_full_disk(folder: str) -> Iterator[None]:
     except GpuloadError:
         raise
     except Exception as error:
-        number, text = getattr(error, "errno", None), str(error)  # LMDB's errors have no errno, but the system's text
+        # LMDB's errors have the system's text, but no errno.
+        number, text = getattr(error, "errno", None), str(error)
         if number not in DISK_FULL and not any(os.strerror(full) in text for full in DISK_FULL):
             raise
         raise GpuloadError(

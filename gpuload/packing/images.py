@@ -1,8 +1,8 @@
 """Preparing images for a store: their bytes are copied unchanged, resized, or given an index.
 
 Runs in the process that makes a part, with one `Images` per part. Pillow resizes with a Lanczos filter; for a JPEG, the
-decoder first halves the size as long as the result is at least twice the target size. Orientation and ICC profile are
-preserved and not applied to the pixels, so a resized file is displayed like the original.
+decoder first halves the size repeatedly, as long as the result is at least twice the target size. Orientation and ICC
+profile are preserved and not applied to the pixels, so a resized file is displayed like the original.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_EXIF: Final = 65_000  # bytes in one segment of a JPEG
 ORIENTATION: Final = 0x0112
 BUFFER: Final = 2  # bytes per pixel and channel; black and white noise takes 1.2 at quality 100
 HEADER_DECODE: Final = Decode(exif=True)  # built once, since that takes as long as reading a header
-DRAFT_SCALE: Final = 2  # the minimum size of a JPEG after its decoder, relative to the target size
+DRAFT_SCALE: Final = 2  # the minimum size at which a JPEG is decoded, relative to the target size
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,19 @@ class Images:
         """
         options, data = self._options, encoded.data
         header = read_header(data, HEADER_DECODE)
-        resizes = options.short_side is not None and min(header.height, header.width) > options.short_side
-        if resizes and _resizable(header):
-            return self._cuttable(self._resized(data, header), header)
-        if resizes:
+        needs_resize = options.short_side is not None and min(header.height, header.width) > options.short_side
+        if needs_resize and _is_resizable(header):
+            return self._make_cuttable(self._resize(data, header), header)
+        if needs_resize:
             self.kept[f"not resized: {header.format} of mode {header.mode}"] += 1
         if options.check or not ends(data, header):
             self._decode(data, header)
-        return self._cuttable(data, header)
+        return self._make_cuttable(data, header)
 
     def pixels_of(self, image: Any) -> np.ndarray:
         """Return the pixels to store for an image in an array: H×W×C for a file, unchanged for decoded images.
 
-        With `short_side`, cut out the middle square of a file's pixels, and resize it to this length.
+        With `short_side`, crop a file's pixels to the central square, and resize it to this length.
 
         Raises:
             DecodeError: the image is damaged.
@@ -104,10 +104,10 @@ class Images:
         top, left = (height - square) / 2, (width - square) / 2
         picture = Pillow.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
         box = (left, top, left + square, top + square)
-        small = picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box)
-        return np.asarray(small).reshape(side, side, channels)
+        resized = picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box)
+        return np.asarray(resized).reshape(side, side, channels)
 
-    def _cuttable(self, data: bytes, header: Header) -> bytes:
+    def _make_cuttable(self, data: bytes, header: Header) -> bytes:
         if not self._options.cuttable or header.format != "JPEG":
             return data
         cuttable = make_cuttable(data)
@@ -126,13 +126,13 @@ class Images:
         if values is None:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
 
-    def _resized(self, data: bytes, header: Header) -> bytes:
+    def _resize(self, data: bytes, header: Header) -> bytes:
         from PIL import Image as Pillow
         from PIL.JpegImagePlugin import JpegImageFile, get_sampling
         from PIL.PngImagePlugin import PngImageFile
 
-        short = self._options.short_side
-        assert short is not None
+        short_side = self._options.short_side
+        assert short_side is not None
         params: dict[str, Any] = {}
         box = None
         try:
@@ -141,7 +141,7 @@ class Images:
                 image: Any = PngImageFile(io.BytesIO(data)) if is_png else JpegImageFile(io.BytesIO(data))
                 if not is_png:
                     params = {"quality": self._options.quality, "subsampling": get_sampling(image), "optimize": True}
-                width, height = _scaled(header, short)
+                width, height = _scaled_size(header, short_side)
                 if not is_png and (draft := image.draft(None, (DRAFT_SCALE * width, DRAFT_SCALE * height))):
                     box = draft[1]
                 image.load()
@@ -153,12 +153,12 @@ class Images:
                 elif header.orientation != 1:  # stored in XMP, or in an EXIF block that is too long for Pillow
                     params["exif"] = Pillow.Exif()
                     params["exif"][ORIENTATION] = header.orientation
-                return _saved(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, params)
+                return _encode(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, params)
         except Exception as error:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
 
 
-def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
+def _encode(image: Any, name: str, options: dict[str, Any]) -> bytes:
     """Encode an image as a file.
 
     With ``optimize``, Pillow encodes a JPEG into a buffer of one or two bytes per pixel, and at least `MAXBLOCK`. Noise
@@ -166,18 +166,18 @@ def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
     """
     from PIL import ImageFile
 
-    file, before = io.BytesIO(), ImageFile.MAXBLOCK
+    file, previous_limit = io.BytesIO(), ImageFile.MAXBLOCK
     width, height = image.size
     metadata_bytes = len(options.get("icc_profile", b"")) + 4 * MAX_EXIF  # EXIF, a comment, tables
-    ImageFile.MAXBLOCK = max(before, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
+    ImageFile.MAXBLOCK = max(previous_limit, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
     try:
         image.save(file, name, **options)
     finally:
-        ImageFile.MAXBLOCK = before
+        ImageFile.MAXBLOCK = previous_limit
     return file.getvalue()
 
 
-def _resizable(header: Header) -> bool:
+def _is_resizable(header: Header) -> bool:
     """Return whether the image can be resized without losing properties. Images with more than 8 bits, a palette, a
     transparent colour, or several frames are not resized."""
     if header.mode not in RESIZED.get(header.format, ()):
@@ -188,8 +188,8 @@ def _resizable(header: Header) -> bool:
     return opened is not None and opened.dtype == "uint8" and opened.single
 
 
-def _scaled(header: Header, short: int) -> tuple[int, int]:
+def _scaled_size(header: Header, short_side: int) -> tuple[int, int]:
     width, height = header.width, header.height
     if width <= height:
-        return short, max(short, round(height * short / width))
-    return max(short, round(width * (short / height))), short
+        return short_side, max(short_side, round(height * short_side / width))
+    return max(short_side, round(width * (short_side / height))), short_side

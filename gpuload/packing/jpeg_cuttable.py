@@ -1,4 +1,4 @@
-"""Making JPEGs cuttable: adding an index by which crops can be cut out of the encoded bytes (`gpuload.decode.cut`).
+"""Making JPEGs cuttable: adding an index for cutting crops out of the encoded bytes (`gpuload.decode.cut`).
 `gpuload.decode.indexed` describes the format of the index and reads it."""
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from gpuload.packing.jpeg_huffman import (
 __all__ = ["add_index", "make_cuttable"]
 
 END: Final = 0x00  # the AC symbol that ends a block
-DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols that pad to any number of bits: with 1 or 2 bits after the code
-MOST_BYTES: Final = 65_533  # the maximum size of a segment, without its length
+DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols whose codes, and the 0, 1 or 2 bits after them, pad to any length
+MAX_SEGMENT_BYTES: Final = 65_533  # the maximum size of a segment, without its length
 MAX_GROWTH, ALLOWED_BYTES = 0.055, 2_000  # the maximum growth of a file, as a fraction; these bytes are always allowed
-MIN_BITS: Final = 8  # between two points, so that no stretch begins and ends in the same byte
-SMALLEST: Final = 16_000  # bytes of a scan; decoding a smaller scan takes less time than cutting it
-DIFFERENCE: Final = 2047  # the largest difference of two DC coefficients in 8-bit JPEGs
+MIN_BITS: Final = 8  # the minimum distance between points, so that no stretch begins and ends in one byte
+MIN_SCAN_BYTES: Final = 16_000  # bytes of a scan; decoding a smaller scan takes less time than cutting it
+MAX_DC_DIFFERENCE: Final = 2047  # the largest difference of two DC coefficients in 8-bit JPEGs
 COMMENT: Final = 0xFFFE
 
-Kind = tuple[Table, Table]  # the DC and AC tables of a component
+TablePair = tuple[Table, Table]  # the DC and AC tables of a component
 
 
 def make_cuttable(data: bytes) -> bytes:
-    """Return a JPEG with the same pixels, EXIF and ICC blocks, and an index by which crops can be cut out.
+    """Return a JPEG with the same pixels, EXIF and ICC blocks, and an index for cutting crops out.
 
     The encoded data are not changed, except that jpegtran rewrites progressive JPEGs, and JPEGs with several scans or
-    restart markers: with the same coefficients, in one scan. Data after the image (a phone's second image, or a
+    restart markers, as one scan with the same coefficients. Data after the image (a phone's second image, or a
     video) are dropped. Bytes that are already cuttable are returned unchanged, and so are bytes that cannot be made
     cuttable: other formats; JPEGs with four components, twelve bits, or arithmetic coding; files that are damaged,
     smaller than 16 KB, or larger than `Decode()` allows.
@@ -105,7 +105,7 @@ def _in_one_scan(data: bytes) -> bytes:
 def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     """Return the file with an index, and without data after the image; None if it cannot have an index.
 
-    The encoded data are not changed. Codes that joints need and that the file lacks are added to its tables.
+    The encoded data are not changed. Codes that joints need but the file lacks are added to its tables.
 
     The file must be a sequential 8-bit JPEG with Huffman coding, a single scan and no restart markers. It must not be
     damaged, and must have 16 KB or more: cutting saves nothing in smaller files.
@@ -118,10 +118,10 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         new_header = scan_markers(data)
         return None if new_header is None else add_index(data, new_header)
     start, stop = scan_start(data, header), end_of_scan(data, header)
-    coded, (mcu, counts) = data[start:stop], mcu_layout(data, header)
-    if data[stop : stop + 2] != EOI or not SMALLEST <= len(coded) < 1 << 29 or not mcu[0] or not mcu[1]:
+    encoded_scan, (mcu, counts) = data[start:stop], mcu_layout(data, header)
+    if data[stop : stop + 2] != EOI or not MIN_SCAN_BYTES <= len(encoded_scan) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
-    scan = np.frombuffer(coded, np.uint8)
+    scan = np.frombuffer(encoded_scan, np.uint8)
     stuffed = np.flatnonzero(scan == 0xFF) + 1
     if scan[-1] == 0xFF or scan[stuffed].any():
         return None
@@ -136,40 +136,42 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     begins = scan_blocks[0][:: len(blocks)]  # the first bit of each MCU, and the end
     bits = begins + 8 * np.searchsorted(stuffed - np.arange(len(stuffed)), (begins >> 3) + 1)
     predictors = _predictors(scan_blocks[1], blocks)
-    completed = _complete_tables(data, header, tables)
-    blocks = None if completed is None else read_blocks(data, header, completed)
-    if completed is None or blocks is None or np.ptp(np.append(predictors, 0)) > DIFFERENCE:
+    full_tables = _complete_tables(data, header, tables)
+    blocks = None if full_tables is None else read_blocks(data, header, full_tables)
+    if full_tables is None or blocks is None or np.ptp(np.append(predictors, 0)) > MAX_DC_DIFFERENCE:
         return None
-    kinds = list({block.component: (block.dc, block.ac) for block in blocks}.values())
-    paddings = {kind: _paddings(kind[1]) for kind in kinds}
-    fewest_bits = _fewest_bits(kinds, paddings)
+    table_pairs = list({block.component: (block.dc, block.ac) for block in blocks}.values())
+    paddings = {pair: _paddings(pair[1]) for pair in table_pairs}
+    fewest_bits = _fewest_bits(table_pairs, paddings)
     if fewest_bits is None or len(set(counts[1:])) > 1:
         return None
-    kind_of = [list(paddings).index(kind) for kind in kinds]
+    pairs = [list(paddings).index(pair) for pair in table_pairs]
     packed_joints = _pack_joints(paddings, fewest_bits)
 
     # The index goes before the first segment that belongs to the image, so after application segments and comments.
     skipped = {0xFFFF, COMMENT, *range(0xFFE0, 0xFFF0)}
     at = next(at for marker, at, _ in segments(data, header.first_scan) if marker not in skipped)
-    if completed == tables:
+    if full_tables == tables:
         tables_and_segments = data[at:start]
     else:
         ends = [at, *(end for table_segment in table_segments for end in table_segment), start]
         other_segments = [data[begin:end] for begin, end in zip(ends[::2], ends[1::2], strict=True)]
-        tables_and_segments = b"".join((write_tables(completed), *other_segments))
-    file_digest = digest(tables_and_segments, coded)
+        tables_and_segments = b"".join((write_tables(full_tables), *other_segments))
+    file_digest = digest(tables_and_segments, encoded_scan)
     for spacing in range(1, -(-in_row // 2) + 1):
         points = _points(bits, predictors, in_row, rows, spacing)
         if points is None:
             continue
         widths, packed_points = points
         unused = [0] * (3 - header.components)
-        fixed = FIXED.pack(0, file_digest, len(coded), spacing, *widths, len(paddings), *kind_of, *unused, fewest_bits)
+        fixed = FIXED.pack(
+            0, file_digest, len(encoded_scan), spacing, *widths, len(paddings), *pairs, *unused, fewest_bits
+        )
         body = fixed[4:] + packed_joints + packed_points
         length = 2 + len(INDEX) + 4 + len(body)
-        if length <= MOST_BYTES + 2 and length <= max(MAX_GROWTH * len(data), ALLOWED_BYTES):
+        if length <= MAX_SEGMENT_BYTES + 2 and length <= max(MAX_GROWTH * len(data), ALLOWED_BYTES):
             segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
-            return b"".join((data[:at], segment, tables_and_segments, coded, EOI))
+            return b"".join((data[:at], segment, tables_and_segments, encoded_scan, EOI))
     return None
 
 
@@ -184,19 +186,22 @@ def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
 
 def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> dict[int, Table] | None:
     """Return the tables of a file with all codes that a joint may need; None if a table has no room for them."""
-    completed = dict(tables)
+    full_tables = dict(tables)
     at = header.first_scan + 6
     for used in data[at : at + 2 * header.components : 2]:
-        dc, ac = complete(completed[used >> 4], range(CATEGORIES)), complete(completed[0x10 | used & 15], DUMMIES)
+        dc, ac = (
+            complete(full_tables[used >> 4], range(CATEGORIES)),
+            complete(full_tables[0x10 | used & 15], DUMMIES),
+        )
         if dc is None or ac is None:
             return None
-        completed[used >> 4], completed[0x10 | used & 15] = dc, ac
-    return completed
+        full_tables[used >> 4], full_tables[0x10 | used & 15] = dc, ac
+    return full_tables
 
 
 def _paddings(ac: Table) -> list[int | None]:
-    """Return for each length from 0 to 63 the bits that pad a joint after its DC difference: as few AC coefficients as
-    possible, and an end of block. None for a length that no coefficients add up to."""
+    """For each length from 0 to 63, return the bits that pad a joint after its DC difference: as few AC coefficients as
+    possible, and an end of block. The entry is None for a length that no coefficients add up to."""
     end, end_bits = ac.codes()[END]
     codes: dict[int, tuple[int, int]] = {}  # keyed by length: the number of coefficients, and the bits
     for symbol, (code, bits) in ac.codes().items():
@@ -218,30 +223,30 @@ def _paddings(ac: Table) -> list[int | None]:
     return padded
 
 
-def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> int | None:
+def _fewest_bits(table_pairs: list[TablePair], paddings: dict[TablePair, list[int | None]]) -> int | None:
     """Return the minimum number of bits to pad in a word; None if some required number of bits has no padding.
 
     In a word, the first component may follow bits of the previous stretch, and the last may precede bits of the next.
     """
-    fewest_so_far = WORD
-    for number, kind in enumerate(kinds):
-        sizes = _sizes(kind)
-        fewest = WORD - max(sizes) - 7 * (number == 0) - 8 * (number == len(kinds) - 1)
-        if fewest < 0 or None in paddings[kind][fewest : WORD - min(sizes) + 1]:
+    fewest_bits = WORD
+    for number, pair in enumerate(table_pairs):
+        sizes = _sizes(pair)
+        component_bits = WORD - max(sizes) - 7 * (number == 0) - 8 * (number == len(table_pairs) - 1)
+        if component_bits < 0 or None in paddings[pair][component_bits : WORD - min(sizes) + 1]:
             return None
-        fewest_so_far = min(fewest_so_far, fewest)
-    return fewest_so_far
+        fewest_bits = min(fewest_bits, component_bits)
+    return fewest_bits
 
 
-def _sizes(kind: Kind) -> list[int]:
+def _sizes(pair: TablePair) -> list[int]:
     """Return the number of bits of a DC difference, by category."""
-    return [bits + category for category, (_, bits) in sorted(kind[0].codes().items())][:CATEGORIES]
+    return [bits + category for category, (_, bits) in sorted(pair[0].codes().items())][:CATEGORIES]
 
 
-def _pack_joints(paddings: dict[Kind, list[int | None]], fewest_bits: int) -> bytes:
+def _pack_joints(paddings: dict[TablePair, list[int | None]], fewest_bits: int) -> bytes:
     """Pack the encoding of joints, see `gpuload.decode.indexed`."""
-    sizes = [_sizes(kind) for kind in paddings]
-    codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
+    sizes = [_sizes(pair) for pair in paddings]
+    codes = [[pair[0].codes()[category][0] << category for category in range(CATEGORIES)] for pair in paddings]
     padded = [[bits or 0 for bits in bits_of_table[fewest_bits:]] for bits_of_table in paddings.values()]
     tables = (sizes, SIZES), (codes, CODES), (padded, PADDINGS)
     return b"".join(np.array(numbers, dtype).tobytes() for numbers, dtype in tables)

@@ -18,7 +18,7 @@ __all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "segments
 MAX_CODE_BITS: Final = 16
 CHUNK: Final = 1 << 16  # bytes of a scan for which the codes at all bit offsets are looked up together
 MAX_MCU_BYTES: Final = 2600  # an upper limit: 10 blocks of 64 coefficients of 31 bits
-# Added to the number of coefficients by special symbols; both exceed the size of a block.
+# Coefficient counts that mark an end of block and a wrong code; both exceed the size of a block.
 END, WRONG = 100, 200
 
 
@@ -64,11 +64,11 @@ def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list
     tables: dict[int, Table] = {}
     table_segments = [(at, end) for marker, at, end in segments(data, header.first_scan) if marker == DHT]
     for at, end in table_segments:
-        inner = at + 4
-        while inner < end:
-            counts = data[inner + 1 : inner + 17]
-            tables[data[inner]] = Table(counts, data[inner + 17 : inner + 17 + sum(counts)])
-            inner += 17 + sum(counts)
+        table_at = at + 4
+        while table_at < end:
+            counts = data[table_at + 1 : table_at + 17]
+            tables[data[table_at]] = Table(counts, data[table_at + 17 : table_at + 17 + sum(counts)])
+            table_at += 17 + sum(counts)
     return tables, table_segments
 
 
@@ -114,7 +114,7 @@ def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> li
 
 
 def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Follow the codes of a scan. Return None if a code is wrong, or the number of codes is.
+    """Follow the codes of a scan. Return None if a code is wrong, or the number of codes does not match.
 
     Args:
         scan: the bytes of the scan, uint8, without the bytes stuffed after 0xFF.
@@ -151,11 +151,11 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
 
 
 def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
-    """Return the first bit of each block, for this many MCUs or those that begin in the chunk, and the bit after the
-    last block."""
+    """Return the first bit of each block, and the bit after the last block, for at most `count` MCUs that begin in the
+    chunk."""
     wide = scan.astype(np.uint32)
     next_24_bits = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
-    windows = np.empty((len(next_24_bits), 8), np.uint16)  # the 16 bits from each bit on
+    windows = np.empty((len(next_24_bits), 8), np.uint16)  # the 16 bits that start at each bit
     for shift in range(8):
         windows[:, shift] = next_24_bits >> (8 - shift)
     flat = windows.ravel()

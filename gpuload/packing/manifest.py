@@ -2,7 +2,7 @@
 
 The manifest contains the SHA-256 of each part (a shard, or for an array, a range of samples) and of each other file
 (for ``images.npy``, of its header), the skipped samples with their causes, and how to read the set.
-``manifest-crc32.npy`` contains a CRC-32 of each sample, by which damage is located within a part. These files depend
+``manifest-crc32.npy`` contains a CRC-32 of each sample, to locate damage within a part. These files depend
 only on the samples. ``manifest-sources.json`` contains a checksum of the sizes and times of each part's source files.
 
 A set may come from an untrusted source, and the hash in a manifest detects damage, but does not authenticate the
@@ -32,7 +32,7 @@ from gpuload.packing.durable import WORK, read_json
 
 __all__ = [
     "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "how_to_read",
-    "open_packed", "plan_form", "read_manifest", "reading_line", "record_form", "sealed", "source_stamps",
+    "open_packed", "plan_form", "read_manifest", "reading_line", "record_form", "seal", "source_stamps",
 ]  # fmt: skip
 
 FORMAT: Final = 2
@@ -62,10 +62,10 @@ BAD: Final = [{"index": int, "source": (str, None), "cause": str}]
 
 
 def difference(value: Any, expected: Any, where: str = "") -> str | None:
-    """Describe the first difference between a value and the expected form; return None if there is none."""
+    """Describe the first difference between a value and the expected form; return None if the value matches."""
     subject = where or "its content"
     if isinstance(expected, dict | list) and type(value) is not type(expected):
-        return f"{subject} is {shortened(value)}, expected a {type(expected).__name__}"
+        return f"{subject} is {shorten(value)}, expected a {type(expected).__name__}"
     entries: list[tuple[Any, Any, str]]
     if isinstance(expected, list):
         entries = [(entry, expected[0], f"{where}[{number}]") for number, entry in enumerate(value)]
@@ -73,13 +73,13 @@ def difference(value: Any, expected: Any, where: str = "") -> str | None:
         pattern = next((name for name in expected if isinstance(name, re.Pattern)), None)
         for name in value:
             if name not in expected and (pattern is None or not pattern.fullmatch(name)):
-                return f"{subject} has an entry {shortened(name)}, which gpuload does not write"
+                return f"{subject} has an entry {shorten(name)}, which gpuload does not write"
         for name in expected:
             if name is not pattern and name not in value:
                 return f"{subject} lacks the entry {name!r}"
         entries = [(value[name], expected[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
     else:
-        return None if _fits(value, expected) else f"{subject} is {shortened(value)}, expected {_described(expected)}"
+        return None if _fits(value, expected) else f"{subject} is {shorten(value)}, expected {_describe(expected)}"
     return next(filter(None, (difference(*entry) for entry in entries)), None)
 
 
@@ -93,9 +93,9 @@ def _fits(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and value == expected
 
 
-def _described(expected: Any) -> str:
+def _describe(expected: Any) -> str:
     if isinstance(expected, tuple):
-        return " or ".join(map(_described, expected))
+        return " or ".join(map(_describe, expected))
     if isinstance(expected, re.Pattern):
         return f"text like {expected.pattern}"
     if isinstance(expected, type):
@@ -103,13 +103,13 @@ def _described(expected: Any) -> str:
     return repr(expected)
 
 
-def shortened(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return the repr of a value for messages, shortened if necessary."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+def seal(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a hash of its content added."""
     hashed = {name: value for name, value in manifest.items() if name != "sha256"}
     return {**hashed, "sha256": sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()}
@@ -125,8 +125,8 @@ def read_manifest(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
         unfinished = os.path.isdir(os.path.join(folder, WORK))
-        what = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
-        raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
+        state = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
+        raise FileNotFoundError(f"{folder!r} {state}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is int and version != FORMAT:
@@ -134,7 +134,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
             f"{path!r} has version {version}, but this gpuload reads version {FORMAT}: pack again, or pass the set's "
             "files to gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
         )
-    if type(version) is not int or manifest != sealed(manifest):
+    if type(version) is not int or manifest != seal(manifest):
         raise GpuloadError(f"{path!r} is damaged, so the set cannot be checked: restore it from a copy, or pack again")
     if wrong := _first_difference(manifest):
         raise GpuloadError(
@@ -147,7 +147,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
 def _first_difference(manifest: dict[str, Any]) -> str | None:
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
-        return f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
+        return f"to is {shorten(to)}, expected one of {', '.join(READERS)}"
     expected = {
         "format": FORMAT,
         "to": to,
@@ -195,7 +195,7 @@ def _part_form(to: str) -> dict[str, Any]:
 
 
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """Return the dataset class, the path in the set's folder, and the arguments by which the samples are read."""
+    """Return the dataset class, the path in the set's folder, and the arguments for reading the samples."""
     rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
     image, columns, layout = "", [], ""
@@ -253,7 +253,7 @@ def open_packed(folder: str) -> Any:
     """Return the dataset that reads a packed set. Its `classes` attribute holds the class names, or None.
 
     Raises:
-        FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
+        FileNotFoundError, GpuloadError: as `read_manifest`; or a link points outside the folder.
     """
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.lmdb import LMDB
@@ -268,12 +268,12 @@ def open_packed(folder: str) -> Any:
     path = os.path.join(folder, CLASSES)
     dataset.classes = classes = read_json(path)
     if difference(classes, [str]) and classes is not None:
-        raise GpuloadError(f"{path!r} holds {shortened(classes)}; expected a list of class names")
+        raise GpuloadError(f"{path!r} holds {shorten(classes)}; expected a list of class names")
     return dataset
 
 
 def _refuse_links(folder: str) -> None:
-    """Refuse a set with links to files outside its folder, which may be any files."""
+    """Refuse a set with links that lead out of its folder, since they could expose any file."""
     root = os.path.join(os.path.realpath(folder), "")
     with os.scandir(folder) as entries:
         for entry in entries:

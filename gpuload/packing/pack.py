@@ -49,7 +49,7 @@ Progress = Callable[[int, int, int], None]
 
 
 class BadSamples(GpuloadError):
-    """The error for damaged samples, because of which the set is not finished.
+    """The error for damaged samples that keep the set from being finished.
 
     Attributes:
         bad: a dict for each damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
@@ -58,9 +58,9 @@ class BadSamples(GpuloadError):
     def __init__(self, bad: list[dict[str, Any]], total: int, folder: str) -> None:
         self.bad = bad
         listed = "".join(f"\n  {_describe_bad(sample)}" for sample in bad[:MAX_LISTED])
-        more = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
+        suffix = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
         super().__init__(
-            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{more}\n"
+            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{suffix}\n"
             "Repair them and run the same command again (finished parts are kept), or skip them with --on-error skip "
             "(skip_bad=True in Python)"
         )
@@ -119,13 +119,13 @@ def pack(
             ``.npy`` file of decoded images.
         short_side: resize larger images so that their shorter side has this length. 8-bit JPEG and PNG files keep their
             format, ICC profile and EXIF (the orientation is not applied); other images are copied unchanged, and
-            counted. With ``to="array"``: cut out the middle square of each image and resize it to this length.
+            counted. With ``to="array"``: crop each image to its central square and resize it to this length.
         quality: the JPEG quality of resized JPEGs, 1 to 100. All other images keep their bytes.
         cuttable: add an index to JPEGs, so that crops are cut before decoding (progressive JPEGs need jpegtran).
             Images that cannot be made cuttable are copied unchanged, and counted.
         shard_bytes: the approximate maximum size of a shard; an exact limit if images are stored unchanged.
         workers: the number of worker processes; 0 packs in this process. Default: the number of CPUs that this process
-            may use, up to 16; 0 if a single part is missing.
+            may use, up to 16; 0 if only one part is missing.
         skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
         check: decode every image to find all damage. Otherwise only headers, the ends of files, and resized images are
             checked.
@@ -158,7 +158,7 @@ def pack(
         (2, 1, 1)
     """
     options = ImageOptions(short_side, quality, cuttable, check, exif)
-    _check(dataset, to, options, shard_bytes, workers)
+    _check_arguments(dataset, to, options, shard_bytes, workers)
     full = full_path(folder)
     work = os.path.join(full, WORK)
     _check_folder(full, work)
@@ -186,23 +186,23 @@ def _reopen_finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     _refuse_different_plan(written["plan"], plan, folder, "holds a finished set")
     bounds = [*(part["first"] for part in written["parts"]), len(dataset)]
     stamps = manifest.source_stamps(folder, len(bounds) - 1)
-    changed = [
+    changed_spans = [
         span
         for span, stamp in zip(pairwise(bounds), stamps, strict=True)
         if stamp is not None and stamp != source_stamp(dataset, range(*span))
     ]
-    if changed:
-        first, stop = changed[0]
-        more = f", and in {len(changed) - 1:,} more parts" if len(changed) > 1 else ""
+    if changed_spans:
+        first, stop = changed_spans[0]
+        suffix = f", and in {len(changed_spans) - 1:,} more parts" if len(changed_spans) > 1 else ""
         raise FileExistsError(
             f"{folder!r} holds a finished set, but source files have changed in size or time since: among samples "
-            f"{first:,} to {stop - 1:,}{more}. To pack the changed files, use another folder or remove this one; if "
+            f"{first:,} to {stop - 1:,}{suffix}. To pack the changed files, use another folder or remove this one; if "
             "they were only copied or touched, keep the set: it is complete"
         )
     return _summary(folder, written, written["samples"])
 
 
-def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
+def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
     if to not in STORES:
         raise ValueError(f"to must be one of {', '.join(map(repr, STORES))}, got {to!r}")
     if is_iterable(dataset) or not hasattr(dataset, "__len__"):
@@ -245,15 +245,15 @@ def _check_folder(folder: str, work: str) -> None:
 
 
 def _refuse_different_plan(previous: dict[str, Any], plan: dict[str, Any], folder: str, state: str) -> None:
-    before, now = ({**fields, **fields["options"], "options": None} for fields in (previous, plan))
-    differing = [name for name in now if before.get(name) != now[name]]
+    old, new = ({**fields, **fields["options"], "options": None} for fields in (previous, plan))
+    differing = [name for name in new if old.get(name) != new[name]]
     if differing:
         differences = ", ".join(
-            "different data" if name == "dataset" else f"{name}={before.get(name)!r} instead of {now[name]!r}"
+            "different data" if name == "dataset" else f"{name}={old.get(name)!r} instead of {new[name]!r}"
             for name in differing
         )
         raise FileExistsError(
-            f"{folder!r} {state} packed with other arguments: {differences}. Use the same arguments, another folder, "
+            f"{folder!r} {state} packed with other arguments: {differences}. Use the same arguments or another folder, "
             "or remove this one"
         )
 
@@ -373,7 +373,7 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
     for name, data in files.items():
         write_file(os.path.join(job.folder, name), data, job.work)
     durable.sync_names(job.folder)
-    written = manifest.sealed(
+    written = manifest.seal(
         {
             "format": manifest.FORMAT,
             "to": job.to,

@@ -1,4 +1,4 @@
-"""Planning a job: the bounds of its parts, the common form of all entries, and the identity by which it is resumed.
+"""Planning a job: the bounds of its parts, the common form of all entries, and the identity to check when resuming it.
 
 Parts must not depend on the number of workers, so their bounds are determined in advance: exactly, from the sizes of
 the files, if files are stored unchanged; otherwise from the mean size of a few trial samples, spread evenly over the
@@ -24,7 +24,7 @@ from gpuload.errors import GpuloadError, import_optional, one_line
 from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.manifest import READERS, difference, plan_form
-from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fields_of, row_of, values_of
+from gpuload.packing.samples import FAILURES, UnfitSample, array_of, each_sample, fields_of, row_of, values_of
 
 __all__ = ["Job", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
 
@@ -70,7 +70,7 @@ class Job:
         """Return the key of a sample: its number in the dataset, so keys are sorted and never change."""
         return f"{index:0{self.digits}d}"
 
-    def prepared(
+    def prepared_samples(
         self, span: range, images: Images, check: Callable[[Any], Any] = lambda prepared: prepared
     ) -> Iterator[tuple[int, Any, Any]]:
         """Yield for each sample its number, the sample, and its stored form, passed through `check`. If the sample is
@@ -89,7 +89,7 @@ class Job:
                     prepared = check(prepare(sample, images))
             except FAILURES as error:
                 prepared = error
-            except Unfit as error:
+            except UnfitSample as error:
                 raise GpuloadError(f"sample {index} of {self.dataset!r} cannot be packed: {error}") from error
             if isinstance(prepared, OSError) and prepared.errno in MACHINE_ERRORS:
                 raise prepared
@@ -105,30 +105,30 @@ def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_
     count = len(dataset)
     job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
     trial_numbers = np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()
-    trials = [trial for at in trial_numbers for trial in job.prepared(range(at, at + 1), Images(options))]
-    good = [(sample, prepared) for _, sample, prepared in trials if not isinstance(prepared, Exception)]
-    if not good:
+    trials = [trial for at in trial_numbers for trial in job.prepared_samples(range(at, at + 1), Images(options))]
+    intact = [(sample, prepared) for _, sample, prepared in trials if not isinstance(prepared, Exception)]
+    if not intact:
         error = trials[0][2]
         raise GpuloadError(
-            f"none of {len(trials)} samples from all over {dataset!r} can be read; first error: {one_line(str(error))}"
+            f"none of {len(trials)} samples spread over {dataset!r} can be read; first error: {one_line(str(error))}"
         ) from error
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
     limit -= tarfile.RECORDSIZE if to == "tar" else 0  # padding at the end of an archive
     paths = getattr(dataset, "paths", None)
     if paths is not None and options.short_side is None and not options.cuttable and to != "array":
-        bounds = _cut(_file_sizes(paths, count), limit)
+        bounds = _part_bounds(_file_sizes(paths, count), limit)
     else:
-        mean = max(1.0, float(np.mean([_nbytes(to, prepared) for _, prepared in good])))
+        mean = max(1.0, float(np.mean([_nbytes(to, prepared) for _, prepared in intact])))
         bounds = [*range(0, count, max(1, int(limit // mean))), count]
-    sample, first = good[0]
+    sample, first_prepared = intact[0]
     is_pair = isinstance(sample, tuple) and len(sample) > 1
     form = "dict" if isinstance(sample, Mapping) else "pair" if is_pair else "alone"
     like: Any = None
     if to == "array":
-        array, _, is_data = first
+        array, _, is_data = first_prepared
         like = array.dtype.str, array.shape, is_data
     elif to == "parquet":
-        like = _schema_like(first)
+        like = _schema_like(first_prepared)
     return replace(job, bounds=bounds, like=like, form=form)
 
 
@@ -147,8 +147,8 @@ def _nbytes(to: Store, prepared: Any) -> int:
 def _schema_like(row: dict[str, Any]) -> Any:
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-    kinds = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
-    return arrow.schema(list(kinds.items()))
+    types = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
+    return arrow.schema(list(types.items()))
 
 
 def _padded(nbytes: Any) -> Any:
@@ -162,12 +162,12 @@ def _file_sizes(paths: Any, count: int) -> np.ndarray:
     return np.where(sizes < 0, 0, _padded(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
 
 
-def _cut(sizes: np.ndarray, limit: int) -> list[int]:
+def _part_bounds(sizes: np.ndarray, limit: int) -> list[int]:
     """Return the bounds of parts with at most `limit` bytes, or with one sample that is larger."""
     ends, bounds = np.cumsum(sizes), [0]
     while bounds[-1] < len(sizes):
-        before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
-        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, before + limit, "right"))))
+        previous_end = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, previous_end + limit, "right"))))
     return bounds
 
 
@@ -180,20 +180,20 @@ def load_plan(path: str, folder: str) -> dict[str, Any] | None:
     plan = read_json(path)
     if plan is None:
         return None
-    wrong = difference(plan, {**plan_form(tuple(READERS)), "bounds": [int], "like": str})
-    if wrong is None:
+    problem = difference(plan, {**plan_form(tuple(READERS)), "bounds": [int], "like": str})
+    if problem is None:
         bounds, count = plan["bounds"], plan["dataset"]["samples"]
         if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != [0, count]:
-            wrong = f"its parts do not contain each of {count:,} samples once"
-    if wrong is not None:
-        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {wrong}; remove {folder!r}")
+            problem = f"its parts do not contain each of {count:,} samples exactly once"
+    if problem is not None:
+        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {problem}; remove {folder!r}")
     return plan
 
 
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """Return the identity of a dataset, by which a job is resumed. It covers names, not the contents of files.
+    """Return the identity of a dataset, which must match to resume a job. It covers names, not the contents of files.
 
-    For the files of a store, sizes and times are included. For files of single samples they are not: these are compared
+    It includes the sizes and times of the files of a store, but not of files of single samples: these are compared
     when each part is checked (`source_stamp`).
     """
     digest = sha256()

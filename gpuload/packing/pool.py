@@ -1,4 +1,4 @@
-"""Making parts in worker processes. These are the workers of the Loader, which make a part as if it were a sample.
+"""Making parts in worker processes. They are the Loader's workers, and make a part as if it were a sample.
 
 Workers run on this machine, or on the machines of a Ray cluster. The machines of a cluster need gpuload, and must see
 the source and the set's folder under the same paths on a shared file system: each worker copies samples from the source
@@ -40,7 +40,7 @@ SPARE_BYTES: Final = 256 << 20  # for a larger reply: a record has 8 bytes and a
 PARTS_IN_FLIGHT: Final = 2  # per worker, so that it starts its next part without waiting
 REPORT_S: Final = 0.2
 PROGRESS: Final = "=qq"  # for each part: samples done, bytes written
-NEVER_S: Final = 1e9  # no timeout or warning, since a part may take long
+NEVER_S: Final = 1e9  # no timeout or warning, since a part may take a long time
 
 
 class Parts:
@@ -119,23 +119,23 @@ def make_parts(
 def _results(
     parts: Parts, pending: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
 ) -> Generator[dict[str, Any], None, None]:
-    requested: dict[int, tuple[int, Slot]] = {}  # keyed by the request's number
+    in_flight: dict[int, tuple[int, Slot]] = {}  # keyed by the request's number
     chunk, reported = 0, (0, 0)
-    while pending or requested:
+    while pending or in_flight:
         while pending and (slot := ring.acquire(SLOT_BYTES)) is not None:
             chunk, row = chunk + 1, np.array([pending[-1]])
             request = Request(chunk, 0, slot.offset, slot.capacity_bytes, row, row, spare_bytes=SPARE_BYTES)
             if not engine.submit(request):
                 break
-            requested[chunk] = pending.pop(), slot
-        if not requested:
+            in_flight[chunk] = pending.pop(), slot
+        if not in_flight:
             engine.recover_slots()  # the slots of lost parts
         events = engine.gather(REPORT_S)
         if is_local:
             previous, reported = reported, parts.progress()
             report(reported[0] - previous[0], reported[1] - previous[1])
         for event in events:
-            number, slot = requested.pop(event.chunk)
+            number, slot = in_flight.pop(event.chunk)
             if isinstance(event, Lost):
                 if event.row is not None:
                     span = parts.job.span(number)

@@ -27,30 +27,30 @@ from gpuload.packing.images import Images
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
 
-__all__ = ["FAILURES", "Unfit", "array_of", "each_sample", "fields_of", "row_of", "values_of"]
+__all__ = ["FAILURES", "UnfitSample", "array_of", "each_sample", "fields_of", "row_of", "values_of"]
 
 FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # errors of a single sample
 CHUNK: Final = 32  # samples per request
 
-ENDINGS: Final = {
+EXTENSIONS: Final = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "AVIF": "avif",
     "JPEG2000": "jp2", "PPM": "ppm", "QOI": "qoi",
 }  # fmt: skip
 
 
-class Unfit(TypeError):
+class UnfitSample(TypeError):
     """The error for a sample of a type that the store cannot hold: a fault of the dataset, not of a single sample."""
 
 
 def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each sample and the sample, in order; or the exception in place of a sample that fails."""
+    """Yield the number of each sample and the sample, in order; or the exception, if reading the sample fails."""
     source = Source(dataset, 0)
     source.seeding = None  # the dataset draws from its own generators
     chunks = [np.array(span[at : at + CHUNK]) for at in range(0, len(span), CHUNK)]
     requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
-    for chunk, request, following in zip(chunks, requests, [*requests[1:], None], strict=True):
+    for chunk, request, next_request in zip(chunks, requests, [*requests[1:], None], strict=True):
         if source.reads_ahead:
-            source.will_need(following)
+            source.will_need(next_request)
         sample_of = source.open(request)
         for row, index in enumerate(chunk.tolist()):
             began_ns = perf_counter_ns()
@@ -70,8 +70,9 @@ def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
             sample = {name: array if value is pixels[0] else value for name, value in sample.items()}  # read as Image
         fields = [_field(name, value, images) for name, value in sample.items() if name != KEY]
         if len({name for name, _ in fields}) < len(fields):
-            raise Unfit(
-                f"two of its fields would be files of one name: {', '.join(name for name, _ in fields)}; rename one"
+            raise UnfitSample(
+                f"two of its fields would be files with the same name: "
+                f"{', '.join(name for name, _ in fields)}; rename one"
             )
         return fields
     return [(extension, data) for extension, data, _ in (_file(value, images) for value in _pair(sample, "a tar"))]
@@ -80,12 +81,12 @@ def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
 def values_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     """Return the image and its label as values of an LMDB, named ``"image"`` and ``"int"`` or ``"text"``."""
     if isinstance(sample, Mapping):
-        raise Unfit(f"an LMDB holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
+        raise UnfitSample(f"an LMDB holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
     image, *target = _pair(sample, "an LMDB")
     labels: list[tuple[str, bytes]] = []
     for value in map(_plain, target):
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise Unfit(
+            raise UnfitSample(
                 f"the labels of an LMDB must be int or str, got {type(value).__name__}; pack to a tar or parquet"
             )
         labels.append(("int" if isinstance(value, int) else "text", _utf8(str(value))))
@@ -98,7 +99,9 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
         columns = {str(name): value for name, value in sample.items() if name != KEY}
         count = sum(isinstance(value, Encoded) for value in columns.values())
         if count != 1:
-            raise Unfit(f"a Parquet file must have one column of images, got {count} in a dict of {_types(sample)}")
+            raise UnfitSample(
+                f"a Parquet file must have one column of images, got {count} in a dict of {_types(sample)}"
+            )
     else:
         columns = dict(zip(("image", "label"), _pair(sample, "Parquet"), strict=False))
     row: dict[str, Any] = {}
@@ -109,20 +112,22 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
             row[name] = _plain(value)
             _utf8(row[name] if isinstance(row[name], str) else "")
             if not isinstance(row[name], bool | int | float | str | bytes | list | np.ndarray):
-                raise Unfit(f"column {name!r} cannot hold {type(value).__name__}; pack to a tar, or leave it out")
+                raise UnfitSample(f"column {name!r} cannot hold {type(value).__name__}; pack to a tar, or leave it out")
     return row
 
 
 def array_of(sample: Any, images: Images) -> tuple[np.ndarray, int | float | None, bool]:
     """Return the pixels of a sample's image, its label, and whether the image is a plain array."""
     if isinstance(sample, Mapping):
-        raise Unfit(f"an array holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
+        raise UnfitSample(f"an array holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
     image, *target = sample if isinstance(sample, tuple) else (sample,)
     if not isinstance(image, Encoded | Image | np.ndarray) or len(target) > 1:
-        raise Unfit(f"an array holds images, or images and labels, got {_describe(sample)}; pack to a tar")
+        raise UnfitSample(f"an array holds images, or images and labels, got {_describe(sample)}; pack to a tar")
     label = _plain(target[0]) if target else None
     if target and not isinstance(label, bool | int | float):
-        raise Unfit(f"the labels of an array must be numbers, got {type(label).__name__}; pack to a tar or parquet")
+        raise UnfitSample(
+            f"the labels of an array must be numbers, got {type(label).__name__}; pack to a tar or parquet"
+        )
     return images.pixels_of(image), label, isinstance(image, np.ndarray)
 
 
@@ -131,7 +136,7 @@ def _pair(sample: Any, store: str) -> tuple[Any, ...]:
     if len(parts) > 2 or not parts or not isinstance(parts[0], Encoded):
         is_decoded = parts and isinstance(parts[0], Image | np.ndarray)
         hint = "; decoded images go to an array (to='array')" if is_decoded else ""
-        raise Unfit(
+        raise UnfitSample(
             f"{store} takes samples of Encoded, (Encoded, target), or dicts with Encoded, got {_describe(sample)}{hint}"
         )
     return parts
@@ -141,7 +146,7 @@ def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
     """Return the name and the bytes of a field. Keep the name if its extension is read as the same type of value;
     otherwise append an extension."""
     if not isinstance(name, str) or name != name.lower() or not name or "/" in name or name.split() != [name]:
-        raise Unfit(f"a tar's field names must be lower case, without spaces or slashes, got {name!r}; rename it")
+        raise UnfitSample(f"a tar's field names must be lower case, without spaces or slashes, got {name!r}; rename it")
     _utf8(name)
     extension, data, equivalent = _file(value, images)
     stem, _, suffix = name.rpartition(".")
@@ -154,12 +159,12 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
     """Return a value as a file: its extension, its bytes, and all extensions that are read as the same type."""
     if isinstance(value, Encoded):
         data = images.bytes_of(value)
-        return ENDINGS[sniff(data) or "JPEG"], data, IMAGES
+        return EXTENSIONS[sniff(data) or "JPEG"], data, IMAGES
     if isinstance(value, Mask):
         if not isinstance(value.array, Encoded):
-            raise Unfit("a tar cannot hold a Mask of an array: encode it as a PNG, Mask(Encoded(png))")
+            raise UnfitSample("a tar cannot hold a Mask of an array: encode it as a PNG, Mask(Encoded(png))")
         data = value.array.data
-        return f"mask.{ENDINGS[sniff(data) or 'PNG']}", data, IMAGES
+        return f"mask.{EXTENSIONS[sniff(data) or 'PNG']}", data, IMAGES
     value = _plain(value)
     if isinstance(value, bytes):
         return "bin", value, ()
@@ -174,7 +179,7 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
     try:
         return "json", json.dumps(value, allow_nan=False).encode(), _equivalent("json")
     except (TypeError, ValueError) as error:
-        raise Unfit(
+        raise UnfitSample(
             f"a tar cannot hold a {type(value).__name__} ({error}); leave it out, or convert it to an array"
         ) from None
 
@@ -190,7 +195,7 @@ def _utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"the text {text!r} cannot be encoded in UTF-8: it has half of a surrogate pair ({error}); repair it in "
-            "the dataset, as by text.encode('utf-8', 'replace').decode()"
+            "the dataset, for example with text.encode('utf-8', 'replace').decode()"
         ) from error
 
 

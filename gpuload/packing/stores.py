@@ -45,10 +45,10 @@ Report = Callable[[int, int], None]
 """A callback that gets the number of samples done and of bytes written since the last call."""
 
 COPY_BYTES: Final = 1 << 20
-GROUP_ROWS: Final = 16  # small, since in a shuffled order nearly every sample needs another row group in full
+GROUP_ROWS: Final = 16  # small, since in a shuffled order, nearly every sample needs a different row group
 PAGE: Final = 4096
 NAME, SIZE, SUM = slice(0, 100), slice(124, 136), slice(148, 156)  # fields in the header of a tar member
-MOST_BYTES: Final = 8**11 - 1  # the largest number with eleven octal digits
+MAX_MEMBER_BYTES: Final = 8**11 - 1  # the largest number with eleven octal digits
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Part:
     bad: list[dict[str, Any]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
-    def prepared(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
-        """Yield intact samples as `Job.prepared` does; record damaged samples in `bad` and skip them."""
-        for index, sample, prepared in self.job.prepared(self.job.span(self.number), self.images, check):
+    def prepared_samples(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
+        """Yield intact samples as `Job.prepared_samples` does; record damaged samples in `bad` and skip them."""
+        for index, sample, prepared in self.job.prepared_samples(self.job.span(self.number), self.images, check):
             if isinstance(prepared, Exception):
                 source = _source(self.job.dataset, sample, index)
                 cause = f"{type(prepared).__name__}: {one_line(str(prepared))}"
@@ -78,7 +78,7 @@ class Part:
             else:
                 yield index, prepared
 
-    def written(self, pieces: Iterable[bytes | memoryview]) -> None:
+    def record_written(self, pieces: Iterable[bytes | memoryview]) -> None:
         """Record that a sample with these bytes was written."""
         total, nbytes = 0, 0
         for piece in pieces:
@@ -128,7 +128,7 @@ def part_file(job: Job, number: int) -> str:
 
 
 def _source(dataset: Any, sample: Any, index: int) -> str | None:
-    """Return the path of a sample's file, for whoever repairs it."""
+    """Return the path of a sample's file, so that the user can repair it."""
     for leaf in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
         if isinstance(source := getattr(leaf, "source", None) or getattr(leaf, "filename", None), str):
             return source
@@ -142,24 +142,28 @@ def _source(dataset: Any, sample: Any, index: int) -> str | None:
 def _write_tar(part: Part, path: str) -> dict[str, Any]:
     """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
-    exts: list[dict[str, None]] = []  # by position in a sample, in order of appearance
+    extensions: list[dict[str, None]] = []  # by position in a sample, in order of appearance
     with draft(path, part.job.work, lasting=is_shard) as file:
-        for index, fields in part.prepared():
+        for index, fields in part.prepared_samples():
             key = part.job.key(index)
             for position, (extension, data) in enumerate(fields):
                 name = f"{key}.{extension}" if is_shard else f"{key}.{'label' if position else 'image'}"
                 for piece in (tar_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
                     file.write(piece)
-                if position == len(exts):
-                    exts.append({})
-                exts[position][extension] = None
-            part.written(data for _, data in fields)
+                if position == len(extensions):
+                    extensions.append({})
+                extensions[position][extension] = None
+            part.record_written(data for _, data in fields)
         file.write(bytes(2 * BLOCK))  # the end of the archive, padded to a multiple of the record size
         file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
     if is_shard and part.sums:
         with contextlib.suppress(Damage, OSError):  # another process may be replacing the part
             save_index(build(path))
-    return {"file": os.path.basename(path) if is_shard else DATABASE, **record_of(file), "fields": [*map(list, exts)]}
+    return {
+        "file": os.path.basename(path) if is_shard else DATABASE,
+        **record_of(file),
+        "fields": [*map(list, extensions)],
+    }
 
 
 def _tarfile_header(name: str, nbytes: int) -> bytes:
@@ -175,7 +179,7 @@ HEADER_TEMPLATE[SUM] = b" " * 8  # the checksum is computed with spaces in its f
 def tar_header(name: str, nbytes: int) -> bytes:
     """Return the header of a member, identical to tarfile's; raise a ValueError if the name or size does not fit."""
     text = name.encode("utf-8", "surrogateescape")
-    if len(text) > NAME.stop or nbytes > MOST_BYTES:
+    if len(text) > NAME.stop or nbytes > MAX_MEMBER_BYTES:
         return _tarfile_header(name, nbytes)
     header = HEADER_TEMPLATE.copy()
     header[NAME], header[SIZE] = text.ljust(NAME.stop, b"\0"), b"%011o\0" % nbytes
@@ -206,9 +210,9 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
     with draft(path, part.job.work) as file, parquet.ParquetWriter(file, schema, **options) as writer:
-        for _, row in part.prepared(check):
+        for _, row in part.prepared_samples(check):
             rows.append(row)
-            part.written(value["bytes"] for value in row.values() if isinstance(value, dict))
+            part.record_written(value["bytes"] for value in row.values() if isinstance(value, dict))
             if len(rows) == GROUP_ROWS:
                 write_group()
         write_group()
@@ -233,7 +237,7 @@ def committed_parts(job: Job) -> int:
 
 
 def append_to_lmdb(job: Job, number: int) -> None:
-    """Add a part to the database in a transaction of its own, and remove the part's file."""
+    """Add a part to the database in its own transaction, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     path, pairs = os.path.join(job.work, DATABASE), part_file(job, number)
     # The size of the map is stored in the file, so it must not depend on the number of attempts.
@@ -297,11 +301,11 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
 
     with open(path, "r+b", buffering=COPY_BYTES) as file:
         file.seek(len(header) + job.bounds[part.number] * sample_bytes)
-        for _, (data, label) in part.prepared(check):
+        for _, (data, label) in part.prepared_samples(check):
             file.write(data)
             digest.update(data)
             labels.append(label)
-            part.written([data])
+            part.record_written([data])
         file.flush()
         os.fsync(file.fileno())
     return {"file": ARRAY, "bytes": sample_bytes * len(labels), "sha256": digest.hexdigest(), "labels": labels}

@@ -33,7 +33,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
 
     Args:
         folder: the folder of the set.
-        progress: called with the number of parts checked so far, and the number of all parts.
+        progress: called with the number of parts checked so far, and the total number of parts.
 
     Returns:
         A message for each file that is damaged, missing or unexpected, with the damaged samples where they can be
@@ -77,13 +77,13 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         name, path = part["file"], os.path.join(full, part["file"])
         if name not in present:
             return ""
-        what = f"(samples {part['first']:,} to {ends[number] - 1:,} of the packed dataset)"
+        where = f"(samples {part['first']:,} to {ends[number] - 1:,} of the packed dataset)"
         if name != ARRAY and (size := os.path.getsize(path)) != part["bytes"]:
-            return f"{name} has {size:,} bytes instead of {part['bytes']:,} {what}"
+            return f"{name} has {size:,} bytes instead of {part['bytes']:,} {where}"
         if hash_of(path, starts[number] if name == ARRAY else 0, part["bytes"]) == part["sha256"]:
             return ""
         return (
-            f"{name} is damaged{_damaged_samples(path, manifest, sums[slice(*rows[number])], rows[number][0])} {what}"
+            f"{name} is damaged{_damaged_samples(path, manifest, sums[slice(*rows[number])], rows[number][0])} {where}"
         )
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -117,21 +117,21 @@ def _damaged_samples(path: str, manifest: dict[str, Any], expected: np.ndarray, 
         return f": {error}"
     if len(sums) != len(expected):
         return f": it has {len(sums):,} samples instead of {len(expected):,}"
-    wrong = [name for (name, total), known in zip(sums, expected.tolist(), strict=True) if total != known]
-    if not wrong:
-        return ", but not in its images: in labels, names or padding"
-    more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
-    return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:MAX_LISTED])}{more}"
+    damaged = [name for (name, found), stored in zip(sums, expected.tolist(), strict=True) if found != stored]
+    if not damaged:
+        return ", but its images are intact; the damage is in labels, names or padding"
+    suffix = f" and {len(damaged) - MAX_LISTED} more" if len(damaged) > MAX_LISTED else ""
+    return f" in {len(damaged)} of its {len(sums):,} samples: {', '.join(damaged[:MAX_LISTED])}{suffix}"
 
 
 def _tar_sums(path: str) -> Sums:
     shard, file = build(path), open_file(path)
     columns = shard.columns
     for number, (member, stop) in enumerate(pairwise(columns.first)):
-        total = 0
+        checksum = 0
         for at in range(member, stop):
-            total = zlib.crc32(file.read_at(columns.blocks[at] * BLOCK, columns.sizes[at]), total)
-        yield f"key {shard.key(number)!r}", total
+            checksum = zlib.crc32(file.read_at(columns.blocks[at] * BLOCK, columns.sizes[at]), checksum)
+        yield f"key {shard.key(number)!r}", checksum
 
 
 def _parquet_sums(path: str, image: str) -> Sums:
@@ -144,6 +144,6 @@ def _parquet_sums(path: str, image: str) -> Sums:
                 sums: list[int | None] = [zlib.crc32(value["bytes"]) for value in images]
             except (OSError, ValueError):
                 sums = [None] * file.metadata.row_group(group).num_rows
-            for total in sums:
-                yield f"row {row}", total
+            for checksum in sums:
+                yield f"row {row}", checksum
                 row += 1

@@ -7,9 +7,9 @@ still form one column, because they go through the stage together; the column re
 
 A worker builds the columns of a chunk and `gpuload.ring.packing` sends them. The main process joins the columns of a
 batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, to insert a substitute, or
-to read any samples from a device cache. Pixels and blocks stay in the memory that a worker wrote them to, and columns
-only refer to it. Offsets count from the chunk's first byte and, once columns are joined, from the first byte of a
-memory that holds all chunks.
+to read arbitrary samples from a device cache. Pixels and blocks stay in the memory that a worker wrote them to, and
+columns only refer to it. Offsets count from the chunk's first byte and, once columns are joined, from the first byte of
+a memory that holds all chunks.
 """
 
 from __future__ import annotations
@@ -298,8 +298,8 @@ class Columns:
     def is_plain(self, rows: int) -> bool:
         """Return whether there are `rows` samples of one structure, each one uint8 image and small values of builtin
         types. Nearly all chunks are like this and need no further inspection until their batch is assembled."""
-        special = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
-        if special or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
+        is_special = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
+        if is_special or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
         if len(self.images) != 1 or len(self.structures) != 1 or self.images[0].kinds:
             return False
@@ -380,12 +380,12 @@ class Columns:
 
 def unlike_blocks(chunks: Sequence[Columns]) -> set[int]:
     """Return the leaves whose blocks cannot be joined because their `kind` differs between chunks."""
-    unlike = set()
+    unlike_leaves = set()
     for leaf in {leaf for chunk in chunks for leaf in chunk.blocks}:
         kinds = [chunk.blocks[leaf].kind if leaf in chunk.blocks else None for chunk in chunks]
         if any(kind != kinds[0] for kind in kinds):
-            unlike.add(leaf)
-    return unlike
+            unlike_leaves.add(leaf)
+    return unlike_leaves
 
 
 def entry(entries: Sequence[Any], row: int) -> Any:
@@ -441,7 +441,7 @@ def _is_builtin(structure: Structure) -> bool:
 
 @dataclass(slots=True)
 class Collated:
-    """The result of the user's `collate_fn` for a batch, or the `error` it raised, with `traceback` and `kinds`."""
+    """The result of the user's `collate_fn` for a batch; or the `error` it raised, its `traceback` and its classes."""
 
     value: Any = None
     error: str = ""
@@ -466,6 +466,6 @@ class TensorBits:
         if self.tv is None:
             return tensor
         kind, attributes = self.tv
-        subclassed = tensor.as_subclass(kind)
-        vars(subclassed).update(attributes)
-        return subclassed
+        tv_tensor = tensor.as_subclass(kind)
+        vars(tv_tensor).update(attributes)
+        return tv_tensor

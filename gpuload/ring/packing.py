@@ -31,12 +31,12 @@ from gpuload.transforms.program.draws import IMAGE
 
 __all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "write_arrays", "write_content"]
 
-ALIGN = 64
-ALIGNMENT: Final = 16  # bytes, of consecutive small arrays: for a GPU's vector loads
+ALIGN = 64  # bytes, of the entries in a slot
+ALIGNMENT: Final = 16  # bytes, of small arrays in one buffer; a GPU's vector loads need it
 MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
 Span = tuple[int, int, str]  # location of an array: offset and length in bytes, and numpy's name of its type
-# Types that only torch has, each with the numpy type that holds its bits.
+# Types that numpy lacks, each with the numpy type that holds its bits.
 ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
@@ -48,7 +48,7 @@ class Packed:
         nbytes: the number of bytes that the chunk needs in its slot.
         fits: False if the slot is too small; then nothing was written.
         meta: the packed description, if it is short enough for a message.
-        meta_at: else the offset and length in bytes of the description in the slot.
+        meta_at: otherwise, the offset and length in bytes of the description in the slot.
     """
 
     nbytes: int
@@ -88,8 +88,8 @@ def write_content(
         spans += [end, buffer.nbytes]
         end = align(end + buffer.nbytes, ALIGN)
     meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
-    inline = len(meta) <= inline_bytes
-    total = end if inline else end + len(meta)
+    fits_message = len(meta) <= inline_bytes
+    total = end if fits_message else end + len(meta)
     memory = slot if total <= len(slot) else larger(total)
     if memory is None:
         return Packed(total, False)
@@ -98,7 +98,7 @@ def write_content(
         fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
-    if inline:
+    if fits_message:
         return Packed(total, True, meta)
     slot[end:total] = np.frombuffer(meta, np.uint8)
     return Packed(total, True, b"", (end, len(meta)))
@@ -116,9 +116,9 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
         buffers = [bytearray(slot[start : start + n]) for start, n in zip(spans[::2], spans[1::2], strict=True)]
     content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
-    # The columns are still plain tuples. Most chunks have one column of images, one of values, and no others.
-    described: list[Any] = [*content.images, *content.masks]
-    position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
+    # The columns are still plain tuples. Most chunks have just one column of images and one of values.
+    image_tuples: list[Any] = [*content.images, *content.masks]
+    position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in image_tuples])
     for columns in (content.images, content.masks):
         for number, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
             columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _array(rows), kinds)
@@ -140,7 +140,7 @@ def _list(rows: Rows) -> list[int] | None:
 
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
-    """Lay out entries one after the other, each a group of arrays of one type; return their spans and the end."""
+    """Lay out entries consecutively, each a group of arrays of one type; return their spans and the end."""
     spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])
@@ -158,16 +158,16 @@ def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span],
 
 
 def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Filler], int]:
-    """Convert tensors among the values to arrays, and replace values that can be stacked by blocks in `content`. Return
-    a filler for each block, and the end of the last block."""
+    """Convert tensors among the values to arrays, and move values that can be stacked from `content.values` to
+    `content.blocks`. Return a filler for each block, and the end of the last block."""
     fillers: list[Filler] = []
-    least_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # next to images, short arrays cost less in the message
+    min_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # next to images, short arrays cost less in the message
     for leaf, column in list(content.values.items()):
         is_whole = column.rows is None and len(content.structures) == 1
-        block = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+        block = _block(end, column.values, min_bytes, keep_types) if is_whole else None
         if block is None and any(is_tensor_type(kind) for kind in set(map(type, column.values))):
             column.values = [_portable(value, keep_types) for value in column.values]
-            block = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+            block = _block(end, column.values, min_bytes, keep_types) if is_whole else None
         if block is not None:
             content.blocks[leaf], filler = block
             del content.values[leaf]
@@ -176,9 +176,9 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
     return fillers, end
 
 
-def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
+def _block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
     """Return the block for a leaf's values and its filler; None unless the values have one type and shape and each
-    has at least `least_bytes` bytes."""
+    has at least `min_bytes` bytes."""
     first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, Picked):
         array, rows = values.array, values.rows
@@ -187,8 +187,8 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
     if set(map(type, values)) != {kind}:
         return None
     if is_plain_tensor(kind):
-        return _block_of_tensors(values, pieces, least_bytes, keep_types)
-    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and least_bytes == 1 and not keep_types:
+        return _block_of_tensors(values, pieces, min_bytes, keep_types)
+    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and min_bytes == 1 and not keep_types:
         return Block((), first.dtype.name, pieces), lambda out: out.__setitem__(..., values)
     arrays, tensor_fields = values, {}
     if kind is TensorBits:
@@ -199,7 +199,7 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
     elif kind is not np.ndarray:
         return None
     shape, dtype = arrays[0].shape, arrays[0].dtype
-    if not shape or arrays[0].nbytes < least_bytes or dtype.name not in NUMBERS or not dtype.isnative:
+    if not shape or arrays[0].nbytes < min_bytes or dtype.name not in NUMBERS or not dtype.isnative:
         return None
     if {array.shape for array in arrays} != {shape} or {array.dtype for array in arrays} != {dtype}:
         return None
@@ -208,7 +208,7 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
 
 
 def _block_of_tensors(
-    tensors: Sequence[Any], pieces: list[tuple[int, int]], least_bytes: int, keep_types: bool
+    tensors: Sequence[Any], pieces: list[tuple[int, int]], min_bytes: int, keep_types: bool
 ) -> tuple[Block, Filler] | None:
     """Return the block of plain tensors of one shape and dtype, and its filler. torch stacks them without creating an
     array for each tensor."""
@@ -216,7 +216,7 @@ def _block_of_tensors(
     if not all(map(_is_plain, tensors)):
         return None
     shape, dtype, name = first.shape, first.dtype, dtype_of(first)
-    if (keep_types and not shape) or first.nbytes < least_bytes or name not in NUMBERS or first.is_complex():
+    if (keep_types and not shape) or first.nbytes < min_bytes or name not in NUMBERS or first.is_complex():
         return None
     if not all(tensor.shape == shape and tensor.dtype == dtype for tensor in tensors):
         return None
@@ -248,8 +248,8 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
     Both processes run the user's program and pack that program's objects, so they trust each other as a DataLoader and
     its workers do. No byte of a data file is ever unpickled.
     """
-    # Columns are pickled as plain tuples, and tables follow the pickle as raw bytes: arrays take pickle ten times as
-    # long, and objects three times.
+    # Columns are pickled as plain tuples, and tables follow the pickle as raw bytes. Pickling the arrays would take ten
+    # times as long, and pickling the column objects three times.
     images, masks = (
         [(len(column), column.leaves, _list(column.rows), column.kinds) for column in columns]
         for columns in (content.images, content.masks)
@@ -262,21 +262,21 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
         (leaf, block.shape, block.dtype, block.pieces, block.tensor, block.torch_dtype, block.tv)
         for leaf, block in content.blocks.items()
     ]
-    described: list[Any] = [
+    description: list[Any] = [
         *(content.rows, content.structures, images, values, _joined(content.sources), content.errors, blocks, masks),
         *(points, content.fields, content.collated, content.iterable, content.remark),
         *(content.encoded, content.encoded_bytes, content.plan),
     ]
     pickler = pickle.Pickler if content.collated is None else _with_tensors(pickle.Pickler)
     try:
-        return _dump(pickler, described)
+        return _dump(pickler, description)
     except (pickle.PicklingError, AttributeError):
         import cloudpickle  # in a worker, only cloudpickle can find classes of the user's __main__
 
-        return _dump(_with_tensors(cloudpickle.Pickler), described)
+        return _dump(_with_tensors(cloudpickle.Pickler), description)
 
 
-def _dump(pickler: Any, described: list[Any]) -> tuple[bytes, list[memoryview]]:
+def _dump(pickler: Any, description: list[Any]) -> tuple[bytes, list[memoryview]]:
     buffers: list[memoryview] = []
 
     def is_inline(buffer: pickle.PickleBuffer) -> bool:
@@ -287,13 +287,13 @@ def _dump(pickler: Any, described: list[Any]) -> tuple[bytes, list[memoryview]]:
         return raw.nbytes < MIN_PAYLOAD_BYTES
 
     file = io.BytesIO()
-    pickler(file, 5, buffer_callback=is_inline).dump(described)
+    pickler(file, 5, buffer_callback=is_inline).dump(description)
     return file.getvalue(), buffers
 
 
 def _joined(sources: Any) -> Any:
     """Return the names as one string if it can be split again. Hardly any name is ever read, and unpickling a string
-    for each sample takes the main process longer than the rest of the description."""
+    for each sample would take the main process longer than the rest of the description."""
     if set(map(type, sources)) != {str}:
         return sources
     joined = SEPARATOR.join(sources)
@@ -309,8 +309,8 @@ def _with_tensors(base: Any) -> Any:
             if isinstance(obj, type) and (path := _place_in_a_class(obj)):
                 return _class_at, (obj.__module__, *path)
             if is_tensor(obj) and type(plain := _without_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
-                portable = _portable(obj, True)
-                return _tensor, (portable.array, portable.dtype, portable.tv)
+                bits = _portable(obj, True)
+                return _tensor, (bits.array, bits.dtype, bits.tv)
             override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
             return override(obj) if override is not None else NotImplemented
 

@@ -81,13 +81,13 @@ def standard_streams_taken() -> Iterator[None]:
     A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
     number. The ring would become descriptor 1, and a worker's output would be written into pixels.
     """
-    opened: list[int] = []
+    opened_fds: list[int] = []
     try:
         while not all(map(_is_open, range(3))):
-            opened.append(os.open(os.devnull, os.O_RDWR))
+            opened_fds.append(os.open(os.devnull, os.O_RDWR))
         yield
     finally:
-        for fd in opened:
+        for fd in opened_fds:
             os.close(fd)
 
 
@@ -240,12 +240,12 @@ class Ring:
         if (offset := self._take_gap(size)) is None:
             return self._refuse()
         slot = Slot(offset, size)
-        if (lacking := self._lacking()) is not None:
+        if (shortage := self._shortage()) is not None:
             self._add_gap(slot)
             if len(self._busy) > len(self._lent) + len(self._forked):
                 return self._refuse()
             if nbytes <= max(minimum, 1):
-                raise LimitError(lacking)
+                raise LimitError(shortage)
             return self.acquire(max(nbytes // 2, minimum), least_bytes=minimum)
         if self.on_new is not None:
             try:
@@ -279,8 +279,8 @@ class Ring:
         Raises:
             LimitError: the machine has no memory for the copy. The slot remains in use.
         """
-        if (lacking := self._lacking(nbytes)) is not None:
-            raise LimitError(lacking)
+        if (shortage := self._shortage(nbytes)) is not None:
+            raise LimitError(shortage)
         copy = self.view(slot)[:nbytes].copy()
         self.moved_out += 1
         self.release(slot)
@@ -358,7 +358,7 @@ class Ring:
             with contextlib.suppress(BufferError):
                 self._map.close()
 
-    def _lacking(self, extra_bytes: int = 0) -> str | None:
+    def _shortage(self, extra_bytes: int = 0) -> str | None:
         """Return why the machine has no memory for all slots plus `extra_bytes`, or None if it has."""
         left_bytes = self._memory_left() if self._memory_left is not None else None
         if left_bytes is None:
@@ -386,7 +386,7 @@ class Ring:
         )
 
     def _allocated_bytes(self) -> int:
-        """Return how many bytes of the ring have pages; 0 if unknown, which errs towards promising too much."""
+        """Return how many bytes of the ring have pages; 0 if unknown, which overestimates the promised bytes."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
@@ -406,13 +406,13 @@ class Ring:
     def _add_gap(self, slot: Slot) -> None:
         self._gaps.append((slot.offset, slot.capacity_bytes))
         self._gaps.sort()
-        merged: list[tuple[int, int]] = []
+        merged_gaps: list[tuple[int, int]] = []
         for offset, size in self._gaps:
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            if merged_gaps and sum(merged_gaps[-1]) == offset:
+                merged_gaps[-1] = (merged_gaps[-1][0], merged_gaps[-1][1] + size)
             else:
-                merged.append((offset, size))
-        self._gaps = merged
+                merged_gaps.append((offset, size))
+        self._gaps = merged_gaps
 
 
 _watched: dict[int, weakref.ref] = {}
@@ -451,14 +451,14 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 def _after_fork_in_parent() -> None:
     """Set aside the slots on loan for good: the child can read them for as long as it lives."""
     for ring in list(_rings):
-        returned = set(ring._returned)
-        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned]
-        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned}
+        returned_loans = set(ring._returned)
+        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned_loans]
+        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned_loans}
 
 
 def _after_fork_in_child() -> None:
-    """Keep the mapping from being closed: the ring is not mapped in the child, and its addresses may be in other
-    use there."""
+    """Keep the mapping from being closed: the ring is not mapped in the child, where its addresses may be used
+    for something else."""
     for ring in list(_rings):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
 
@@ -474,6 +474,6 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)) != 0:
         code = ctypes.get_errno()
-        if code in (errno.EOPNOTSUPP, errno.ENOSYS):  # a sandbox without holes: pages stay until the ring ends
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):  # a sandbox without hole punching: pages stay until `close`
             return
         raise OSError(code, f"cannot return {nbytes} bytes of the ring to the system: {os.strerror(code)}")

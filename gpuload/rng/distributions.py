@@ -18,12 +18,12 @@ import numpy as np
 
 __all__ = ["beta", "beta_count", "dirichlet", "dirichlet_count", "gamma_count", "log_gamma", "normal"]
 
-TRIES: Final = 8  # each is accepted with a probability of at least 0.95, so all of them fail once in 10**10 variates
+TRIES: Final = 8  # a try is accepted with a probability of at least 0.95, so all 8 fail once in 10**10 variates
 
 
 def normal(uniforms: np.ndarray) -> np.ndarray:
-    """Turn uniforms into as many standard normal numbers (Box-Muller). The length of the last axis must be even; the
-    first half of the result comes from cosines, the second half from sines."""
+    """Turn uniforms into the same number of standard normal numbers (Box-Muller). The length of the last axis must be
+    even; the first half of the result comes from cosines, the second half from sines."""
     half = uniforms.shape[-1] // 2
     radius = np.sqrt(-2 * np.log(uniforms[..., :half]))
     angle = (2 * math.pi) * uniforms[..., half:]

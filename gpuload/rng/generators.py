@@ -1,8 +1,8 @@
 """Per-sample seeding of the global generators of random, numpy and torch.
 
-A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so its
-draws are as reproducible as gpuload's. In the user's process, a context manager restores them afterwards. Used by
-workers and by the main process. Does not import torch, but seeds it if it is already imported.
+A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so the
+dataset's draws are as reproducible as gpuload's. In the user's process, a context manager restores the generators
+afterwards. Used by workers and by the main process. Does not import torch, but seeds it if it is already imported.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Seeding:
 
     Args:
         seed: the loader's seed.
-        learns: skip generators that the dataset does not use.
+        learns: whether to skip generators that the dataset does not use.
     """
 
     def __init__(self, seed: int, *, learns: bool = True) -> None:
         self._seed = seed
-        self._idle = 0 if learns else DRAWS_SEEN  # number of samples without a draw; DRAWS_SEEN after one with a draw
+        self._idle = 0 if learns else DRAWS_SEEN  # samples without a draw so far; DRAWS_SEEN after a draw
         self._states_before: GeneratorStates | None = None  # the states before the chunk
         self._is_unseeded = False  # this chunk does not seed Python and numpy
         self._is_unchanged = False  # this chunk did not draw from Python or numpy
@@ -136,10 +136,10 @@ class Seeding:
         """Return whether a sample of the chunk drew from a generator that was not seeded."""
         if self._states_before is None or not self._is_unseeded:
             return False
-        python, before, _ = self._states_before
-        now: Any = np.random.get_state()
-        self._is_unchanged = random.getstate() == python and (
-            (type(before), type(now)) == (tuple, tuple) and before[2:] == now[2:] and np.array_equal(before[1], now[1])
+        python_state, old, _ = self._states_before
+        new: Any = np.random.get_state()
+        self._is_unchanged = random.getstate() == python_state and (
+            (type(old), type(new)) == (tuple, tuple) and old[2:] == new[2:] and np.array_equal(old[1], new[1])
         )
         if not self._is_unchanged:
             self._idle = DRAWS_SEEN

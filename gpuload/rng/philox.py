@@ -28,12 +28,12 @@ MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # for counter words 0 and 2
 WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 after each round
 PIECE: Final = 1024  # counters processed at a time, so that a round fits in the CPU cache
 
-# These are 0-d arrays, because numpy takes half a microsecond longer with a scalar.
+# These are 0-d arrays, because numpy takes half a microsecond longer with scalars.
 _MASK: Final = np.array(LOW32, np.uint64)
 _SHIFT: Final = np.array(32, np.uint64)
 _HALF: Final = np.array(0.5)
 _UNIT: Final = np.array(2.0**-32)
-# The positions of the low and the high half of a uint64 that is viewed as two uint32.
+# The indices of the low and the high half of a uint64 that is viewed as two uint32.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
 
@@ -177,8 +177,8 @@ def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Allocate the state of n counters: 2 n even words (0 and 2) and 2 n odd words (1 and 3).
 
     Both arrays are flat: word 0 of all counters, then word 2 of all counters in *reverse* order; likewise words 1 and
-    3. So `[::-1]` exchanges the two halves, as each round does, and the words of a counter still match. The even words
-    are uint64 with a zero high half, ready to be multiplied.
+    3. So `[::-1]` exchanges the two halves, as each round does, and keeps the words of each counter aligned. The even
+    words are uint64 with a zero high half, ready to be multiplied.
     """
     return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
 
@@ -206,7 +206,7 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Return where `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
+    """Return the indices at which `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])
@@ -214,7 +214,7 @@ def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a state for `batch` positions in which all words but the positions are filled in. At most 25 KB."""
+    """Return a state for `batch` positions in which all words except the positions are filled in. At most 25 KB."""
     even, odd = _state(blocks * batch)
     even[blocks * batch :] = lane
     odd[blocks * batch :] = np.repeat(np.arange(blocks), batch)[::-1]

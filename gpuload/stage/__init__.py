@@ -1,4 +1,5 @@
-"""Applies transforms to batches, with torch. Backends get the drawn random numbers, and draw nothing themselves."""
+"""Applies transforms to batches, with torch. Backends get random numbers that are already drawn, and draw none
+themselves."""
 
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.plan import Plan

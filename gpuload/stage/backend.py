@@ -64,8 +64,8 @@ class Levels(Protocol):
             program: the program of this run.
             windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            on_finished: the program of the next transforms, which work on finished images, if this backend runs them
-                too.
+            on_finished: the program of the transforms that follow and work on finished images, if this backend runs
+                them too.
 
         Returns:
             The part of `on_finished` that remains to be applied.
@@ -110,8 +110,8 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """Return an error message with the remedy if the backend lacks a requirement on this device; None if it lacks
-        nothing. Imports nothing large."""
+        """Return an error message with the remedy if the backend lacks a requirement on this device; else None. Does
+        not import large libraries."""
         return None
 
     @abstractmethod

@@ -14,11 +14,11 @@ Times are measured with events on the transfer's stream, for one batch in `TIMED
 the host a few µs. Nothing waits for these events; they are read after they have passed.
 
 A copy from pageable memory makes the host wait for all work issued on the stream before it, and a stage uploads dozens
-of small arrays per batch. So `upload` goes through torch's cache of page-locked memory, which knows the stream that
-reads the memory and keeps the memory until the copy is done.
+of small arrays per batch. So `upload` goes through torch's cache of page-locked memory, which records the stream that
+reads the memory, and does not reuse the memory until the copy is done.
 
 A profiler range (`named`) costs microseconds even when nothing records it, so ranges are created only while a profiler
-runs. There are four names, each used at most a few times per batch, in the iterating thread. NVIDIA's tools get them
+runs. There are four names, each used at most a few times per batch, in the iterating thread. NVIDIA's tools see them
 through ``emit_nvtx``. Runs in the main process.
 """
 
@@ -55,7 +55,7 @@ __all__ = [
     "kind",
     "named",
     "pci_address",
-    "shares_its_memory",
+    "shares_memory_pool",
     "upload",
     "upload_together",
     "usual_type",
@@ -69,19 +69,19 @@ NO_LOCKS: Final = -1  # returned by `Accelerator.lock` if torch cannot page-lock
 # process at the second error.
 LOCK_ERRORS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
-TIMED_EVERY: Final = 8  # one batch in this many is timed
+TIMED_EVERY: Final = 8  # one of this many batches is timed
 # Names of profiler ranges.
 WAIT: Final = "gpuload::wait"  # waiting for the chunks of the next batch
 DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
 STAGE: Final = "gpuload::stage"  # draws, transforms and collation; includes the copy
-COPY: Final = "gpuload::copy"  # slots → device
+COPY: Final = "gpuload::copy"  # copying slots to the device
 
 Name = TypeVar("Name")
 _NO_RANGE: Final = contextlib.nullcontext()
 
 
 class Accelerator:
-    """The runtime of one device, given with its index. Streams and events are opaque to callers.
+    """The runtime of one device, which must have an index. Streams and events are opaque to callers.
 
     Raises:
         RuntimeError: torch cannot use the device here.
@@ -104,16 +104,16 @@ class Accelerator:
     def on(self, stream: Any) -> Iterator[None]:
         """Make the device and one of its streams current in this thread, within the ``with`` block."""
         with torch.accelerator.device_index(self.device.index):
-            before = torch.accelerator.current_stream(self.device)
+            previous_stream = torch.accelerator.current_stream(self.device)
             torch.accelerator.set_stream(stream)
             try:
                 yield
             finally:
-                torch.accelerator.set_stream(before)
+                torch.accelerator.set_stream(previous_stream)
 
     def record(self, stream: Any) -> Any:
-        """Record an event, which passes when all work issued on the stream so far is done. ``query()`` tells whether it
-        has passed; ``synchronize()`` makes the host wait for it."""
+        """Record an event, which passes when all work issued on the stream so far is done. Its ``query()`` returns
+        whether it has passed; its ``synchronize()`` makes the host wait for it."""
         return stream.record_event()  # without timing, unlike `torch.Event()`
 
     def record_time(self, stream: Any) -> Any:
@@ -132,9 +132,9 @@ class Accelerator:
         stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Do not reuse a tensor's memory until the work that the stream has at the end of the tensor's life is done.
-        Accepts any layout, and skips parts on other devices (a jagged tensor keeps the lengths of its longest and
-        shortest row on the CPU)."""
+        """Keep torch from reusing a tensor's memory until all work issued on the stream before the tensor is freed is
+        done. Accepts any layout, and skips parts on other devices (a jagged tensor stores the lengths of its longest
+        and shortest row on the CPU)."""
         for part in _parts(tensor):
             if part.device.type == self.device.type:
                 part.record_stream(stream)
@@ -144,19 +144,19 @@ class Accelerator:
         stream.synchronize()
 
     def free_bytes(self) -> int | None:
-        """Return how much of the device's memory torch can still use: free memory, and memory that its allocator
-        reserves but does not use. Return None if this runtime does not report it."""
+        """Return how much of the device's memory torch can still use: free memory, and memory that torch's
+        allocator reserves but does not use. Return None if this runtime does not report these numbers."""
         module = torch.get_device_module(self.device)
         if not hasattr(module, "mem_get_info"):
             return None
-        unused = module.memory_reserved(self.device) - module.memory_allocated(self.device)
-        return int(module.mem_get_info(self.device)[0]) + int(unused)
+        unused_bytes = module.memory_reserved(self.device) - module.memory_allocated(self.device)
+        return int(module.mem_get_info(self.device)[0]) + int(unused_bytes)
 
     def lock(self, address: int, nbytes: int) -> int:
         """Page-lock memory, so that it can be copied from asynchronously.
 
         Returns:
-            0, `NO_LOCKS`, or the runtime's error code; such an error is cleared as the runtime's last error.
+            0, `NO_LOCKS`, or the runtime's error code; an error is also cleared as the runtime's last error.
         """
         if self.device.type != "cuda":
             return NO_LOCKS
@@ -182,7 +182,7 @@ class Accelerator:
 
 def kind() -> str | None:
     """Return the device type, one of `KINDS`, that this torch build supports, even if no such device is present; None
-    if it supports neither."""
+    if it supports neither type."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator.type if accelerator is not None and accelerator.type in KINDS else None
 
@@ -193,7 +193,7 @@ def is_available() -> bool:
 
 
 def usual_type() -> str:
-    """Return the default device type: that of the accelerator if one is available, else ``"cpu"``."""
+    """Return the default device type: the accelerator's if one is available, else ``"cpu"``."""
     return str(kind()) if is_available() else "cpu"
 
 
@@ -220,9 +220,9 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def shares_its_memory(device: torch.device) -> bool:
-    """Return whether torch allocates from the driver's memory pool of a device, where other libraries can get memory
-    that torch frees."""
+def shares_memory_pool(device: torch.device) -> bool:
+    """Return whether torch allocates from the driver's memory pool of a device, from which other libraries can get
+    memory that torch has freed."""
     if device.type != "cuda" or not hasattr(torch._C, "_cuda_getAllocatorBackend"):
         return False
     return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
@@ -233,8 +233,8 @@ def pci_address(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    return None if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+    ids = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return None if None in ids else "{:04x}:{:02x}:{:02x}.0".format(*ids)
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -308,7 +308,7 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
     """Upload arrays in a single copy, because each copy takes about ten microseconds, however small it is. An entry can
-    be a sequence of arrays of one type, which are concatenated to one flat tensor."""
+    be a sequence of arrays of one dtype, which are concatenated into one flat tensor."""
     entries = [entry if isinstance(entry, Sequence) else [entry] for entry in arrays]
     spans, nbytes = spans_of(entries)
     flat = np.empty(nbytes, np.uint8)
@@ -321,14 +321,14 @@ def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device:
 
 
 def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], begin: int = 0) -> dict[Name, torch.Tensor]:
-    """Return the arrays stored in a uint8 tensor, from byte `begin` on, as flat tensors."""
-    views, typed = {}, {}  # a view as another type takes microseconds, so there is one per type
+    """Return the arrays stored in a uint8 tensor, starting at byte `begin`, as flat tensors."""
+    views, typed = {}, {}  # creating a view with another dtype takes microseconds, so there is one per dtype
     memory = memory[begin : begin + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
-    for name, (start, nbytes, kind) in spans.items():
-        if kind not in typed:
-            dtype: torch.dtype = getattr(torch, kind)
-            typed[kind] = memory.view(dtype), dtype.itemsize
-        tensor, size = typed[kind]
+    for name, (start, nbytes, dtype_name) in spans.items():
+        if dtype_name not in typed:
+            dtype: torch.dtype = getattr(torch, dtype_name)
+            typed[dtype_name] = memory.view(dtype), dtype.itemsize
+        tensor, size = typed[dtype_name]
         views[name] = tensor[start // size : (start + nbytes) // size]
     return views
 

@@ -28,8 +28,8 @@ from gpuload.workers.device_cache import WINDOW, CachedSamples, span_of
 
 __all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
 
-LEAST_SEGMENT_BYTES = 16 << 20
-# Windows of at most this average size are copied with a single gather, because a copy per window costs the host some
+MIN_SEGMENT_BYTES = 16 << 20
+# Windows of at most this average size are copied with a single gather, because a copy per window costs the host a few
 # microseconds. Larger windows are copied one by one, because the indices of a gather take eight bytes per byte.
 SMALL_BYTES = 16 << 10
 GATHER_BYTES = 8 << 20  # bytes copied by one gather
@@ -48,8 +48,8 @@ class PixelMemory:
         self.on_host = device.type == "cpu"
         self._segments: list[torch.Tensor] = []
         self._starts: list[int] = []  # offset of each segment's first byte
-        self._last_used_bytes = 0  # in the last segment
-        self.used_bytes = 0  # in all segments
+        self._last_used_bytes = 0  # bytes used in the last segment
+        self.used_bytes = 0  # bytes used in all segments
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +64,10 @@ class PixelMemory:
         self._last_used_bytes = 0
 
     def add(self, data: np.ndarray) -> int:
-        """Append bytes, which hold aligned images; return the offset of the first byte."""
+        """Append the bytes of aligned images; return the offset of the first byte."""
         nbytes = align(len(data), ALIGN)
         if not self._segments or self._last_used_bytes + nbytes > len(self._segments[-1]):
-            self.reserve(max(nbytes, LEAST_SEGMENT_BYTES, self.nbytes // 16 // ALIGN * ALIGN))
+            self.reserve(max(nbytes, MIN_SEGMENT_BYTES, self.nbytes // 16 // ALIGN * ALIGN))
         start = self._last_used_bytes
         self._segments[-1][start : start + len(data)].copy_(torch.from_numpy(data))
         self._last_used_bytes = start + nbytes
@@ -83,12 +83,12 @@ class PixelMemory:
             for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
                 _gather(self._segments[0], piece, out)
             return
-        numbers = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
+        segment_numbers = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
         for number, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
             memory: Any = segment.numpy() if on_host else segment
-            segment_windows = windows if numbers is None else windows[numbers == number]
+            segment_windows = windows if segment_numbers is None else windows[segment_numbers == number]
             for start, rows, row_bytes, step, out_start in segment_windows.tolist():
-                if on_host:  # creating an array takes below a microsecond, half as long as slicing and reshaping
+                if on_host:  # creating an array takes under a microsecond, half as long as slicing and reshaping
                     window = np.ndarray((rows, row_bytes), np.uint8, memory, start - begin, (step, 1))
                     np.ndarray((rows, row_bytes), np.uint8, out, out_start)[...] = window
                 else:
@@ -116,8 +116,8 @@ class ResidentTransfer(CudaTransfer):
     """A transfer for pixels that are already on the device, where it gathers the windows of each batch.
 
     Args:
-        ring: the slots, which hold no pixels.
-        memory: the memory with the pixels.
+        ring: the ring, whose slots hold no pixels.
+        memory: the memory that holds the pixels.
     """
 
     def __init__(self, ring: Ring, memory: PixelMemory) -> None:

@@ -6,7 +6,7 @@ applied in float32. The map is computed once per chain and image dtype. Levels a
 images and 0 … 65535 for uint16; float32 images have arbitrary numbers, which are never rounded, clamped or scaled.
 
 `apply_late` erases, flips, mixes and normalises finished images in place: it applies the late records of a program one
-after the other to the entire batch, on its device, and keeps nothing. Other backends use it for operations that they
+after the other to the entire batch, on its device, and keeps no state. Other backends use it for operations that they
 lack. It computes in float32, and rounds to the batch's dtype once.
 """
 
@@ -29,8 +29,8 @@ from gpuload.transforms.program.windows import boxes_within
 __all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels", "neighbours", "random_numbers"]
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
-TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype
-PIECE: Final = 16  # images whose random pixels a GPU makes at a time: each pixel takes about 100 numbers of 64 bits
+TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level of each dtype
+PIECE: Final = 16  # images that a GPU fills with random pixels at a time; each pixel takes about 100 64-bit numbers
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Finish:
                 factor = unit if factor is None else factor
             elif record.dtype == "uint8" != levels:
                 raise ValueError(
-                    f"ToDtype('uint8') leaves uint8 images as they are, but these are {levels}; leave it out, or "
+                    f"ToDtype('uint8') accepts only uint8 images, but these images are {levels}; leave it out, or "
                     "convert them in the dataset"
                 )
             elif record.dtype not in (None, "uint8"):
@@ -107,8 +107,8 @@ class Finish:
         return scale[:, None, None], bias[:, None, None]
 
     def write(self, levels: Outputs, outputs: Outputs, constants: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Finish images C×H×W and write them to the batch, one by one on the CPU; `constants` are the device's
-        `constants`."""
+        """Finish images C×H×W and write them to the batch, one by one on the CPU; `constants` is the result of the
+        method of this name for their device."""
         scale, bias = constants
         is_batched = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
         for image, output in [(levels, outputs)] if is_batched else zip(levels, outputs, strict=True):
@@ -156,7 +156,7 @@ def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | No
 
 
 def _normalize(outputs: Outputs, record: Numbers) -> None:
-    """Normalise images after a call of the user's own transform; they already are floats."""
+    """Normalise images after a call of a custom transform; they are already floats."""
     device = outputs[0].device
     mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
     is_batched = isinstance(outputs, torch.Tensor) and device.type != "cpu"
@@ -170,7 +170,7 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
 
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
     """Return a copy of windows of images, N×C×H×W, with boxes erased. `dtype` is the images' dtype; if it is not uint8,
-    their levels are given as float32."""
+    `levels` is float32."""
     levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
     kind = np.uint8 if dtype == "uint8" else np.float32
     constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
@@ -278,8 +278,8 @@ def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
         down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
         across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
-        inside = (down[:, :, None] & across[:, None, :])[:, None]
-        image, other = (batch[upload(chosen, batch.device)] for chosen in (pasted, partners[pasted]))
-        changes.append((pasted, torch.where(inside, other, image)))
+        is_inside = (down[:, :, None] & across[:, None, :])[:, None]
+        image, other = (batch[upload(index, batch.device)] for index in (pasted, partners[pasted]))
+        changes.append((pasted, torch.where(is_inside, other, image)))
     for rows, change in changes:
         batch[upload(rows, batch.device)] = change

@@ -1,8 +1,8 @@
-"""Combines images of a batch: Mosaic and CopyPaste, which work on levels, between two runs of a line.
+"""Combines images of a batch for Mosaic and CopyPaste, which work on levels, between two runs of a line.
 
-All images of the batch have gone through the preceding transforms, and each result consists of parts of more than one
-image. Pixels are only copied, except those of a partner of another size, which the reference resizes. Runs on the
-stage's device; keeps nothing.
+The preceding transforms have been applied to all images of the batch, and each result consists of parts of more than
+one image. Pixels are only copied, except that the reference resizes a partner of another size. Runs on the stage's
+device; keeps no state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["gather", "groups_of", "tile"]
 
 
 def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
-    """Return the rows of each number's group in a batch, int64 (N, size): the rows of the number itself, of number
-    XOR 1, and so on. Where a number is not in the batch, the group has the row itself. If a number appears twice, in a
-    batch that was filled up, its first row is used.
+    """Return the rows of each sample's group in a batch, int64 (N, size), from the samples' numbers: the rows of
+    number, number XOR 1, …, number XOR (size - 1). A number that is not in the batch is replaced by the sample's own
+    row. If a number appears twice, because the batch was filled up, its first row is used.
 
     Example:
         >>> groups_of(np.array([4, 5, 6, 0]), 4).tolist()
@@ -44,8 +44,8 @@ def gather(
     outputs: Outputs,
     on_finished: Program | None = None,
 ) -> Program | None:
-    """Apply the record of a program that combines images. Has the interface of `gpuload.stage.backend.Levels`; `images`
-    must be complete."""
+    """Apply the one record of a program that combines images. Has the interface of `gpuload.stage.backend.Levels`;
+    `images` must be complete."""
     assert images.steps is None
     [record] = [record for record in program.records if isinstance(record, Gather)]
     levels = [
@@ -57,13 +57,13 @@ def gather(
         return on_finished
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
-        inside = slice(top, top + height), slice(left, left + width)
-        image, paste_mask = levels[row][:, *inside], covered[row]
+        window = slice(top, top + height), slice(left, left + width)
+        image, paste_mask = levels[row][:, *window], covered[row]
         if paste_mask is not None:
             partner = int(record.groups[row, 1])
             has_same_size = levels[partner].shape == levels[row].shape
-            pasted = levels[partner] if has_same_size else _resized(images, partner, record.sizes_hw[row])
-            image = torch.where(paste_mask[inside], pasted[:, *inside], image)
+            pasted = levels[partner] if has_same_size else _resize_image(images, partner, record.sizes_hw[row])
+            image = torch.where(paste_mask[window], pasted[:, *window], image)
         outputs[row].copy_(image)
     return on_finished
 
@@ -92,13 +92,13 @@ def tile(
         if not is_full[row]:
             output.fill_(fill[0]) if fill_levels is None else output.copy_(fill_levels)
         quadrants = zip(rows[row].tolist(), corners[row].tolist(), visible[row].tolist(), strict=True)
-        for other, (y, x), (down, across, h, w) in quadrants:
+        for image_row, (y, x), (down, across, h, w) in quadrants:
             if h and w:
-                part = images[other][..., down - y : down - y + h, across - x : across - x + w]
+                part = images[image_row][..., down - y : down - y + h, across - x : across - x + w]
                 output[..., down - top : down - top + h, across - left : across - left + w] = part
 
 
-def _resized(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
+def _resize_image(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
     """Return a resized image, C×H×W, in its dtype."""
     box = images.shapes[row : row + 1, :2]
     source = Source.of_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])

@@ -62,23 +62,23 @@ class MaskStage:
         final_dtype = next((getattr(torch, name) for name in reversed(dtype_names) if name is not None), None)
         groups = rows_by_key(zip(kinds, masks.shapes[:, 2].tolist(), strict=True))
         results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
-        moved: Outputs = []
+        outputs: Outputs = []
         with torch.inference_mode(False), torch.no_grad():
             for ((name, axes), channels), rows in groups.items():
                 dtype = np.dtype(name)
-                moved = self._moved(masks, program, rows, dtype, channels)
-                moved = _each(moved, lambda levels, dtype=dtype, axes=axes: _numbers(levels, dtype, axes))
-                moved = moved if final_dtype is None else _each(moved, lambda numbers: numbers.to(final_dtype))
-                for row, result in zip(rows.tolist(), moved, strict=True):
+                outputs = self._move_group(masks, program, rows, dtype, channels)
+                outputs = _map_masks(outputs, lambda levels, dtype=dtype, axes=axes: _as_values(levels, dtype, axes))
+                outputs = outputs if final_dtype is None else _map_masks(outputs, lambda values: values.to(final_dtype))
+                for row, result in zip(rows.tolist(), outputs, strict=True):
                     results[row] = result
-        return results, moved if isinstance(moved, torch.Tensor) and len(groups) == 1 else None
+        return results, outputs if isinstance(outputs, torch.Tensor) and len(groups) == 1 else None
 
-    def _moved(
+    def _move_group(
         self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], channels: int
     ) -> Outputs:
         """Apply a program to masks with equal dtype and number of channels; return their bytes, as one tensor if all
         results have one size."""
-        program = _of_masks(program if len(rows) == len(program) else program.take(rows), dtype, channels)
+        program = _mask_program(program if len(rows) == len(program) else program.take(rows), dtype, channels)
         sizes = program.results_hw.tolist()
         outputs: Outputs
         if all(size == sizes[0] for size in sizes):
@@ -95,11 +95,11 @@ class MaskStage:
             return
 
         def call(record: Call, planes: Outputs, write: Any = None) -> None:
-            numbers = _each(planes, lambda levels: _numbers(levels, dtype, 3))
-            run_call(record, numbers, "apply_masks")
+            values = _map_masks(planes, lambda levels: _as_values(levels, dtype, 3))
+            run_call(record, values, "apply_masks")
             if dtype.itemsize > 1:
-                for plane, plane_of_numbers in zip(planes, numbers, strict=True):
-                    plane.copy_(_bytes(plane_of_numbers))
+                for plane, values_of_plane in zip(planes, values, strict=True):
+                    plane.copy_(_as_bytes(values_of_plane))
             if write is not None:
                 write(np.arange(len(planes)), planes)
 
@@ -107,8 +107,8 @@ class MaskStage:
 
 
 def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
-    """Return masks in the form in which workers send them: as images whose channels are the masks' bytes, and their
-    kinds.
+    """Return masks in the form in which workers send them, as images whose channels are the masks' bytes; and the
+    masks' kinds (see `MaskStage`).
 
     Args:
         masks: H×W or K×H×W per image; or one tensor, N×H×W or N×K×H×W, which is copied in one operation.
@@ -129,29 +129,29 @@ def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedIm
     return RaggedImages(pixels, table, [f"mask {number}" for number in range(len(kinds))]), kinds
 
 
-def _each(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
+def _map_masks(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
     return change(masks) if isinstance(masks, torch.Tensor) else [change(mask) for mask in masks]
 
 
-def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+def _as_bytes(values: torch.Tensor) -> torch.Tensor:
     """View values N×H×W as bytes (N · itemsize)×H×W."""
-    count, height, width = numbers.shape
-    return numbers.contiguous().view(torch.uint8).view(count, height, width, -1).movedim(-1, 1).flatten(0, 1)
+    count, height, width = values.shape
+    return values.contiguous().view(torch.uint8).view(count, height, width, -1).movedim(-1, 1).flatten(0, 1)
 
 
-def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
+def _as_values(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
     """View bytes …×(N · itemsize)×H×W as values …×N×H×W, or …×H×W for masks with two axes."""
     kind, size = getattr(torch, dtype.name), dtype.itemsize
-    *before, channels, height, width = levels.shape
+    *batch_axes, channels, height, width = levels.shape
     if not levels.numel():  # no masks; an empty tensor's strides may not allow a view as another dtype
-        return levels.new_empty((*before, 0, height, width), dtype=kind)
-    numbers = levels.view(*before, channels // size, size, height, width).movedim(-3, -1)
+        return levels.new_empty((*batch_axes, 0, height, width), dtype=kind)
+    values = levels.view(*batch_axes, channels // size, size, height, width).movedim(-3, -1)
     # Viewed flat, because a tensor whose last axes have length 1 can be contiguous with strides that forbid the view.
-    numbers = numbers.reshape(-1).view(kind).view(numbers.shape[:-1])
-    return numbers.squeeze(-3) if axes == 2 else numbers
+    values = values.reshape(-1).view(kind).view(values.shape[:-1])
+    return values.squeeze(-3) if axes == 2 else values
 
 
-def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
+def _mask_program(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
     """Return the records of a program that move pixels, with nearest-pixel sampling and the bytes of the mask fill."""
     records: list[Record] = []
     for record in program.records:
@@ -169,7 +169,7 @@ def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
     """Raise if a mask dtype cannot hold the fill of the transform with this name."""
     if fill and not _holds(dtype, fill):
         raise ValueError(
-            f"{name}(fill=…) fills masks with {fill}, which a mask of {dtype.name} cannot hold; give masks of another "
+            f"{name}(fill=…) fills masks with {fill}, which a mask of {dtype.name} cannot hold; use masks of another "
             "dtype, or another fill={gpuload.Image: …, gpuload.Mask: …}"
         )
 

@@ -1,7 +1,7 @@
 """A pool of reusable memory for batches on the CPU.
 
 The pages of a fresh tensor are faulted in one by one while the stage writes them: writing a 224×224 float32 image takes
-430 µs on one core, and 87 µs in memory that was used before. So the memory of a batch is a mapping from this pool,
+430 µs on one core, and 87 µs in memory that has been used before. So the memory of a batch is a mapping from this pool,
 which torch sees through `numpy.frombuffer`. When the last tensor on the mapping is collected, the array's finalizer
 returns the mapping to the pool. Nobody has to free memory explicitly, and a user who keeps a batch keeps its memory.
 
@@ -30,7 +30,7 @@ __all__ = ["MAX_FREE", "OutputPool"]
 GRAIN_BYTES: Final = 2 << 20  # size of a huge page, to which sizes are rounded up
 PRIVATE: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 MAX_FREE: Final = 4  # mappings kept for reuse
-SMALL_BYTES: Final = 1 << 20  # below this size, torch's allocator is as fast
+SMALL_BYTES: Final = 1 << 20  # below this size, torch's allocator is just as fast
 
 
 class OutputPool:

@@ -5,8 +5,8 @@ cosines (as in Box-Muller) differ between devices, and are slower. Each Philox w
 the table maps each to a normal number (the quantile at the middle of its cell), and a rotation of the pair by atan(3/4)
 yields two independent normal numbers with 2**32 possible values and tails to 6 sigma.
 
-`normals` uses numpy and `batch_normals` uses torch on any device; both return the same bits. Each device caches the
-256 KB table.
+`normals` uses numpy and `batch_normals` uses torch on any device; both return the same bits. The 256 KB table is cached
+once per device.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ __all__ = [
 ]
 
 PER_BLOCK: Final = 8  # normal numbers per Philox block
-ROTATION: Final = (0.8, 0.6)  # cosine and sine, both rounded to float32 only once
+ROTATION: Final = (0.8, 0.6)  # cosine and sine, each rounded to float32 once
 
 
 def normals(key_words: tuple[int, int], count: int) -> np.ndarray:
-    """Return standard normal numbers, float32 (count,), from two random 32-bit words. A larger count only appends.
+    """Return standard normal numbers, float32 (count,), from two random 32-bit words. A larger count appends numbers
+    and leaves the earlier ones unchanged.
 
     Example:
         >>> normals((1, 2), 3).tolist() == normals((1, 2), 9)[:3].tolist()

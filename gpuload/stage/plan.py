@@ -1,9 +1,8 @@
-"""Decides which backend runs which transform, from the declarations and before any image is seen, and shows the plan to
-users.
+"""Decides which backend runs each transform, from the declarations and before any image is seen, and shows the plan.
 
 `StageOptions` holds the options of a `Loader` that determine how and where images are processed. The tables for
-notebooks set no colours and no fonts, so that they are readable in dark and light themes; they load nothing, and all
-text in them is escaped. Runs in the main process.
+notebooks set no colours or fonts, so that they are readable in dark and light themes; they load no resources, and all
+their text is escaped. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = [
 
 
 REFERENCE = "torch"
-OWN = "own"  # shown as the backend of a user's own transform
+OWN = "own"  # shown as the backend of a custom transform
 MODULE_GETS = "applied to the finished batch; gets only the images"
 LONGEST = 100  # characters in a cell of a table
 
@@ -77,20 +76,20 @@ class StageOptions:
 
 def check_device(device: Any) -> torch.device:
     """Return the CPU, CUDA or XPU device that an argument names, whether it exists or not. A number means a device of
-    the kind that torch was built for; the index of a CPU is dropped, because torch ignores it.
+    the type that torch was built for; the index of a CPU is dropped, because torch ignores it.
 
     Raises:
         TypeError, ValueError: the argument does not name such a device.
     """
-    text = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of these kinds, got {device!r}"
+    message = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of one of these types, got {device!r}"
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
-        raise TypeError(text)
+        raise TypeError(message)
     try:
         parsed = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, ValueError):  # torch's message would list all of its device types
-        raise ValueError(text) from None
+        raise ValueError(message) from None
     if parsed.type not in ("cpu", *devices.KINDS):
-        raise ValueError(text)
+        raise ValueError(message)
     return torch.device("cpu") if parsed.type == "cpu" else parsed
 
 
@@ -100,7 +99,7 @@ class PlanStep:
 
     Attributes:
         transform: the declaration.
-        backend: the name of the backend; ``"own"`` for a transform of the user's own.
+        backend: the name of the backend; ``"own"`` for a custom transform.
         reason: why the reference runs the transform instead of the chosen backend; else None.
     """
 
@@ -115,15 +114,16 @@ class Plan:
 
     Attributes:
         backend: the chosen backend.
-        device: where batches are made.
+        device: the device on which batches are made.
         views: the steps of each view; without a `MultiView` there is one view.
-        module: the name of the module at the end of the transforms, which gets the batch's images; None without one.
-        note: why a slower backend than the fastest is used; else None.
-        decoder: what decodes images, and why, if the device was to decode (`Decode.where`); None means workers.
-        placement: on which NUMA node workers and the ring are, or why they are not bound to a node; None for batches on
-            the CPU.
+        module: the name of the module at the end of the transforms, which gets the batch's images; None without a
+            module.
+        note: why a slower backend is used as a fallback; else None.
+        decoder: what decodes images, and why, if `Decode.where` requested the device; else None.
+        placement: the NUMA node of the workers and the ring, or why they are not bound to a node; None if batches are
+            made on the CPU.
         samples: where the samples of a `DeviceCached` are stored; None for other datasets.
-        decode: the effect of ``Decode(scale="fast")`` with these transforms; None without it.
+        decode: the effect of ``Decode(scale="fast")`` with these transforms; None without this option.
         images: how an `Augment` reads images; None for a Loader.
     """
 
@@ -153,7 +153,7 @@ class Plan:
             if type(step.transform).__name__ == name:
                 return step.backend
         names = dict.fromkeys(type(step.transform).__name__ for step in self.steps)
-        raise KeyError(f"no transform of the chain is called {name!r}; there are {', '.join(names) or 'none'}")
+        raise KeyError(f"the chain has no transform called {name!r}; its transforms: {', '.join(names) or 'none'}")
 
     def __str__(self) -> str:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
@@ -186,7 +186,7 @@ class Plan:
 
     @property
     def _notes(self) -> list[str]:
-        """Return further remarks, one per line."""
+        """Additional remarks, one per line."""
         remarks = {"placement": self.placement, "samples": self.samples, "images": self.images}
         return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in remarks.items() if text)]
 
@@ -213,7 +213,7 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """Return the steps for the transforms of a line."""
     end = next((number for number, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
-    reasons = [_lacking(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
+    reasons = [_reason(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
     is_call = [bool(item.outline) and all(outline.kind is Call for outline in item.outline) for item in transforms]
     steps = [
         PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
@@ -224,23 +224,25 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in later_kinds):
         name = transforms[last_call].called
         for number in range(last_call + 1, end):
-            steps[number] = PlanStep(transforms[number], REFERENCE, f"done with {name} before it")
+            steps[number] = PlanStep(transforms[number], REFERENCE, f"combined with {name} before it")
         return tuple(steps)
     # Images are finished by the run that writes them, which is the last run on levels.
     for number, transform in enumerate(transforms[:end]):
         if transform.makes and reasons[number] is not None:
             for later in range(number + 1, end):
-                reason = reasons[later] or f"done with {type(transform).__name__} before it"
+                reason = reasons[later] or f"combined with {type(transform).__name__} before it"
                 steps[later] = PlanStep(transforms[later], REFERENCE, reason)
         last_step = steps[end - 1]
         if transform.makes and last_step.backend != steps[number].backend:
-            reason = None if last_step.reason is None else f"done with {type(last_step.transform).__name__} after it"
+            reason = (
+                None if last_step.reason is None else f"combined with {type(last_step.transform).__name__} after it"
+            )
             steps[number] = PlanStep(transform, last_step.backend, reason)
     return tuple(steps)
 
 
-def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
-    """Return why the reference runs a transform: the backend lacks the transform or one of its children."""
+def _reason(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
+    """Return why the reference runs a transform, because the backend lacks it or one of its children; else None."""
     if backend.name == REFERENCE:
         return None
     if transform.gathers > 1:
@@ -256,8 +258,8 @@ def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> st
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a table. With `heads`, cells that begin with a digit are right-aligned; without it, the first cell of each
-    row is its head."""
+    """Render a table. With `heads`, cells that begin with a digit are right-aligned; without `heads`, the first cell of
+    each row is a header cell."""
     lines = ["<table>"]
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')

@@ -31,11 +31,11 @@ class RaggedImages:
     Attributes:
         pixels: a one-dimensional tensor on the device.
         table: `gpuload.transforms.program.draws.IMAGE` (B,), with offsets in elements of `pixels`.
-        labels: the images' names in errors.
+        labels: the images' names in error messages.
         dtype: the images' dtype, one of `gpuload.datasets.sample.PIXELS`.
         steps: strides of rows, columns and channels in elements, int64 (B, 3); None means H×W×C without gaps.
-        planes: with `steps`, the images as tensors, N×C×H×W or each C×H×W. Offsets then point from the start of
-            `pixels` to other tensors' memory, and may be negative; kernels can address that memory, torch cannot.
+        planes: with `steps`, the images as one tensor N×C×H×W, or as a list of C×H×W. Offsets then point from the start
+            of `pixels` to other tensors' memory, and can be negative; kernels can address that memory, torch cannot.
     """
 
     pixels: torch.Tensor
@@ -78,8 +78,8 @@ class RaggedImages:
         return replace(self, table=self.table[rows], labels=labels, steps=self.steps[rows], planes=planes)
 
     def resolve(self, program: Program) -> tuple[RaggedImages, Program]:
-        """Return the images and program for a stage, in which regions that a worker resized while decoding count as
-        complete images, the output of the program's first resize; see `Program.of_decoded`."""
+        """Return the images and program for a stage. In them, a region that a worker resized while decoding counts as a
+        complete image, the output of the program's first resize; see `Program.of_decoded`."""
         program, table = program.of_decoded(self.table)
         return (self if table is self.table else replace(self, table=table)), program
 
@@ -124,9 +124,9 @@ class RaggedImages:
         """Wrap complete images that are tensors, at any address and with any strides, without copying.
 
         Args:
-            images: N×C×H×W, or each C×H×W: plain tensors on one device, of one dtype of
-                `gpuload.datasets.sample.PIXELS` and one number of channels.
-            labels: the images' names in errors.
+            images: N×C×H×W, or a list of C×H×W: plain tensors on one device, of one dtype of
+                `gpuload.datasets.sample.PIXELS` and with one number of channels.
+            labels: the images' names in error messages.
 
         Example:
             >>> RaggedImages.of_planes(torch.zeros(2, 3, 4, 5), ["one", "two"]).steps
@@ -166,7 +166,7 @@ class RaggedImages:
 
         Args:
             windows_tlhw: int64 (B, 4), the windows that a stage reads.
-            memory: returns a tensor of n elements on the device; None means new memory.
+            memory: a function that returns a tensor of n elements on the device; None allocates new memory.
         """
         if self.steps is None or self.planes is None:
             return self

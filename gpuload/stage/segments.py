@@ -1,10 +1,10 @@
 """Runs a line of transforms on more than one backend. The line is split into runs of consecutive transforms on the same
-backend, and runs are split again at each call of a user's own transform.
+backend, and runs are split again at each call of a custom transform.
 
 Between two runs, images are levels again: uint8 H×W×C in one flat tensor, which holds only the windows that the next
-run needs. Calls get them as planes, C×H×W. A user's planar images are converted to such levels before the first run,
-unless that run uses compiled kernels, which read them in place. On the CPU this memory is kept between calls; on CUDA
-it comes from torch's allocator. Runs in the stage's process.
+run needs. A call gets its images as planes, C×H×W. A user's planar images are converted to such levels before the first
+run, unless that run uses compiled kernels, which read planes in place. On the CPU this memory is reused for the next
+batch; on CUDA it comes from torch's allocator. Runs in the stage's process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SegmentRunner:
 
     Args:
         steps: the backend of each transform.
-        finish: how the last levels become results.
-        backends: the backends by name: those of the steps, and the reference.
+        finish: converts the last levels to results.
+        backends: the backends of the steps and the reference, keyed by name.
 
     Attributes:
         finish: the argument.
@@ -87,7 +87,7 @@ class SegmentRunner:
         self.reads_planes = isinstance(self._levels[0], Compiled)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._has_calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
-        # Images that a call in the last run gets are not finished yet.
+        # A call in the last run gets images that are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._has_calls else self._levels[-1]
         self._late: list[Late] = [backends[run.backend].on_finished() for run in self._late_runs]
         self._dtype = unchanged.dtype
@@ -112,7 +112,7 @@ class SegmentRunner:
             if on_finished is None
             else [cut_at_calls(on_finished.part(*run.bounds(on_finished))) for run in self._late_runs]
         )
-        # If the first late records have the same backend as the last run, it may apply them in the same pass.
+        # If the first late records have the same backend as the last run, that backend may apply them in the same pass.
         can_join = bool(late_parts and late_parts[0]) and self._late_runs[0].backend == self._runs[-1].backend
         joined = late_parts[0][0] if can_join else None
         remaining = self._apply_levels(images, program, outputs, joined if isinstance(joined, Program) else None)
@@ -126,10 +126,13 @@ class SegmentRunner:
                     finish_images(outputs, part, partners)
 
     def fusing(self, *, channels_last: bool) -> Fusing | None:
-        """Return the planner with which workers can plan batches, if a single run does this entire line; else None."""
+        """Return the planner with which workers can plan batches, if a single run executes the entire line; else
+        None."""
         levels, [run, *other_runs] = self._levels[0], self._runs
-        on_finished = [transform for late in self._late_runs for transform in self._transforms[late.start : late.end]]
-        is_single = not (other_runs or self._has_calls) and all(map(_erases, on_finished))
+        late_transforms = [
+            transform for late in self._late_runs for transform in self._transforms[late.start : late.end]
+        ]
+        is_single = not (other_runs or self._has_calls) and all(map(_erases, late_transforms))
         if not (
             is_single and isinstance(levels, Compiled) and {late.backend for late in self._late_runs} <= {run.backend}
         ):
@@ -161,15 +164,17 @@ class SegmentRunner:
                 kernels |= self._before_call.kernels(steps, Form((max_channels, channels), self._dtype, 1))
         for run in self._late_runs:
             form = Form((channels, channels), self.finish.dtype, channels if channels_last else 1)
-            on_finished = self._transforms[run.start : run.end]
+            late_transforms = self._transforms[run.start : run.end]
             while (
-                on_finished
+                late_transforms
                 and run is self._late_runs[0]
                 and self._erases(self._runs[-1]) == (True,)
-                and _erases(on_finished[0])
+                and _erases(late_transforms[0])
             ):
-                del on_finished[0]  # applied while the images are written
-            kernels |= self._backends[run.backend].late_kernels([transform.outline for transform in on_finished], form)
+                del late_transforms[0]  # applied while the images are written
+            kernels |= self._backends[run.backend].late_kernels(
+                [transform.outline for transform in late_transforms], form
+            )
         return kernels
 
     def _erases(self, run: _Run) -> tuple[bool, ...]:
@@ -188,7 +193,7 @@ class SegmentRunner:
         if images.steps is not None and not isinstance(parts[0][0], Compiled):
             allocate = partial(self._memory, device=images.pixels.device, buffer=2)
             images = images.interleaved(windows[0], allocate)
-        planes: Outputs | None = None  # a call's input, which it changes in place
+        planes: Outputs | None = None  # the input of a call, which changes it in place
         buffers = cycle((0, 1))  # a run reads the results of the previous run, so two buffers alternate
         for (levels, start, end), next_part in pairwise(parts):
             part, part_windows = program.part(start, end), windows[start : end + 1]
@@ -231,18 +236,18 @@ class SegmentRunner:
         self.finish.write(levels, destination, self._constants)
 
     def _split(self, program: Program) -> list[tuple[Levels | None, int, int]]:
-        """Split a program into parts that are applied in order. Each has a runner, or None for a call, and the range of
-        its records. The first and the last part have a runner."""
+        """Split a program into parts that are applied in order. Each part is a runner, or None for a call, and the
+        range of its records. The first and the last part have a runner."""
         parts: list[tuple[Levels | None, int, int]] = []
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             start, end = run.bounds(program)
             is_last = number == len(self._runs) - 1
-            for place in range(start, end) if self._has_calls else ():
-                if isinstance(program.records[place], Call):
-                    if place > start or not parts:
-                        parts.append((self._before_call if is_last else levels, start, place))
-                    parts.append((None, place, place + 1))
-                    start = place + 1
+            for index in range(start, end) if self._has_calls else ():
+                if isinstance(program.records[index], Call):
+                    if index > start or not parts:
+                        parts.append((self._before_call if is_last else levels, start, index))
+                    parts.append((None, index, index + 1))
+                    start = index + 1
             if start < end or is_last or run.backend != OWN:
                 parts.append((levels, start, end))
         return parts
@@ -265,7 +270,7 @@ class SegmentRunner:
         return replace(images, pixels=pixels, table=table, steps=None, planes=None), outputs
 
     def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, buffer: int) -> Outputs:
-        """Allocate the planes that a call gets."""
+        """Allocate the planes for the images of a call."""
         sizes = windows_tlhw[:, 2:]
         ends = np.cumsum(channels * sizes.prod(axis=1)).tolist()
         levels = self._memory(ends[-1], device, buffer)
@@ -277,7 +282,7 @@ class SegmentRunner:
         ]
 
     def _interleaved(self, images: RaggedImages, planes: Outputs, buffer: int) -> RaggedImages:
-        """Copy the planes that a call has changed to the next run's images."""
+        """Copy planes, which a call has changed, to images for the next run."""
         channels = len(planes[0])
         results, views = self._allocate(images, channels, images.sizes_hw, images.regions_tlhw, buffer)
         for image, output in zip(planes, views, strict=True):
@@ -295,8 +300,8 @@ class SegmentRunner:
 
 
 class CallRunner(SegmentRunner):
-    """A runner for programs of reference records and calls whose results stay levels, as masks need it. `call` performs
-    a call, and gets the arguments of `run_call`."""
+    """A runner for the programs of masks, which contain only calls and records for the reference, and whose results
+    stay levels. `call` performs a call, with the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend})
@@ -323,7 +328,7 @@ def _channels(images: RaggedImages, program: Program) -> int:
 
 def _runs(steps: Sequence[PlanStep], start_number: int) -> list[_Run]:
     """Group consecutive steps on one backend. A step that changes no pixels of levels joins the next run, so that no
-    run only copies; at the end of the line it stays a run of its own, which finishes the images."""
+    run only copies; at the end of the line it stays a separate run, which finishes the images."""
     names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
     for number in reversed(range(len(steps) - 1)):
         if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):

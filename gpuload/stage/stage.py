@@ -1,8 +1,8 @@
 """Compiles a chain of transforms into a stage, which turns decoded images and programs into batches.
 
 `compile_stage` checks the options, chooses a backend and creates its runners. A stage is created once per loader, in
-the loader's process, and called once per batch. It owns the scratch memory of its runners and, on the CPU, the memory
-pool of the batches; it starts no thread.
+the loader's process, and called once per batch. It owns the scratch memory of its runners and, on the CPU, the pool
+from which batches are allocated; it starts no threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BACKENDS: Final = {
 }
 
 NO_CONTEXT = contextlib.nullcontext()
-USUAL_CHANNELS = 4  # uint8 images with more channels are left to the reference
+MAX_BACKEND_CHANNELS = 4  # the reference processes uint8 images with more channels
 
 _forked = False  # whether this process was forked after this module was imported
 
@@ -68,11 +68,11 @@ Result = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]
 
 
 class Stage:
-    """A compiled chain, which is applied to batches; created by `compile_stage`.
+    """A compiled chain that can be applied to batches; created by `compile_stage`.
 
     Attributes:
         device: the device of the results.
-        plan: which backend runs which transform.
+        plan: the backend that runs each transform.
         reads_planes: whether planar or strided images are read in place, without being copied first.
     """
 
@@ -142,15 +142,15 @@ class Stage:
             N×C×H×W; or, depending on `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
 
         Raises:
-            ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
-                program or the transforms (colour transforms accept only uint8).
+            ValueError: the images differ in their number of channels, or, with ``ragged="error"``, in size; or they do
+                not fit the program or the transforms (colour transforms accept only uint8).
         """
         channels = self.check(images, program, view)
         runner = self._runner(images, view)
         dtype, sizes = runner.finish.dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
-        # Batches and scratch memory must also be usable outside the user's inference_mode. And results must not depend
-        # on the user's autocast, which would make convolutions bfloat16.
+        # Batches and scratch memory must also be usable outside the user's inference_mode. Results must not depend on
+        # the user's autocast, which would make convolutions bfloat16.
         kind = self.device.type
         without_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NO_CONTEXT
         without_inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
@@ -195,7 +195,7 @@ class Stage:
 
     def _runner(self, images: RaggedImages, view: int) -> SegmentRunner:
         """Return the runner for images of this dtype and number of channels."""
-        if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
+        if images.dtype == "uint8" and images.shapes[0, 2] <= MAX_BACKEND_CHANNELS:
             return self._runners[view]
         if (view, images.dtype) not in self._reference_runners:
             transforms = self._chain.lines[view].transforms
@@ -225,35 +225,39 @@ class Stage:
     def check(self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0) -> int:
         """Check that the images fit the chain and each other; return the number of channels of the results."""
         if len(images) == 0 or len(images) != len(program):
-            raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")
-        counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # planned images are all alike
+            raise ValueError(
+                f"a batch needs at least one image and one draw per image, got {len(images)} and {len(program)}"
+            )
+        counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # a planned batch is uniform
         if not is_planned and (counts != counts[0]).any():
-            other = int((counts != counts[0]).argmax())
+            other_row = int((counts != counts[0]).argmax())
             raise ValueError(
                 f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
-                f"and {images.labels[other]} has {counts[other]}; drop or convert channels in the dataset, or give "
-                "Encoded(…, mode='RGB') for all of them"
+                f"and {images.labels[other_row]} has {counts[other_row]}; drop or convert channels in the dataset, or "
+                "use Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
         transforms = self._chain.lines[view].transforms
-        kind = view, channels, images.dtype
-        if kind not in self._output_channels:
+        key = view, channels, images.dtype
+        if key not in self._output_channels:
             label = images.labels[0]
-            after = _channels_after(transforms, channels, label, images.dtype)
-            self._runners[view].finish.check(after, label if after == channels else f"{label} after all transforms")
-            self._output_channels[kind] = after
-        channels = self._output_channels[kind]
+            out_channels = _channels_after(transforms, channels, label, images.dtype)
+            self._runners[view].finish.check(
+                out_channels, label if out_channels == channels else f"{label} after all transforms"
+            )
+            self._output_channels[key] = out_channels
+        channels = self._output_channels[key]
         needs_tensor = self._chain.module is not None or self._chain.mixing is not None
         is_dense = self._ragged == "error" or (self._ragged == "views" and needs_tensor)
         if is_dense and not is_planned and ((sizes := program.results_hw) != sizes[0]).any():
-            other = int((sizes != sizes[0]).any(axis=1).argmax())
-            first_size, other_size = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
+            other_row = int((sizes != sizes[0]).any(axis=1).argmax())
+            first_size, other_size = ("×".join(map(str, sizes[row].tolist())) for row in (0, other_row))
             turns = [outline.name for transform in transforms for outline in transform.outline if outline.kind is Turn]
-            is_turned = turns and (sizes[0] == sizes[other, ::-1]).all()
+            is_turned = turns and (sizes[0] == sizes[other_row, ::-1]).all()
             hint = f" ({turns[-1]} swaps height and width)" if is_turned else ""
             raise ValueError(
                 "the images of a batch have different sizes (height × width) after all transforms: "
-                f"{images.labels[0]} has {first_size}, {images.labels[other]} has {other_size}{hint}; end with a "
+                f"{images.labels[0]} has {first_size}, {images.labels[other_row]} has {other_size}{hint}; end with a "
                 "crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
             )
         return channels
@@ -277,12 +281,12 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
     colour_name = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
     if colour_name is not None and dtype != "uint8":
         raise ValueError(
-            f"{colour_name} takes uint8 images, but {label} is {dtype}; leave it out, replace it with a transform of "
-            "your own, or convert the images first (for floats in 0 … 1: (x * 255).round().to(torch.uint8))"
+            f"{colour_name} takes uint8 images, but {label} is {dtype}; leave it out, replace it with a custom "
+            "transform, or convert the images first (for floats in 0 … 1: (x * 255).round().to(torch.uint8))"
         )
     if colour_name is not None and channels not in (1, 3):
         raise ValueError(
-            f"{colour_name} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
+            f"{colour_name} takes images with 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
             "the dataset, or decode to mode 'RGB' or 'L'"
         )
     top = TOPS[dtype]
@@ -291,12 +295,12 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
             if isinstance(inner, RandomErasing) and not inner.fits(channels):
                 raise ValueError(
                     f"{inner!r} has {len(inner.numbers)} values, but {label} has {channels} "
-                    f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
+                    f"channel{'s' if channels > 1 else ''} at that point; give one value, or one for each channel"
                 )
             if len(fill := inner.outside.image) not in (1, channels):
                 raise ValueError(
                     f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
-                    f"channel, but {label} has {channels} there; give one number, or {channels}"
+                    f"channel, but {label} has {channels} at that point; give one number, or {channels}"
                 )
             if top is not None and not all(0 <= number <= top and number == int(number) for number in fill):
                 raise ValueError(
@@ -307,7 +311,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
             if inner.output_channels(channels) != channels:
                 raise ValueError(
                     f"{type(transform).__name__} contains {inner!r}, which would change the number of channels of only "
-                    f"some images of a batch: {label} has {channels} there; move it outside"
+                    f"some images of a batch: {label} has {channels} at that point; move it outside"
                 )
         channels = transform.output_channels(channels)
     return channels
@@ -349,30 +353,28 @@ def compile_stage(
     """Create the stage that applies a chain of transforms to batches.
 
     Args:
-        chain: the transforms.
-        device: where batches are made: a CPU, a CUDA or an XPU device.
-        backend, dtype, memory_format: as for `Loader`.
-        ragged: as for `Loader`; or ``"views"`` for a list, of views of one tensor if all sizes are equal.
-        pad_to: as for `Loader`.
-        cpu_threads: how many threads torch uses within a call; None means torch's current setting.
-        runner: the reference's runner: ``"single"`` processes one image after the other (CPU), ``"batched"`` many at
-            once; None chooses by device.
+        chain: the transforms. device: the CPU, CUDA or XPU device on which batches are made. backend, dtype,
+        memory_format: as for `Loader`. ragged: as for `Loader`; or ``"views"``, which returns a list, of views of one
+        tensor if all sizes are equal. pad_to: as for `Loader`. cpu_threads: how many threads torch uses within a call;
+        None means torch's current setting. runner: the reference's runner: ``"single"`` processes one image at a time
+        (CPU), ``"batched"`` many images
+            at a time; None chooses by device.
 
     Raises:
-        TypeError, ValueError: an option is invalid, or does not go with the chain.
+        TypeError, ValueError: an option is invalid, or cannot be combined with the chain.
         BackendError: the requested backend cannot be used here.
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, pad_to)
     if device.type != "cpu" and device.index is None:  # constants stay on this device, even if another becomes current
         device = devices.current_device()
     reference = TorchBackend(device, runner)
-    chosen, note = reference, None
+    selected, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type != "cpu"):
-        chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
+        selected, note = _select("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
     return Stage(
         chain,
         reference=reference,
-        backend=chosen,
+        backend=selected,
         note=note,
         dtype=name,
         memory_format=layout,
@@ -399,16 +401,14 @@ def check_stage(
     Raises:
         TypeError, ValueError, BackendError: as for `compile_stage`.
     """
-    _one_of("backend", backend, ("auto", *BACKENDS))
+    _check_choice("backend", backend, ("auto", *BACKENDS))
     layout = str(memory_format).removeprefix("torch.")
-    _one_of("memory_format", layout, LAYOUTS)
+    _check_choice("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
-            raise ValueError(
-                "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 images"
-            )
+            raise ValueError("dtype='uint8' is not a float dtype; leave out Normalize and ToDtype to get uint8 images")
         dtype = dtype_name("dtype", dtype, FLOATS)
-    if ragged != "views":  # set by a Loader itself, see `compile_stage`
+    if ragged != "views":  # only a Loader sets this value, see `compile_stage`
         check_ragged(ragged, pad_to)
     device = torch.device(device or devices.usual_type())
     if device.type != "cpu" and device.type != devices.usual_type():
@@ -416,15 +416,16 @@ def check_stage(
         raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
-            f"ragged={ragged!r} does not go with {chain.last} at the end of the transforms, which needs one tensor for "
-            "the batch" + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called with each image")
+            f"ragged={ragged!r} cannot be combined with {chain.last} at the end of the transforms, which needs "
+            "one tensor per batch"
+            + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called per image")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(
-            f"ragged={ragged!r} does not go with {type(chain.mixing).__name__}, which mixes images of one size; end "
-            "the transforms with a crop or a Resize((height, width)) before it, and leave ragged out"
+            f"ragged={ragged!r} cannot be combined with {type(chain.mixing).__name__}, which mixes images of one size; "
+            "put a crop or a Resize((height, width)) before it, and leave ragged out"
         )
-    if backend not in ("auto", "torch") and (missing := _class_of(backend).missing(device)):
+    if backend not in ("auto", "torch") and (missing := _backend_class(backend).missing(device)):
         raise BackendError(missing)
     return device, dtype, layout
 
@@ -432,14 +433,14 @@ def check_stage(
 def check_ragged(ragged: str, pad_to: Any) -> int | None:
     """Check that `ragged` is a known value, and that `pad_to` is None, or a positive integer with ``ragged="pad"``;
     return `pad_to`."""
-    _one_of("ragged", ragged, ("error", "list", "pad"))
+    _check_choice("ragged", ragged, ("error", "list", "pad"))
     if pad_to is None:
         return None
     pad_to = check_integer("pad_to", pad_to, 1)
     if ragged != "pad":
         raise ValueError(
-            f"pad_to={pad_to} goes with ragged='pad', which pads the images of a batch, but ragged is {ragged!r}; "
-            "give ragged='pad', or leave pad_to out"
+            f"pad_to={pad_to} requires ragged='pad', which pads the images of a batch, but ragged is {ragged!r}; "
+            "set ragged='pad', or leave pad_to out"
         )
     return pad_to
 
@@ -452,27 +453,27 @@ def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
     return height, width
 
 
-def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
+def _select(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
     """Return the backend with this name and None. If it cannot be used and is not `forced`, warn, and return the
     reference and the reason."""
     try:
-        if missing := _class_of(name).missing(device):
+        if missing := _backend_class(name).missing(device):
             raise BackendError(missing)
-        return _class_of(name)(device), None
+        return _backend_class(name)(device), None
     except BackendError as error:
         if forced and not isinstance(error, CompilerError):
             raise
         note = f"{name} cannot be used: {error}"
-        # With this line as its origin, Python shows the warning only once, however many loaders there are.
+        # Attributed to this line (stacklevel=1), the warning is shown only once, however many loaders there are.
         warnings.warn(f"the backend 'torch' is used on {device}, because {note}", RuntimeWarning, stacklevel=1)
         return reference, note
 
 
-def _class_of(name: str) -> type[Backend]:
-    module, kind = BACKENDS[name]
-    return getattr(importlib.import_module(module), kind)
+def _backend_class(name: str) -> type[Backend]:
+    module, class_name = BACKENDS[name]
+    return getattr(importlib.import_module(module), class_name)
 
 
-def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

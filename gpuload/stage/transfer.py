@@ -12,11 +12,11 @@ copies (from then on the slots are free) and one after the stage (the consumer's
 not). The finished tensors are recorded on the consumer's stream, so that the allocator does not reuse their memory
 while that stream still reads them.
 
-This memory is only reusable when the consumer is done with it, so a host that ran ahead without limit would allocate
-more with each batch. In `hold_back`, the host therefore waits for the work that the consumer's stream had two batches
-ago.
+This memory becomes reusable only when the consumer is done with it, so a host that ran ahead without limit would
+allocate more with each batch. In `hold_back`, the host therefore waits for the work that the consumer's stream had two
+batches ago.
 
-Runs in the main process, without a thread of its own.
+Runs in the main process, and starts no threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
 # How many batches may be unfinished on the consumer's stream when the next batch is requested. With one, a training
 # step of a few milliseconds would wait for the host whenever the host is interrupted.
 STEPS_BEHIND: Final = 2
-LEAST_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
+MIN_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
 
 
 class CpuTransfer:
@@ -63,19 +63,20 @@ class CpuTransfer:
 
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
-        """Issue a batch within the ``with`` block; with `after_consumer`, it waits for the consumer's work so far."""
+        """Issue a batch within the ``with`` block. With `after_consumer`, the batch waits for all work that the
+        consumer has issued so far."""
         yield
 
     def follow(self) -> None:
         """Make all batches issued from now on wait for the work that the consumer has issued so far."""
 
     def side(self) -> contextlib.AbstractContextManager[None]:
-        """Make the stream of the batches current within the ``with`` block."""
+        """Make the stream on which batches are made current within the ``with`` block."""
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """Record an event, with ``synchronize()``, after all work issued on the stream of the batches. None means that
-        there is nothing to wait for."""
+        """Record an event after all work issued on the stream on which batches are made. The host can ``synchronize()``
+        with the event; None means that there is nothing to wait for."""
 
     def starts(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""
@@ -83,8 +84,8 @@ class CpuTransfer:
 
     def _starts(self, batch: Batch) -> list[int]:
         """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
-        and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so such a part's
-        offset is smaller than that of its first copied byte, and can be negative."""
+        and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so the offset of a
+        part with files is smaller than the offset of its first copied byte, and can be negative."""
         starts, offset = [], 0
         for part in batch.copied_parts:
             starts.append(begin := offset - part.encoded_bytes)
@@ -109,8 +110,8 @@ class CpuTransfer:
                 memory[begin : begin + len(decoded)].copy_(decoded)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        """Return the pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on it is
-        the transfer that calls `release`, when the slots are free."""
+        """Return the pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on,
+        the transfer is responsible for calling `release` when the slots are free."""
         self._release, self.loading = release, batch
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
@@ -147,7 +148,7 @@ class CpuTransfer:
         return True
 
     def reclaim(self, wait: bool) -> bool:
-        """Free the slots that have been copied, or whose users have released them; return whether there were any. With
+        """Free the slots that have been copied, or whose users have released them; return whether any were freed. With
         `wait`, wait for the oldest copy first."""
         return self._ring.collect()
 
@@ -194,12 +195,12 @@ class CudaTransfer(CpuTransfer):
         return self._device.record(self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        *starts, used = self._starts(batch)
-        flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
+        *starts, used_bytes = self._starts(batch)
+        flat = torch.empty(rounded(used_bytes), dtype=torch.uint8, device=self.device)[:used_bytes]
         try:
             self._fill(flat, batch, starts)
         finally:
-            # Whatever happens next, the slots are free after this event and not earlier.
+            # Whatever happens next, the slots become free after this event and not earlier.
             self._copied.append((self._device.record(self._stream), release))
             self.loading = batch
             self._times.mark(self._stream)
@@ -308,7 +309,7 @@ def _offsets(batch: Batch) -> list[int]:
 def rounded(nbytes: int) -> int:
     """Round up the size of a buffer, by at most an eighth. Sizes that vary a little from batch to batch then become
     equal for most batches, so that torch's allocator reuses the same memory instead of asking the driver for more."""
-    return align(nbytes, max(LEAST_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))
+    return align(nbytes, max(MIN_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:

@@ -1,7 +1,8 @@
-"""Calls the user's own code: custom transforms within a chain, which get the images or masks of a batch and whose
-results are checked, and a module or function at the end of the transforms.
+"""Calls the user's code: custom transforms within a chain, and a module or function at the end of the transforms.
+Custom transforms get the images or masks of a batch, and their results are checked.
 
-On the CPU, a transform class is called with a few images at a time, so that its intermediate results stay in the cache.
+On the CPU, a subclass of `Custom` is called with a few images at a time, so that its intermediate results stay in the
+cache.
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
 and restored afterwards, so its draws depend only on the loader's seed, the epoch and the batch. Runs in the stage's
@@ -28,8 +29,8 @@ __all__ = ["apply_module", "cut_at_calls", "note_input", "run_call"]
 
 Write = Callable[[np.ndarray, torch.Tensor], None]
 LEVELS: Final = (
-    ": images are levels there, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
-    "float_levels = True in a subclass of T.Custom, or put it after ToDtype"
+    ": images are levels at that point, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
+    "float_levels = True in a subclass of T.Custom, or put the transform after ToDtype"
 )
 PIECE_BYTES: Final = 1 << 20  # size of the images, as float32, that a call on the CPU gets at a time
 
@@ -67,12 +68,12 @@ def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
             generator.set_state(state)
 
 
-def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
-    """Add a note to an exception of the user's code: the dtype and shape of its input and, for levels, how to get
-    floats."""
-    got = f"{called} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
+def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
+    """Add a note to an exception from the user's code: the dtype and shape of its input and, if images are levels, how
+    to get floats."""
+    note = f"{name} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
     has_levels = images.dtype == torch.uint8
-    error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if has_levels else got)
+    error.add_note(f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if has_levels else note)
 
 
 def cut_at_calls(program: Program) -> list[Program | Call]:
@@ -87,14 +88,14 @@ def cut_at_calls(program: Program) -> list[Program | Call]:
 
 
 def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Write | None = None) -> None:
-    """Call a method of the user's transform with images or masks, and replace these with the results.
+    """Call a method of the user's transform with images or masks, and replace the images or masks with the results.
 
     Args:
         record: the call's rows, seeds and drawn parameters.
         images: N×C×H×W, or a list of C×H×W, all rows of the batch.
         method: ``"apply"`` or ``"apply_masks"``.
-        write: called with rows and their results, which are then not written to `images`, while they are in the cache.
-            The results are uint8, or levels as float32.
+        write: a function that is called with rows and their results while these are in the CPU cache; they are then
+            not written to `images`. The results are uint8, or levels as float32.
 
     Raises:
         TypeError, ValueError: the method returned another type, shape or dtype, or it takes a batch but the images
@@ -112,8 +113,8 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
     floats = torch.empty(0, dtype=torch.float32, device=device)
     with _generators(device) as seed_all:
         for piece in _pieces(images, rows, transform):
-            batch = _gathered(images, rows[piece])
-            if needs_floats:  # in the same memory for all pieces, because fresh memory costs as much as a call
+            batch = _gather(images, rows[piece])
+            if needs_floats:  # all pieces reuse the same memory, because new memory costs as much as a call
                 floats = floats.resize_(batch.shape).copy_(batch)
                 batch = floats
             index = _index(piece, device)
@@ -124,7 +125,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
                 result = call(argument, piece_params)
             except Exception as error:
                 if method == "apply":
-                    note_input(error, _place(record, method), argument)
+                    note_input(error, _location(record, method), argument)
                 raise
             if transform.per == "image" and isinstance(result, torch.Tensor):
                 result = result[None]
@@ -160,7 +161,7 @@ def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.nd
         yield from (indices[start : start + step] for start in range(0, len(indices), step))
 
 
-def _gathered(images: Outputs, rows: np.ndarray) -> torch.Tensor:
+def _gather(images: Outputs, rows: np.ndarray) -> torch.Tensor:
     """Return the images of some rows as one tensor, a view where possible."""
     if isinstance(images, torch.Tensor):
         return images[_index(rows, images.device)]
@@ -190,27 +191,27 @@ def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
         if result.device == batch.device:
             return
         raise ValueError(
-            f"{_place(record, method)} returned a tensor on {result.device}, but its input is on {batch.device}"
+            f"{_location(record, method)} returned a tensor on {result.device}, but its input is on {batch.device}"
         )
     shape, got = tuple(batch.shape), "None" if result is None else type(result).__name__
     if record.transform.per == "image":
         shape = shape[1:]
     if isinstance(result, torch.Tensor):
-        single = result[0] if record.transform.per == "image" else result
-        got = f"{_dtype(single)} of shape {tuple(single.shape)}"
+        tensor = result[0] if record.transform.per == "image" else result
+        got = f"{_dtype(tensor)} of shape {tuple(tensor.shape)}"
     is_float_of_levels = (
         isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
     )
     raise (ValueError if isinstance(result, torch.Tensor) else TypeError)(
-        f"{_place(record, method)} was given {_dtype(batch)} of shape {shape} and returned {got}; it must return a "
+        f"{_location(record, method)} was given {_dtype(batch)} of shape {shape} and returned {got}; it must return a "
         "tensor of the same shape and dtype" + (LEVELS if is_float_of_levels else "")
     )
 
 
-def _place(record: Call, method: str) -> str:
+def _location(record: Call, method: str) -> str:
     transform = record.transform
     name = transform.called if transform.per != "images" else f"{transform.called}.{method}"
-    return f"{name} (number {record.step + 1} of the transforms)"
+    return f"{name} (transform number {record.step + 1})"
 
 
 def _dtype(tensor: torch.Tensor) -> str:

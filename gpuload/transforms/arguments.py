@@ -106,14 +106,14 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def finite(name: str, value: Any, *, negative: bool = True) -> float:
-    """Return a finite number, at least 0 unless `negative`."""
+def finite(name: str, value: Any, *, allows_negative: bool = True) -> float:
+    """Return a finite number, at least 0 unless `allows_negative`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
-    if number < 0 and not negative:
+    if number < 0 and not allows_negative:
         raise ValueError(f"{name} must not be negative, got {number:g}")
     return number
 
@@ -150,12 +150,12 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
     return side, side
 
 
-def label_getter(name: str, value: Any, *, of: str, allows_none: bool = False) -> Any:
+def label_getter(name: str, value: Any, *, target: str, allows_none: bool = False) -> Any:
     """Return the location of labels of boxes or keypoints: ``"default"`` or a function, or None if `allows_none`."""
     if value != "default" and not callable(value) and not (allows_none and value is None):
         raise ValueError(
             f"{name} must be 'default', {'None, ' if allows_none else ''}or a function that takes a sample and returns "
-            f"the fields of its {of}, such as lambda s: s[1]['labels']; got {value!r}"
+            f"the fields of its {target}, such as lambda s: s[1]['labels']; got {value!r}"
         )
     return value
 
@@ -195,11 +195,11 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
         if unknown:
             raise TypeError(f"{name} by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
-        missing = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
-        missing = value.get("others", missing)
-        image = value[by_name["Image"]] if "Image" in by_name else missing
+        default_value = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
+        default_value = value.get("others", default_value)
+        image = value[by_name["Image"]] if "Image" in by_name else default_value
         # A colour as the default of all types does not apply to masks.
-        mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(missing) else missing
+        mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(default_value) else default_value
         mask = 0 if mask is None else mask
         if is_sequence(mask):
             raise TypeError(f"{name} for masks must be one number, got {mask!r}")
@@ -227,7 +227,7 @@ def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
     return levels
 
 
-def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOLATIONS) -> Any:
+def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = INTERPOLATIONS) -> Any:
     """Return the name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
     filter_name: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
@@ -236,8 +236,8 @@ def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOL
         filter_name = PILLOW_FILTERS.get(value)
     if filter_name == "nearest-exact":  # the same as nearest for Pillow images, which are the reference
         filter_name = "nearest"
-    if not isinstance(filter_name, str) or filter_name not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    if not isinstance(filter_name, str) or filter_name not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return filter_name
 
 

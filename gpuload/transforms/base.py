@@ -40,18 +40,18 @@ __all__ = [
     "argument",
     "between",
     "by_epoch",
+    "copy_for_finished_images",
     "declaration",
-    "marked_on_finished",
 ]
 
 T = TypeVar("T", bound="Transform")
 Class = TypeVar("Class", bound=type)
 
-EVERYWHERE: Final = ("uint8", "float", "normalized")  # the states of an image, see `Transform.works_on`
+EVERYWHERE: Final = ("uint8", "float", "normalized")  # all states of an image, see `Transform.works_on`
 
 
 class DrawError(ValueError):
-    """A transform cannot be drawn for one image of a batch.
+    """Raised when a transform cannot be drawn for one image of a batch.
 
     Attributes:
         row: the index of the image in the given arrays.
@@ -95,15 +95,15 @@ class Standing(NamedTuple):
         state: the state of the images that reach it (see `Transform.works_on`).
         finished: whether the images are finished, which means that no later transform needs levels.
         unit: the number of levels that correspond to 1 in finished images.
-        ends: whether only the user's own code follows from here on.
-        called: whether the user's own code has already been called with finished images.
+        only_custom_follows: whether the transform and all later ones are the user's own code.
+        after_custom: whether the user's own code has already been called with finished images.
     """
 
     state: str
     finished: bool
     unit: float
-    ends: bool = False
-    called: bool = False
+    only_custom_follows: bool = False
+    after_custom: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,10 +112,10 @@ class Transform:
 
     # The image states that it accepts: "uint8" levels, "float" (levels that ToDtype converted), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
-    record: ClassVar[type[Record] | None] = None  # the type of its records; None: no records of its own
+    record: ClassVar[type[Record] | None] = None  # the type of its records; None if it has none itself
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
-    operations: ClassVar[tuple[str, ...]] = ()  # the `program.ops.OPS` in its records, sorted
-    crops: ClassVar[bool] = False  # parts of the input may not affect the output
+    operations: ClassVar[tuple[str, ...]] = ()  # the names in `program.ops.OPS` that it uses, sorted
+    crops: ClassVar[bool] = False  # the output may use only part of the input
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images
@@ -155,9 +155,9 @@ class Transform:
 
         return transforms.apply(self, image, seed=seed)
 
-    def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
-        """Recreate the record from the regions that a worker decoded, if the worker drew only this transform; None
-        means that the record must be drawn."""
+    def record_from_regions(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
+        """Recreate the record from the regions that a worker decoded, if the worker drew only this transform. None
+        means that the record must be drawn again."""
         return None
 
     @property
@@ -216,33 +216,33 @@ def argument(
     check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
 ) -> Any:
     """Declare a field whose value is replaced by the result of `check`, a function of `gpuload.transforms.arguments`
-    that takes the name (for messages), the value, and `options`. None is not checked where it is the default."""
+    that takes the name (for messages), the value, and `options`. None is not checked if it is the default."""
     return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
-    """Make a transform of a class: a frozen dataclass whose errors translate the arguments of other libraries."""
+    """Turn a class into a transform: a frozen dataclass whose errors suggest names for other libraries' arguments."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    declared.__init__ = knows_arguments(_instead)(declared.__init__)
+    declared.__init__ = knows_arguments(_equivalent)(declared.__init__)
     return declared
 
 
-def _instead(argument: str) -> str | None:
+def _equivalent(argument: str) -> str | None:
     from gpuload.transforms.names import ARGUMENTS  # only an error needs it
 
     return ARGUMENTS.get(argument)
 
 
-def marked_on_finished(transform: T) -> T:
+def copy_for_finished_images(transform: T) -> T:
     """Return a copy that works on finished images."""
-    placed = copy.copy(transform)
-    object.__setattr__(placed, "works_on_finished", True)
-    return placed
+    copied = copy.copy(transform)
+    object.__setattr__(copied, "works_on_finished", True)
+    return copied
 
 
 class Resampling(Transform):
-    """Base class of the transforms that resample a box with a fixed filter or one drawn for each image.
+    """Base class of the transforms that resample a box, with a fixed filter or with a filter drawn per image.
 
     Neither this class nor `Padding` is a dataclass, so that each transform can declare its arguments in torchvision's
     order.
@@ -304,7 +304,7 @@ class ByEpoch:
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
 
     def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """Return a copy with sizes as `check` returns them; sizes from a function are checked when they are used."""
+        """Return a copy whose sizes are the results of `check`; sizes from a function are checked when used."""
         if not isinstance(self.sizes, tuple):
             return self
         return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
@@ -336,8 +336,8 @@ def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
         return ByEpoch(sizes)
     if not isinstance(sizes, Mapping):
         raise TypeError(
-            "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
-            f"epoch, got {type(sizes).__name__}: {sizes!r}"
+            "by_epoch() takes a dict of sizes keyed by their first epoch, such as {0: 128, 10: 176}, or a function of "
+            f"the epoch, got {type(sizes).__name__}: {sizes!r}"
         )
     epochs = [(integer("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
     epochs.sort(key=lambda entry: entry[0])

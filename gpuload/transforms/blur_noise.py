@@ -74,8 +74,8 @@ class GaussianBlur(OneOperation):
 class GaussianNoise(OneOperation):
     """Add Gaussian noise to an image.
 
-    The noise is truncated to whole levels, as torchvision does for uint8 images, also between `ToDtype` and
-    `Normalize`. It is the same on every device.
+    The noise is truncated to whole levels, as torchvision does for uint8 images, even between `ToDtype` and
+    `Normalize`. The noise is the same on every device.
 
     Args:
         mean, sigma: the parameters of the noise, for an image in 0 … 1; `sigma` is not negative.
@@ -89,7 +89,7 @@ class GaussianNoise(OneOperation):
     needs_whole: ClassVar[bool] = True  # the noise depends on a pixel's number in the image
 
     mean: float = argument(finite, default=0.0)
-    sigma: float = argument(finite, default=0.1, negative=False)
+    sigma: float = argument(finite, default=0.1, allows_negative=False)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -172,7 +172,7 @@ class ElasticTransform(Transform):
 
     alpha: float | Sequence[float] = argument(_pair, default=50.0)
     sigma: float | Sequence[float] = argument(_pair, default=5.0)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=("nearest", "bilinear"))
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=("nearest", "bilinear"))
     fill: Any = argument(fill_values, default=0)
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imported at run time only for chains that contain them: few
 
 __all__ = ["Chain"]
 
-EPOCHS: Final = 4  # number of epochs whose chains are cached; batches of two epochs can be in flight at a time
+CACHED_EPOCHS: Final = 4  # batches of two epochs can be in flight at a time
 
 
 class Chain:
@@ -116,8 +116,8 @@ class Chain:
             try:
                 transforms = [_resolved(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
-                raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
-            if len(self._epoch_chains) > EPOCHS:
+                raise type(error)(f"the size from by_epoch() for epoch {epoch} is invalid: {error}") from error
+            if len(self._epoch_chains) > CACHED_EPOCHS:
                 self._epoch_chains.clear()
             self._epoch_chains[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
         return self._epoch_chains[epoch]
@@ -194,7 +194,7 @@ class Chain:
 
     @property
     def frames(self) -> tuple[int, ...]:
-        """The frame count of each `UniformTemporalSubsample`, in order; they run before all other transforms."""
+        """The frame count of each `UniformTemporalSubsample`, in order; these run before all other transforms."""
         return tuple(
             transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
         )
@@ -248,7 +248,8 @@ class Chain:
         the smallest box around the regions of all views.
 
         Arguments and errors are as for `draw`. Only the first `Line.prefix_length` transforms are drawn: up to the last
-        one that the region depends on or that may refuse an image, since the process that reads an image refuses it.
+        transform that the region depends on or that may refuse an image, since the process that reads an image must
+        be the one to refuse it.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
@@ -268,9 +269,9 @@ class Chain:
         """The reason why images cannot be decoded at a reduced size, in a few words; None if they can, since the first
         operation on them is a resize."""
         if self.views is not None:
-            return "several views show an image"
+            return "several views use one image"
         if self.gathers:
-            return "images of several samples are put together"
+            return "images of several samples are combined"
         return self.lines[0].resizes_late
 
     def resizes(
@@ -451,13 +452,13 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     """Refuse fills other than 0 once images are scaled, since a fill is in levels."""
     scaler: Transform | None = None
     for transform in transforms:
-        filling = None if scaler is None else _transform_with_fill(transform)
-        if scaler is not None and filling is not None:
-            later, earlier = filling.called, scaler.called
+        filler = None if scaler is None else _transform_with_fill(transform)
+        if scaler is not None and filler is not None:
+            later, earlier = filler.called, scaler.called
             raise ValueError(
-                f"{later}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
+                f"{later}({filler.fill_argument}={getattr(filler, 'fill', None)!r}) is in levels, 0 … 255, but comes "
                 f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
-                f"{filling.fill_argument}=0"
+                f"{filler.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
             scaler = transform
@@ -471,19 +472,23 @@ def _transform_with_fill(transform: Transform) -> Transform | None:
 
 
 def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-    """Bind each transform to its position. After a transform that works on finished images, all others must too."""
+    """Bind each transform to its position. After a transform that works on finished images, all later ones must too."""
     bound, state, unit = [], "uint8", 1.0
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all finished images.
-        following, called = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
+        tail, after_custom = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
         finished = (
             state == "normalized"
             or first_finished is not None
-            or (state == "float" and all("normalized" in later.works_on for later in following))
+            or (state == "float" and all("normalized" in later.works_on for later in tail))
         )
-        ends = all(map(_is_custom, following))
-        bound.append(transform.standing(Standing(state, finished, unit, ends=ends, called=called)))
+        only_custom_follows = all(map(_is_custom, tail))
+        bound.append(
+            transform.standing(
+                Standing(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
+            )
+        )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
             later, earlier = transform.called, transforms[first_finished].called
             raise ValueError(
@@ -519,7 +524,7 @@ def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
     for transform in flat(transforms):
-        if transform.mixes:  # itself, or one of its children
+        if transform.mixes:  # the transform itself, or one of its children
             mixing += mixing_of(transform.children) or [transform]
     return mixing
 
@@ -555,7 +560,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
     if len(lines) > 1:
         raise ValueError(
             f"{names[0]} cannot be combined with MultiView: a sample has one set of boxes and masks, but each view "
-            "would get those of other samples; leave one of them out"
+            "would get the boxes and masks of different samples; leave one of them out"
         )
     for name in names:
         if names.count(name) > 1:
@@ -572,7 +577,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             )
         if transform.drops_points and len(combined_by) < len(names):
             raise ValueError(
-                f"{transform.called} cannot come before {names[-1]}, which joins keypoints with those of other "
+                f"{transform.called} cannot come before {names[-1]}, which joins the keypoints of several "
                 f"samples; put it after {names[-1]}"
             )
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
@@ -582,22 +587,23 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             )
 
 
-def _check_once(transforms: Iterable[Transform], within: str) -> None:
+def _check_once(transforms: Iterable[Transform], container: str) -> None:
     mixing = [transform for transform in flat(transforms) if transform.mixes]
     if len(mixing) > 1:
         raise ValueError(
-            f"{within} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
+            f"{container} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
             "one RandomChoice, which applies one of them to each sample"
         )
     for transform in mixing:
-        inside = flat(transform.children)
-        others = [inner for inner in inside if not (inner.mixes or isinstance(inner, Identity))]
-        if others:
-            mixer = next(inner.called for inner in inside if inner.mixes)
+        inner_transforms = flat(transform.children)
+        other_transforms = [inner for inner in inner_transforms if not (inner.mixes or isinstance(inner, Identity))]
+        if other_transforms:
+            mixer = next(inner.called for inner in inner_transforms if inner.mixes)
             raise ValueError(
-                f"{transform.called} cannot hold {others[0].called} together with {mixer}, which mixes images "
-                f"after all other transforms; put {others[0].called} into a separate {transform.called}"
+                f"{transform.called} cannot hold {other_transforms[0].called} together with {mixer}, which mixes "
+                f"images after all other transforms; put {other_transforms[0].called} into a separate "
+                f"{transform.called}"
             )
-        ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]
-        for way in ways:
-            _check_once([way] if isinstance(way, Transform) else way, transform.called)
+        alternatives = transform.children if isinstance(transform, RandomChoice) else [transform.children]
+        for alternative in alternatives:
+            _check_once([alternative] if isinstance(alternative, Transform) else alternative, transform.called)

@@ -279,7 +279,7 @@ class RandomAdjustSharpness(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
     needs_whole: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
 
-    sharpness_factor: float = argument(finite, negative=False)
+    sharpness_factor: float = argument(finite, allows_negative=False)
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -307,8 +307,8 @@ def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = ma
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each adjustment has probability `p` and a uniformly drawn factor. Contrast comes second or after the hue, with equal
-    probabilities. Finally the channels are permuted; all orders are equally likely.
+    Each adjustment has probability `p` and a uniformly drawn factor. Contrast is changed either second or after the
+    hue, with equal probabilities. Finally the channels are permuted; all orders are equally likely.
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.

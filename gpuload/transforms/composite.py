@@ -1,4 +1,4 @@
-"""Transforms that contain other transforms: apply all, none or one of them, in random order, or once for each view.
+"""Transforms that apply other transforms: all, one or none of them, in a fixed or random order, or once per view.
 
 A branching transform draws a path through its children for each sample and returns records for each path. Every child
 has its own counter lanes, so the draws of one sample never depend on the draws of another. `gpuload.transforms.chain`
@@ -24,7 +24,7 @@ __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "R
 
 @declaration
 class Identity(Transform):
-    """Leave images unchanged, like torch's and torchvision's ``Identity``; a neutral choice in a `RandomChoice`."""
+    """Leave images unchanged, like torch's and torchvision's ``Identity``; useful as an option of `RandomChoice`."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
@@ -99,13 +99,14 @@ class _Branching(_Container):
                     f"{container} cannot hold {type(child).__name__}, which would turn levels into floats for only "
                     f"some images of a batch; put it after {container}"
                 )
-            if clips := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
+            if subsamplers := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
                 raise ValueError(
-                    f"{container} cannot hold {clips[0]}: all clips of a batch need equal frame counts; put it outside"
+                    f"{container} cannot hold {subsamplers[0]}: all clips of a batch need equal frame counts; put it "
+                    f"outside {container}"
                 )
-            if multi_image := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
+            if combiners := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
                 raise ValueError(
-                    f"{container} cannot hold {multi_image[0]}, which combines images of several samples and so must "
+                    f"{container} cannot hold {combiners[0]}, which combines images of several samples and so must "
                     "run for the whole batch at once; put it directly in the chain, with its own probability: p=…"
                 )
             if any(leaf.output_channels(3) != 3 for leaf in leaves):
@@ -136,7 +137,7 @@ class _Branching(_Container):
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 
     def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """Merge the mixing records into one record for all samples; a sample without one is left unmixed."""
+        """Merge the mixing records into one record for all samples; a sample without a record is not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:

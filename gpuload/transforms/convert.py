@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, marked_on_finished
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    Standing,
+    Transform,
+    Uniforms,
+    argument,
+    copy_for_finished_images,
+    declaration,
+)
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
@@ -78,9 +86,9 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
     if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
         raise TypeError(f"ToDtype(dtype=…) by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
-    others = dtypes.get("others")
-    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), others)
-    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else others
+    default_dtype = dtypes.get("others")
+    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
+    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
     if image is None and masks is None:
         raise TypeError(f"ToDtype(dtype=…) by type changes neither images nor masks, got {dtypes!r}")
     return image, masks
@@ -125,8 +133,8 @@ class Normalize(Transform):
             raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def standing(self, where: Standing) -> Transform:
-        if where.called:
-            return marked_on_finished(self)
+        if where.after_custom:
+            return copy_for_finished_images(self)
         largest, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
         if where.state != "normalized" and scaled and largest > 2:
             raise ValueError(

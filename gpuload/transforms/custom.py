@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import is_module, name_of
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, marked_on_finished
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, copy_for_finished_images, declaration
 from gpuload.transforms.program.ops import Call, Record, in_params
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Custom(Transform):
     if these have to move.
 
     Class variables:
-        moves_pixels: whether the transform moves pixels. True means that samples with masks, boxes or keypoints are
-            refused if the class has no method for them; False, that these are not changed; None, that these are not
-            changed, and that a warning is issued once.
+        moves_pixels: whether the transform moves pixels. If True, samples with masks, boxes or keypoints are refused
+            unless the class has a method for them. If False, these targets are not changed. If None, they are not
+            changed, and a warning is issued once.
         float_levels: if True and images are levels, `apply` gets them as float32 in 0 … 255, and its result is rounded
             and clipped to 0 … 255.
 
@@ -90,8 +90,8 @@ class Custom(Transform):
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
     def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change masks like their images. Masks are N×K×H×W, K for each image, in their own dtype; otherwise like
-        `apply`."""
+        """Change masks like their images. Masks are N×K×H×W, with K masks for each image, in their own dtype;
+        otherwise like `apply`."""
         return masks
 
     def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
@@ -122,7 +122,7 @@ class Custom(Transform):
         return 2  # its own draws, and the seed of torch's generators
 
     def standing(self, where: Standing) -> Transform:
-        return self if where.state == "uint8" and not where.ends else marked_on_finished(self)
+        return self if where.state == "uint8" and not where.only_custom_follows else copy_for_finished_images(self)
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
         params = self.draw(uniforms, sizes_hw)
@@ -132,10 +132,10 @@ class Custom(Transform):
 
     def _check_array(self, array: Any, count: int) -> None:
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
-            got = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
+            actual = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
             raise ValueError(
                 f"{self.called}.draw must return numpy arrays with one entry for each sample, of shape ({count}, …), "
-                f"or tuples and dicts of such arrays, or None; got {got}"
+                f"or tuples and dicts of such arrays, or None; got {actual}"
             )
 
 
@@ -151,8 +151,8 @@ class Lambda(Custom):
         fn: a function that takes images, uint8 or the floats of `ToDtype` or `Normalize`, and returns the same number
             of images, of the same size and dtype. It can change them in place; they are overwritten after the call. The
             last function of a chain with ``per="batch"`` can return any tensor with one entry per image.
-        per: ``"batch"`` calls it with a batch N×C×H×W, whose images must be of one size; ``"image"`` with each image,
-            C×H×W.
+        per: ``"batch"`` calls `fn` with a batch N×C×H×W, whose images must be of one size; ``"image"`` calls it with
+            each image, C×H×W.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -186,7 +186,7 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """A placeholder in workers for a transform of the user's own, which workers neither draw nor apply."""
+    """A placeholder in workers for one of the user's own transforms, which workers neither draw nor apply."""
 
     name: str
 
@@ -201,7 +201,7 @@ class StandIn(Custom):
 
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms with a `StandIn` for each of the user's own, to be sent to workers."""
+    """Return the transforms to send to workers, with each of the user's own transforms replaced by a `StandIn`."""
     results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform

@@ -1,7 +1,7 @@
 """Random erasing: overwrites boxes of an image, as in torchvision and timm.
 
-The values that it writes depend on its position in the chain, to which `standing` binds it: levels before `ToDtype`,
-otherwise values of finished images.
+The values that are written depend on the transform's position in the chain, to which `standing` binds it: they are
+levels before `ToDtype`, otherwise values of finished images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Mode", "RandomErasing"]
 
 Mode = Literal["const", "rand", "pixel"]
 
-TRIES: Final = 10  # torchvision's, and timm's
+TRIES: Final = 10  # as in torchvision and timm
 WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
 
 
@@ -51,7 +51,8 @@ class RandomErasing(Transform):
 
     Args:
         p: the probability.
-        scale: the range of a box's share of the image's area, within 0 … 1; for several boxes, of their total share.
+        scale: the range of a box's area as a fraction of the image's area, within 0 … 1; for several boxes, of their
+            total area.
         ratio: the range of a box's height / width, greater than 0; drawn log-uniformly.
         value: a number, one for each channel, or ``"random"``: a standard normal number for each pixel and channel,
             which only finished images can hold.
@@ -84,7 +85,9 @@ class RandomErasing(Transform):
         super().__post_init__()
         name = "RandomErasing"
         if not 0 <= self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"{name}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
+            raise ValueError(
+                f"{name}(scale=…) is a fraction of the image's area and must lie in 0 … 1, got {self.scale}"
+            )
         modes = get_args(Mode)
         if self.mode is not None and self.mode not in modes:
             raise ValueError(f"{name}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
@@ -109,17 +112,17 @@ class RandomErasing(Transform):
         return self.where is not None and self.where.finished
 
     def standing(self, where: Standing) -> RandomErasing:
-        placed = replace(self)
-        object.__setattr__(placed, "where", where)
+        bound = replace(self)
+        object.__setattr__(bound, "where", where)
         if not where.finished:
-            placed._check_levels(where)
-        return placed
+            bound._check_levels(where)
+        return bound
 
     def _check_levels(self, where: Standing) -> None:
         if self.kind != "const":
-            argument_given = f"mode={self.mode!r}" if self.mode else "value='random'"
+            option = f"mode={self.mode!r}" if self.mode else "value='random'"
             raise ValueError(
-                f"RandomErasing({argument_given}) draws normal numbers, which levels cannot hold, but is "
+                f"RandomErasing({option}) draws normal numbers, which levels cannot hold, but is "
                 + ("before ToDtype or Normalize" if where.state == "uint8" else "before a transform that needs levels")
                 + ("; put it after Normalize" if where.state == "uint8" else "; put it last, after Normalize")
             )

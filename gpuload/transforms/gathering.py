@@ -21,8 +21,6 @@ __all__ = ["CopyPaste", "Mosaic"]
 
 @declaration
 class _Gathering(Transform):
-    """The base class of `Mosaic` and `CopyPaste`."""
-
     record: ClassVar[type[Record]] = Gather
     needs_whole: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
@@ -39,8 +37,8 @@ def _fractions(name: str, value: Any) -> tuple[float, float]:
 class Mosaic(_Gathering):
     """Combine four images into one, in which they meet at a random centre, as in YOLO.
 
-    The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre; what exceeds the
-    result is cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
+    The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre. Parts beyond the
+    result are cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
     ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
 
     The images are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3
@@ -79,7 +77,7 @@ class Mosaic(_Gathering):
     center_range: tuple[float, float] = argument(_fractions, default=(0.25, 0.75))
     p: float = argument(probability, default=1.0)
     fill: Any = argument(fill_values, default=0)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
@@ -124,7 +122,7 @@ class CopyPaste(_Gathering):
     gathers: ClassVar[int] = 2
 
     p: float = argument(probability, default=1.0)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)

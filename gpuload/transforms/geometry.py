@@ -1,8 +1,8 @@
 """Transforms that move pixels and draw only a box or a coin flip: resizes, crops, borders and flips.
 
 Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but the draws are per sample.
-Workers draw the boxes too, and decode only the pixels inside them. Borders are those of numpy's `pad`: a constant, the
-edge, or the image mirrored as often as needed.
+Workers draw the boxes too, and decode only the pixels inside them. Borders are like those of numpy's `pad`: a constant,
+the edge, or the image mirrored as often as needed.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Resize(Resampling):
     """Resize to a size, with antialiasing as Pillow does it.
 
     Args:
-        size: an integer is the new length of the shorter side, and keeps the aspect ratio; or (height, width); or None
-            if `max_size` is the new length of the longer side; or `by_epoch`.
+        size: an integer, the new length of the shorter side (the aspect ratio is kept); or (height, width); or None, if
+            `max_size` is the new length of the longer side; or `by_epoch`.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         max_size: the maximum length of the longer side; only if `size` is an integer or None.
@@ -82,7 +82,7 @@ class Resize(Resampling):
     """
 
     size: int | tuple[int, int] | None
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     max_size: int | None = argument(integer, default=None, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -136,9 +136,9 @@ def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
-        over = new_long > max_size
-        new_short = np.where(over, (max_size * new_short / new_long).astype(np.int64), new_short)
-        new_long = np.where(over, max_size, new_long)
+        exceeds = new_long > max_size
+        new_short = np.where(exceeds, (max_size * new_short / new_long).astype(np.int64), new_short)
+        new_long = np.where(exceeds, max_size, new_long)
     return _oriented(sizes_hw, new_short, new_long)
 
 
@@ -205,7 +205,7 @@ class RandomCrop(FixedSizeCrop):
         size: an integer (a square), or (height, width), or `by_epoch`.
         padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
             bottom), or (left, top, right, bottom). None means no padding.
-        pad_if_needed: pad an image that is smaller than the crop by the number of missing pixels, on both sides.
+        pad_if_needed: pad an image that is smaller than the crop: by the number of missing pixels on each side.
         fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
@@ -309,7 +309,7 @@ class RandomRotate90(_RandomTurn):
 
 @declaration
 class RandomTranspose(_RandomTurn):
-    """Swap rows and columns, with probability `p`: mirror the image at the diagonal through its top left corner.
+    """Swap rows and columns, with probability `p`: mirror the image across the diagonal through its top left corner.
 
     The size of an image that is not square changes, so end with a crop or a ``Resize((height, width))``.
 
@@ -355,7 +355,7 @@ class RandomResizedCrop(Resampling):
     size: int | tuple[int, int] = argument(size_pair)
     scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), positive=True)
     ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), positive=True)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -375,7 +375,7 @@ class RandomResizedCrop(Resampling):
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
-    def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
+    def record_from_regions(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
         # The box is the region, so only the number for the filter is needed.
         return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
 
@@ -385,7 +385,7 @@ class RandomResizedCrop(Resampling):
         return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
 
     def _largest_sizes(self, sizes_hw: np.ndarray) -> np.ndarray:
-        """Return the sizes of the largest boxes with an allowed ratio."""
+        """Return the sizes of the largest boxes with an allowed aspect ratio."""
         height, width = sizes_hw[:, 0], sizes_hw[:, 1]
         low, high = self.ratio
         ratio = width / height
@@ -446,8 +446,8 @@ class Pad(Padding):
             row = int((sizes < 1).any(axis=1).argmax())
             height, width = sizes_hw[row].tolist()
             raise DrawError(
-                f"Pad({self._sides}) would remove an entire image of {height}×{width} (height × width) by its "
-                "negative padding",
+                f"Pad({self._sides}) has negative padding that would remove an entire image of {height}×{width} "
+                "(height × width)",
                 row,
             )
         return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)

@@ -88,51 +88,53 @@ def from_torchvision(transforms: Any) -> list[Transform]:
 
 
 class _Reader:
-    """Converts a chain from front to back, and keeps track of the `ToDtype` that converts images to floats."""
+    """A conversion of one chain, from front to back, which tracks the `ToDtype` that converts images to floats."""
 
     def __init__(self) -> None:
-        self._floats: ToDtype | None = None
+        self._to_float: ToDtype | None = None
 
     def chain(self, transforms: Any) -> list[Transform]:
         chain: list[Transform] = []
         for transform in self._read_all(transforms, "transforms"):
             if not isinstance(transform, ToDtype) or not transform.makes:
                 chain.append(transform)
-            elif self._floats is None:
-                self._floats = transform
+            elif self._to_float is None:
+                self._to_float = transform
                 chain.append(transform)
             else:
                 # A conversion from floats to floats only changes the dtype, which the first ToDtype can set.
-                number = chain.index(self._floats)
-                masks = transform.mask_dtype or self._floats.mask_dtype
-                self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
-                chain[number] = self._floats
+                number = chain.index(self._to_float)
+                masks = transform.mask_dtype or self._to_float.mask_dtype
+                self._to_float = dataclasses.replace(self._to_float, dtype=transform.dtype, mask_dtype=masks)
+                chain[number] = self._to_float
         return chain
 
     def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
-        for inner, at in _flat(entry, path):
-            yield from self._read(inner, at)
+        for inner, inner_path in _flat(entry, path):
+            yield from self._read(inner, inner_path)
 
     def _read(self, entry: Any, path: str) -> Iterator[Transform]:
-        name, at = type(entry).__name__, f"from_torchvision: {path}"
+        name, location = type(entry).__name__, f"from_torchvision: {path}"
         if isinstance(entry, Transform):
             yield entry
         elif not _is_from_torchvision(entry):
-            raise TypeError(_foreign_message(entry, at))
+            raise TypeError(_foreign_message(entry, location))
         elif name in REFUSED:
             error = TypeError if name == "Lambda" else ValueError
-            raise error(f"{at} is {name}, which gpuload does not have: {REFUSED[name]}")
+            raise error(f"{location} is {name}, which gpuload does not have: {REFUSED[name]}")
         elif name in PRESETS:
-            raise ValueError(f"{at} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
+            raise ValueError(f"{location} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
         elif name == "ImageClassification":
-            yield from _classification(entry, at)
+            yield from _classification(entry, location)
         elif name in CONTAINERS:
             yield from self._container(name, entry, path)
         elif name in TO_DTYPE:
             dtype = "float32" if name == "ToTensor" else entry.dtype
-            transform = _construct(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
+            transform = _construct(
+                ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, location
+            )
             if transform.dtype == "uint8":
-                self._check_no_floats(f"{at}, {name},")
+                self._check_no_floats(f"{location}, {name},")
             if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
                 yield transform
         elif name == "Identity":
@@ -140,27 +142,30 @@ class _Reader:
         elif name == "ToPILImage":
             if entry.mode is not None:
                 raise ValueError(
-                    f"{at}, ToPILImage(mode={entry.mode!r}), changes the mode of images; leave it out, and have them "
-                    "decoded in this mode by gpuload.Encoded(…, mode=…)"
+                    f"{location}, ToPILImage(mode={entry.mode!r}), changes the mode of images; leave it out, and "
+                    "decode them in this mode with gpuload.Encoded(…, mode=…)"
                 )
-            self._check_no_floats(f"{at}, ToPILImage,")
+            self._check_no_floats(f"{location}, ToPILImage,")
         elif name not in NOTHING_TO_DO:
             kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
             if not (isinstance(kind, type) and issubclass(kind, Transform)):
                 raise ValueError(
-                    f"{at} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or wrap it "
-                    f"in an nn.Module that takes a batch, and {MODULE}"
+                    f"{location} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or "
+                    f"wrap it in an nn.Module that takes a batch, and {MODULE}"
                 )
-            yield _construct(kind, self._arguments(kind, entry), at)
+            yield _construct(kind, self._arguments(kind, entry), location)
 
     def _container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
-        """Convert a transform with children. Each child of a choice or an order must remain one child, so a child that
-        becomes several transforms is wrapped in a `Compose`."""
-        at, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
+        """Convert a transform with children. Each child of a `RandomChoice` or `RandomOrder` must remain one child, so
+        a child that becomes several transforms is wrapped in a `Compose`."""
+        children_path, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
-            children = list(self._read_all(list(entry.transforms), at))
+            children = list(self._read_all(list(entry.transforms), children_path))
         else:
-            units = [list(self._read_all(inner, f"{at}[{number}]")) for number, inner in enumerate(entry.transforms)]
+            units = [
+                list(self._read_all(inner, f"{children_path}[{number}]"))
+                for number, inner in enumerate(entry.transforms)
+            ]
             children = [unit[0] if len(unit) == 1 else Compose(unit) if unit else Identity() for unit in units]
         if name == "RandomOrder":
             children = [child for child in children if not isinstance(child, Identity)]
@@ -169,11 +174,11 @@ class _Reader:
         if children or name == "RandomChoice":
             yield _construct(CONTAINERS[name], {"transforms": children, **arguments}, f"from_torchvision: {path}")
 
-    def _check_no_floats(self, what: str) -> None:
-        if self._floats is not None:
+    def _check_no_floats(self, subject: str) -> None:
+        if self._to_float is not None:
             raise ValueError(
-                f"{what} converts floats back to levels; leave out both this and the conversion to floats before it: "
-                "until Normalize, gpuload always computes as if images were uint8"
+                f"{subject} converts floats back to levels; leave out both this and the conversion to floats before "
+                "it: until Normalize, gpuload always computes as if images were uint8"
             )
 
     def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
@@ -185,14 +190,14 @@ class _Reader:
                 arguments[argument] = value
         value: Any = arguments.get("value")
         padding: Any = arguments.get("padding")
-        of_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
+        is_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
         if name == "RandomErasing":  # v2 stores "random" as None, and a number as a list
             single = is_sequence(value) and len(value) == 1
             arguments["value"] = "random" if value is None else value[0] if single else value
-        if name == "RandomCrop" and of_v2 and is_sequence(padding) and len(padding) == 4:
-            left, right, top, bottom = padding  # the argument is left, top, right, bottom
+        if name == "RandomCrop" and is_v2 and is_sequence(padding) and len(padding) == 4:
+            left, right, top, bottom = padding  # the argument's order is left, top, right, bottom
             arguments["padding"] = left, top, right, bottom
-        if "fill" in arguments and self._floats is None:
+        if "fill" in arguments and self._to_float is None:
             arguments["fill"] = _whole_levels(arguments["fill"])
         return arguments
 
@@ -219,20 +224,20 @@ def _is_from_torchvision(entry: Any) -> bool:
     return is_torchvisions(entry)
 
 
-def _construct(kind: Any, arguments: dict[str, Any], at: str) -> Any:
+def _construct(kind: Any, arguments: dict[str, Any], location: str) -> Any:
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{at}: {error}") from None
+        raise type(error)(f"{location}: {error}") from None
 
 
-def _classification(preset: Any, at: str) -> Iterator[Transform]:
+def _classification(preset: Any, location: str) -> Iterator[Transform]:
     """Convert the preset of torchvision's classifiers, which contains functions, not transforms."""
     resize = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
-    yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, at)
-    yield _construct(CenterCrop, {"size": _plain(preset.crop_size)}, at)
+    yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, location)
+    yield _construct(CenterCrop, {"size": _plain(preset.crop_size)}, location)
     yield ToDtype("float32", scale=True)
-    yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
+    yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, location)
 
 
 def _preset_remedy(preset: Any) -> str:
@@ -264,18 +269,18 @@ def _whole_levels(fill: Any) -> Any:
     if isinstance(fill, tuple):
         return tuple(map(_whole_levels, fill))
     if isinstance(fill, defaultdict) and fill.default_factory is not None:
-        missing = _whole_levels(_plain(fill.default_factory()))
-        return defaultdict(lambda: missing, {kind: _whole_levels(_plain(level)) for kind, level in fill.items()})
+        default_level = _whole_levels(_plain(fill.default_factory()))
+        return defaultdict(lambda: default_level, {kind: _whole_levels(_plain(level)) for kind, level in fill.items()})
     if isinstance(fill, Mapping):
         return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
     return fill
 
 
-def _foreign_message(entry: Any, at: str) -> str:
+def _foreign_message(entry: Any, location: str) -> str:
     kind = type(entry)
-    text = f"{at} is not a torchvision transform: got {entry!r} ({kind.__module__}.{kind.__name__})"
+    text = f"{location} is not a torchvision transform: got {entry!r} ({kind.__module__}.{kind.__name__})"
     if isinstance(entry, type):
-        return f"{at} is the class {entry.__name__}; write {entry.__name__}(…)"
+        return f"{location} is the class {entry.__name__}; write {entry.__name__}(…)"
     if kind.__module__.split(".")[0] == "timm":
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
@@ -310,16 +315,16 @@ DEFAULTS: Final[dict[str, Any]] = {
 }  # fmt: skip
 CROP_PCT: Final = 0.875
 
-# Its other arguments, with the values that have no effect, and the remedy for other values.
-REFUSED_BY_TIMM: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+# The other arguments of create_transform, with the values that have no effect, and the remedy for other values.
+REFUSED_TIMM_ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "naflex": ((False,), "patches of images of many sizes are not a batch of images"),
     "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
-    "re_num_splits": ((0, 1), "every image has draws of its own; there are no splits of a batch"),
+    "re_num_splits": ((0, 1), "each image is drawn separately, so a batch has no splits; leave it out"),
     "separate": ((False,), "it returns three chains; split the returned list yourself"),
     "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported"),
     "use_prefetcher": ((False,), "gpuload itself moves batches to the device; leave it out"),
 }
-# Ignored, since they only have an effect together with an argument of `REFUSED_BY_TIMM`.
+# Ignored, since they only have an effect together with an argument of `REFUSED_TIMM_ARGUMENTS`.
 WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
 
 
@@ -358,7 +363,7 @@ def from_timm(
         no_aug: return the chain for training without augmentation.
         train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a central or
             random crop).
-        scale, ratio: the ranges of the random crop; None means timm's.
+        scale, ratio: the ranges of the random crop; None means timm's ranges.
         hflip, vflip: the probabilities of flips.
         color_jitter: one number for brightness, contrast and saturation, or three numbers, or four with hue; None means
             no jitter. Ignored if `auto_augment` is given, unless it is one of timm's ``3a``.
@@ -402,16 +407,16 @@ def from_timm(
 
 
 def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return all of timm's options: the argument, else the value in the configuration, else timm's default."""
+    """Return all of timm's options: for each the argument, or else the value in `data_config`, or else the default."""
     if data_config is not None and not isinstance(data_config, Mapping):
         raise TypeError(
             "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config(model) returns, got "
             f"{data_config!r} ({type(data_config).__name__})"
         )
     config = dict(data_config or {})
-    for name, (harmless, remedy) in REFUSED_BY_TIMM.items():
-        value = config.pop(name, harmless[0])
-        if value not in harmless:
+    for name, (harmless_values, remedy) in REFUSED_TIMM_ARGUMENTS.items():
+        value = config.pop(name, harmless_values[0])
+        if value not in harmless_values:
             raise ValueError(f"from_timm: {name}={value!r} cannot be converted: {remedy}")
     for name in WITHOUT_EFFECT:
         config.pop(name, None)
@@ -437,26 +442,26 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
     filter_name = options["interpolation"]
     if filter_name == "random":
         raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
-    share = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
-    if not 0 < share <= 1:
-        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {share}")
-    scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
+    crop_fraction = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
+    if not 0 < crop_fraction <= 1:
+        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {crop_fraction}")
+    scaled_hw = math.floor(size_hw[0] / crop_fraction), math.floor(size_hw[1] / crop_fraction)
     border, mode = options["crop_border_pixels"], options["crop_mode"]
     if mode not in (None, "", "center", "squash", "border"):
         raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
     crop: Transform = CenterCrop(size_hw)
     if mode == "border":
-        resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
+        resize = ResizeKeepRatio(scaled_hw, longest=1.0, interpolation=filter_name)
         crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * level) for level in options["mean"]))
-    elif mode == "squash" or scaled[0] == scaled[1]:
-        resize = Resize(scaled if mode == "squash" else scaled[0], interpolation=filter_name)
+    elif mode == "squash" or scaled_hw[0] == scaled_hw[1]:
+        resize = Resize(scaled_hw if mode == "squash" else scaled_hw[0], interpolation=filter_name)
     else:
-        resize = ResizeKeepRatio(scaled, interpolation=filter_name)
+        resize = ResizeKeepRatio(scaled_hw, interpolation=filter_name)
     return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
 def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's primary transforms: crop and flips."""
+    """Return timm's primary transforms: a crop and flips."""
     mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
     chain: list[Transform]
     if mode == "rrc":
@@ -486,15 +491,15 @@ def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
 
 
 def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's secondary transforms: automatic augmentation or jitter; grayscale; blur."""
+    """Return timm's secondary transforms: automatic augmentation or jitter, grayscale, and blur."""
     chain: list[Transform] = []
-    automatic = options["auto_augment"]
-    if automatic:
+    auto_augment = options["auto_augment"]
+    if auto_augment:
         chain.append(_automatic(options, size_hw))
-    if options["color_jitter"] is not None and (not automatic or "3a" in automatic):
+    if options["color_jitter"] is not None and (not auto_augment or "3a" in auto_augment):
         jitter = _jitter(options["color_jitter"])
-        share = options["color_jitter_prob"]
-        chain.append(jitter if share is None else RandomApply([jitter], p=share))
+        jitter_probability = options["color_jitter_prob"]
+        chain.append(jitter if jitter_probability is None else RandomApply([jitter], p=jitter_probability))
     if options["grayscale_prob"]:
         chain.append(RandomGrayscale(options["grayscale_prob"]))
     if options["gaussian_blur_prob"]:

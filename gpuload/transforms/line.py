@@ -1,7 +1,7 @@
-"""Draws a line of transforms for a batch; the result is a `Program`.
+"""Draws the records of a line of transforms for a batch, as a `Program`.
 
-Each transform draws from its own counter lanes, and gets the sizes, and the boxes if it reads them, as changed by the
-transforms before it.
+Each transform draws from its own counter lanes. It gets the sizes as changed by the transforms before it and, if it
+reads boxes, the boxes too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Line:
             (f for outline in resize.outline for f in outline.filters if f not in SMOOTHING),
             None,
         )
-        return None if sampling_filter is None else f"{name} takes single pixels ({sampling_filter})"
+        return None if sampling_filter is None else f"{name} samples single pixels ({sampling_filter})"
 
     @cached_property
     def late_from(self) -> int | None:
@@ -84,7 +84,7 @@ class Line:
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
         """Draw the records of all transforms, or of the first `steps`. `regions_tlhw` are the regions that a worker
-        drew for these images, if known; a prefix of a single transform is then not drawn again."""
+        drew for these images, if known; if the prefix is a single transform, it is then not drawn again."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
@@ -126,9 +126,11 @@ def _draw(
     boxes = uniforms.boxes
     last_reader = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
-        own_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last_reader else None)
-        new_records = None if regions_tlhw is None or step else transform.drawn_again(own_uniforms, regions_tlhw)
-        new_records = new_records or transform.drawn(own_uniforms, sizes_hw)
+        step_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last_reader else None)
+        new_records = (
+            None if regions_tlhw is None or step else transform.record_from_regions(step_uniforms, regions_tlhw)
+        )
+        new_records = new_records or transform.drawn(step_uniforms, sizes_hw)
         if new_records is None:
             continue
         if isinstance(new_records, Record):

@@ -70,7 +70,7 @@ class MixUp(_Mixing):
     With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a global batch apart, so
     that no sample is mixed with a repeat of itself; a sample in a batch that is too small for that is unchanged.
 
-    Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
+    Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for an entire batch.
 
     Args:
         alpha: α, greater than 0.

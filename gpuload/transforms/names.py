@@ -1,4 +1,4 @@
-"""gpuload's equivalents of other libraries' names and arguments, for the error that a name or argument does not exist.
+"""gpuload's equivalents of other libraries' names and arguments, for errors about names that do not exist.
 
 Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found, and by
 `gpuload.transforms.interop`. Does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
@@ -11,10 +11,10 @@ from typing import Final
 
 from gpuload.errors import closest
 
-__all__ = ["ARGUMENTS", "HERE", "MODULE", "NOTHING_TO_DO", "REFUSED", "TO_DTYPE", "TRANSFORMS", "missing"]
+__all__ = ["ARGUMENTS", "MODULE", "NOTHING_TO_DO", "REFUSED", "TOP_LEVEL", "TO_DTYPE", "TRANSFORMS", "missing"]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
-HERE: Final = {
+TOP_LEVEL: Final = {
     "BoundingBoxes": "write gpuload.Boxes(array, format)",
     "CocoCaptions": "write gpuload.wrap(torchvision.datasets.CocoCaptions(…))",
     "CocoDetection": "write gpuload.wrap(torchvision.datasets.CocoDetection(…))",
@@ -54,12 +54,12 @@ TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset retur
 WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
 IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) moves batches to the device"
 
-# These only change the type of a Python object; a batch of gpuload is always a tensor.
+# Transforms that only change the type of a Python object; a batch of gpuload is always a tensor.
 NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
 
-TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become gpuload's ToDtype
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # these become gpuload's ToDtype
 
-# A module that takes a batch must follow the result of `from_torchvision`, and not be in its argument.
+# A module that takes a batch must follow the result of `from_torchvision`; its argument must not contain the module.
 MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
 
 # Transforms of torchvision that gpuload does not have, with the remedies.
@@ -120,7 +120,7 @@ TRANSFORMS: Final = {
     "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
     "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
     "RandomSizedCrop": "write RandomResizedCrop(size, scale)",
-    "ReplayCompose": "leave it out: gpuload.Loader.replay(epoch, position) makes a sample again",
+    "ReplayCompose": "leave it out: gpuload.Loader.replay(epoch, position) recreates a sample",
     "Rotate": f"write RandomRotation(degrees); {WITH_RANDOM_APPLY}",
     "SafeRotate": "write RandomRotation(degrees, expand=True) and Resize((height, width))",
     "Sequential": "write Compose([…])",
@@ -191,13 +191,13 @@ ARGUMENTS: Final = {
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error that a module of gpuload does not have a name. It suggests the equivalent of another library's
+    """Return the error for a name that a gpuload module does not have. It suggests the equivalent of another library's
     name, or else a similar name."""
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
     if not name.startswith("_"):
         hint = _in_transforms(name) if "." in module else _in_gpuload(name)
         if hint := hint or closest(name, obj.__all__):
-            text, obj = f"{text}; {hint}", None  # Python would look in `obj` for a similar name, and add it
+            text, obj = f"{text}; {hint}", None  # otherwise Python would add its own suggestion from `obj`
     return AttributeError(text, name=name, obj=obj)
 
 
@@ -206,7 +206,7 @@ def _in_gpuload(name: str) -> str | None:
         return f"write gpuload.transforms.{name}"
     if name in USABLE_AS_IS:
         return f"use torch.utils.data.{name}, which works with gpuload.Loader"
-    return HERE.get(name)
+    return TOP_LEVEL.get(name)
 
 
 def _in_transforms(name: str) -> str | None:

@@ -1,11 +1,11 @@
-"""Automatic augmentation: one engine for all methods, and torchvision's AutoAugment, RandAugment, TrivialAugment, …
+"""Automatic augmentation: one engine for all methods, and torchvision's four methods.
 
 A method has a `Table` of the operations named in the papers; a *kind* is an index into it. The method's `Recipe`
-defines how many kinds are drawn, with or without replacement, or that an entry of a policy is drawn. Its `strengths`
-maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the maximum, computed in float32: they
-are truncated to whole pixels, so a difference in the last bit can become a pixel. timm's methods are in
-`gpuload.transforms.timm_policies`. Boxes, masks and keypoints are refused, as in torchvision, because the published
-methods are for classification.
+defines how many kinds are drawn, with or without replacement, or that an entry of a policy is drawn. The method's
+`strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the maximum. They are
+computed in float32, as in torchvision: shifts are truncated to whole pixels, so a difference in the last bit can become
+a pixel. timm's methods are in `gpuload.transforms.timm_policies`. Boxes, masks and keypoints are refused, as in
+torchvision, because the published methods are for classification.
 
 The policies are from Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; the spaces are
 from "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; and Hendrycks et al., "AugMix", ICLR
@@ -81,9 +81,9 @@ class Table:
     def operations(self, kinds: np.ndarray, strengths: np.ndarray, sizes_hw: np.ndarray) -> tuple[Any, Any]:
         """Return the codes, int64 (B, n), and values, float64 (B, n, `VALUES`), of kinds with signed strengths (B, n).
 
-        The values of a warp are Pillow's coefficients. Its strength is the tangent for shears, which are about the top
-        left corner; the offset added to an output coordinate for shifts; and degrees counterclockwise for rotations,
-        which are about the centre.
+        The values of a warp are Pillow's coefficients. The strength of a shear, about the top left corner, is its
+        tangent; the strength of a shift is the offset added to an output coordinate; the strength of a rotation, about
+        the centre, is its angle in degrees, counterclockwise.
         """
         amounts, codes = strengths * self.scales[kinds], self.codes[kinds]
         values = np.zeros((*kinds.shape, VALUES))
@@ -144,8 +144,8 @@ class AutomaticAugment(Transform):
     record: ClassVar[type[Record]] = Ops
 
     table: ClassVar[Table]
-    # timm draws a filter and a deviation for each operation. Its sign is negative if the drawn number is at least 0.5
-    # (torchvision's: below 0.5), and the drawn share of a mixture belongs to the chains, not to the image.
+    # timm draws a filter and a deviation for each operation. A sign is negative if the drawn number is at least 0.5
+    # (in torchvision: below 0.5), and the drawn share of a mixture belongs to the chains, not to the image.
     is_timm: ClassVar[bool] = False
 
     @property
@@ -165,9 +165,9 @@ class AutomaticAugment(Transform):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
         width, alpha = recipe.width, recipe.alpha
-        steps, entry_drawn = recipe.count * max(width, 1), recipe.kinds.ndim == 2
+        steps, is_policy = recipe.count * max(width, 1), recipe.kinds.ndim == 2
         counts = [
-            1 if entry_drawn else steps if recipe.weights is None else len(recipe.kinds),
+            1 if is_policy else steps if recipe.weights is None else len(recipe.kinds),
             0 if recipe.probabilities is None else steps,
             steps if recipe.bins else 0,
             steps,
@@ -186,7 +186,7 @@ class AutomaticAugment(Transform):
             indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.count]
         magnitudes: Any = recipe.magnitudes
         probabilities: Any = recipe.probabilities
-        if entry_drawn:
+        if is_policy:
             indices = indices[:, 0]
             magnitudes, probabilities = magnitudes[indices], probabilities[indices]
         kinds = recipe.kinds[indices]
@@ -226,19 +226,19 @@ def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         entry.extend([[entry[0][0], "0"]] * (2 - len(entry)))  # padding with probability 0
     kinds = np.array([table.numbers(part[0] for part in entry) for entry in entries])
     magnitudes, probabilities = (
-        np.array([[float((*part, "0")[at]) for part in entry] for entry in entries]) for at in (2, 1)
+        np.array([[float((*part, "0")[column]) for part in entry] for entry in entries]) for column in (2, 1)
     )
     return kinds, magnitudes, probabilities
 
 
-# -- torchvision's ----------------------------------------------------------------------------------------------------
+# -- torchvision ------------------------------------------------------------------------------------------------------
 
 TORCHVISION: Final = Table(
     {
         "Identity": Kind("identity"),
         "ShearX": Kind("warp", scale=1.0, signed=True),
         "ShearY": Kind("warp", scale=1.0, signed=True),
-        # A positive magnitude moves the image right; coefficients lead back to the input.
+        # A positive magnitude moves the image right; coefficients map the result back to the input.
         "TranslateX": Kind("warp", scale=-1.0, signed=True),
         "TranslateY": Kind("warp", scale=-1.0, signed=True),
         "Rotate": Kind("warp", scale=1.0, signed=True),
@@ -259,9 +259,9 @@ TORCHVISION: Final = Table(
 class Space:
     """The operations that one method draws from, and their maximum magnitudes.
 
-    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a share of
-    the image's side, or a number of pixels if `pixels`. `bits` are the bits that posterize keeps in the first and in
-    the last bin.
+    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a fraction
+    of the image's side, or a number of pixels if `pixels`. `bits` are the numbers of bits that posterize keeps in
+    the first and in the last bin.
     """
 
     names: tuple[str, ...]
@@ -288,18 +288,18 @@ class Space:
 
 @lru_cache(maxsize=32)
 def _magnitudes(space: Space, count: int) -> np.ndarray:
-    """Return magnitudes by kind and bin. The caller replaces shifts that are a share of the image's size."""
+    """Return magnitudes by kind and bin. The caller replaces shifts that are fractions of the image's size."""
     bins, (first, last) = np.arange(count), space.bits
     shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
-    none, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
+    zeros, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
     turn, shift = _ramp(space.rotate, count, bins), np.trunc(shift)
-    return np.array([none, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, none, none, none])
+    return np.array([zeros, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, zeros, zeros, zeros])
 
 
 def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:
-    """Return values of ramps from 0 to the ends, or down to 0, as torch's linspace computes them: from the nearer end,
-    in float32 steps, rounded to float32 once."""
+    """Return the values of ramps from 0 to `ends`, or down to 0, as torch's linspace computes them: from the nearer
+    end, in float32 steps, rounded to float32 once."""
     tops = np.asarray(ends, np.float64).astype(np.float32)
     step = (tops / np.float32(count - 1)).astype(np.float64)
     descending = count - 1 - bins
@@ -314,8 +314,8 @@ RAND_SPACE: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
 WIDE_SPACE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
 # Keyed by `all_ops`: all operations, or only those that are not part of robustness benchmarks.
 MIX_SPACES: Final = {
-    everything: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
-    for everything in (True, False)
+    all_ops: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if all_ops else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
+    for all_ops in (True, False)
 }
 
 # Pairs of operations: name, probability, and the bin out of 10 if the operation has a magnitude.
@@ -486,7 +486,7 @@ class AugMix(TorchvisionAugment):
     distribution.
 
     Args:
-        severity: the number of magnitude bins to draw from, starting with the smallest of 10; in 1 … 10.
+        severity: the number of magnitude bins to draw from, counted from the smallest; 1 … 10.
         mixture_width: the number of chains.
         chain_depth: the number of operations in each chain; 0 or less means that it is drawn from 1 … 3.
         alpha: the parameter of both distributions, greater than 0.

@@ -2,7 +2,7 @@
 
 Names, arguments, defaults and distributions are torchvision's, except that `CenterCropOrPad`, `RandomCropOrPad`,
 `ResizeKeepRatio` and `TrimBorder` are those of `timm.data.transforms` (1.0), used by `from_timm`. torchvision's Resize
-rounds sides down and fits the shorter side; timm's rounds to the nearest integer and can fit the longer side, and
+rounds sides down and fits the shorter side; timm's resize rounds to the nearest integer and can fit the longer side.
 timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel long, where torchvision
 raises an error.
 """
@@ -85,7 +85,7 @@ class ScaleJitter(_Resizing):
 
     target_size: tuple[int, int] = argument(_pair)
     scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), positive=True)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class RandomShortestSize(_Resizing):
 
     min_size: int | Sequence[int] = argument(_lengths)
     max_size: int | None = argument(integer, default=None, minimum=1)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
@@ -145,7 +145,7 @@ class RandomResize(_Resizing):
 
     min_size: int = argument(integer, minimum=1)
     max_size: int = argument(integer, minimum=1)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class RandomResize(_Resizing):
 
 @declaration
 class ResizeKeepRatio(Resampling):
-    """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
+    """Resize an image so that it covers a size or fits into it, keeping its aspect ratio.
 
     Args:
         size: an integer (a square), or (height, width).
@@ -186,7 +186,7 @@ class ResizeKeepRatio(Resampling):
 
     size: int | tuple[int, int] = argument(size_pair)
     longest: float = argument(finite, default=0.0)
-    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     random_scale_prob: float = argument(probability, default=0.0)
     random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), positive=True)
     random_scale_area: bool = argument(flag, default=False)

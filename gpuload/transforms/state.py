@@ -1,6 +1,7 @@
-"""Detection of user code that refers to state that training may change, so that it must run after the training steps
-issued before it. Missed state would be read too early, or while it is being written. A false alarm only costs the
-preparation of batches ahead of time.
+"""Detects user code that refers to state that training may change.
+
+Such code must run after the training steps issued before it; otherwise it could read the state too early, or while it
+is being written. A false positive only prevents the preparation of batches ahead of time.
 
 Runs in the main process, once per chain. Does not import torch: modules cannot exist before other code has imported it.
 """
@@ -29,9 +30,9 @@ def has_state(entry: Any) -> bool:
     gradients; training may change these at any time. References are attributes, items of collections, and a function's
     closure, bound object and globals. Anything that refers to more than `MAX_OBJECTS` objects counts too."""
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-    waiting = [entry]
-    while waiting:
-        current = waiting.pop()
+    pending = [entry]
+    while pending:
+        current = pending.pop()
         if isinstance(current, LEAF_TYPES) or id(current) in seen:
             continue
         seen[id(current)] = current
@@ -39,7 +40,7 @@ def has_state(entry: Any) -> bool:
             return True
         if getattr(current, "requires_grad", False) is True or len(seen) > MAX_OBJECTS:
             return True
-        waiting += _referents(current)
+        pending += _referents(current)
     return False
 
 

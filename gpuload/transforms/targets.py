@@ -38,7 +38,7 @@ class RandomIoUCrop(Padding):
 
     A minimum overlap is drawn from `sampler_options`; 1 or more means that the image is not cropped. Otherwise up to
     `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of a box, and overlaps one
-    of the boxes whose centre it contains by at least that amount (intersection over union). If no crop does, another
+    of the boxes whose centre it contains by at least that amount (intersection over union). If all trials fail, another
     overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those selected by the
     chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision shrinks such boxes
     to nothing, and relies on SanitizeBoundingBoxes to remove them.)
@@ -176,7 +176,7 @@ class SanitizeBoundingBoxes(Transform):
     min_area: float = argument(_size, default=1.0)
     # Not compared: it does not affect which boxes are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default="default", compare=False, of="boxes", allows_none=True
+        label_getter, default="default", compare=False, target="boxes", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
@@ -270,7 +270,7 @@ class SanitizeKeyPoints(Transform):
 
     # Not compared: it does not affect which keypoints are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default=None, compare=False, of="keypoints", allows_none=True
+        label_getter, default=None, compare=False, target="keypoints", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:

@@ -3,8 +3,8 @@
 Semantics and numbers are those of `timm.data.auto_augment`, timm 1.0. The policy ``original`` is from Cubuk et al.,
 "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` from the TPU implementation of
 EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. The suffix ``r`` means a posterize whose strength grows with
-the magnitude. Unlike the published RandAugment, timm's skips each operation with a probability, can vary magnitudes,
-and shifts by fractions of pixels.
+the magnitude. Unlike the published RandAugment, timm's version skips each operation with a probability, can vary
+magnitudes, and shifts by fractions of pixels.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class TimmAugment(AutomaticAugment):
             magnitudes = magnitudes * spread[:, : kinds.shape[1]]
         elif deviation:
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
-        greatest = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
-        levels = np.clip(magnitudes, 0.0, greatest) / FULL_MAGNITUDE
-        # For a random blur, 2 · level is the maximum radius; the unused sign number draws a radius between 0.1 and it.
+        max_magnitude = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
+        levels = np.clip(magnitudes, 0.0, max_magnitude) / FULL_MAGNITUDE
+        # For a random blur, 2 · level is the maximum radius; the unused sign number draws a radius from 0.1 to this.
         levels = np.where(kinds == RANDOM_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
         rows, columns, sides = TIMM.find_shifts(kinds, sizes_hw)
         levels[rows, columns] *= hparams.get("translate_pct", 0.45)
@@ -210,7 +210,7 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
             numbers["t"] = part[1:]
             if part[1:] not in SETS:
                 set_names = ", ".join("t" + name for name in SETS)
-                raise ValueError(f"{label} names an unknown set of operations, {part!r}; there are {set_names}")
+                raise ValueError(f"{label} names an unknown set of operations, {part!r}; valid sets are {set_names}")
             continue
         match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
         if match is None or match[1] not in method.defaults:
@@ -236,11 +236,11 @@ class TimmRandAugment(TimmAugment):
             magnitude, an integer (10); ``n``, the number of operations (2); ``p``, the probability of each operation
             (0.5); ``mstd``, the standard deviation of the magnitude (0), where ``inf`` or more than 100 means uniform
             in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, operations whose strength grows with the
-            magnitude; ``t``, another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is
-            refused, as in timm.
+            magnitude; ``t``, another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``, from older strings,
+            is refused, as in timm.
         hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
             ``interpolation``, a filter, or several filters from which one is drawn for each operation ("random", the
-            default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a share of the side (0.45);
+            default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a fraction of the side (0.45);
             ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
             RandAugment accepts but does not use.
 
@@ -262,11 +262,11 @@ class TimmRandAugment(TimmAugment):
     @property
     def recipe(self) -> Recipe:
         parts = self.parts
-        count, chosen = int(parts["n"]), parts["t"]
-        kinds, weights = SETS[chosen] if chosen is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
+        count, set_name = int(parts["n"]), parts["t"]
+        kinds, weights = SETS[set_name] if set_name is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
         if weights is not None and count > len(weights):
             raise ValueError(
-                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{chosen} draws from "
+                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{set_name} draws from "
                 f"{len(weights)} without replacement"
             )
         return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)

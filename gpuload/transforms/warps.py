@@ -4,7 +4,7 @@ Names, arguments, defaults and distributions are torchvision's. Maps follow torc
 which is defined by `Image.rotate` and `Image.transform`. A pixel of a result can come from anywhere in the image, so
 images are decoded completely.
 
-Maps are inverse: they lead from points of the result to points of the image. Angles are in degrees; a positive angle
+Maps are inverse: they map points of the result to points of the image. Angles are in degrees; a positive angle
 rotates clockwise in an affine map and counterclockwise in a rotation, as in torchvision.
 """
 
@@ -90,18 +90,18 @@ def rotation_coefficients(
     coefficients = np.zeros((len(size_hw), 8))
     coefficients[:, 0], coefficients[:, 1], coefficients[:, 3], coefficients[:, 4] = cosine, -sine, sine, cosine
     shift = center - _turned(center, coefficients)
-    results = size_hw
+    result_sizes = size_hw
     if expand:
         corners = (
             np.stack([_turned(sizes * corner, coefficients) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
         )
-        grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
+        expanded_sizes = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
         if center_xy is None:  # at a right angle Pillow just swaps the sides; half pixels would round up at both ends
-            grown = np.where((cosine == 0)[:, None], sizes[:, ::-1], grown)
-        shift = shift - _turned((grown - sizes) / 2, coefficients)
-        results = grown[:, ::-1].astype(np.int64)
+            expanded_sizes = np.where((cosine == 0)[:, None], sizes[:, ::-1], expanded_sizes)
+        shift = shift - _turned((expanded_sizes - sizes) / 2, coefficients)
+        result_sizes = expanded_sizes[:, ::-1].astype(np.int64)
     coefficients[:, 2], coefficients[:, 5] = shift.T
-    return coefficients, results
+    return coefficients, result_sizes
 
 
 def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:

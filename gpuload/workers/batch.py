@@ -21,8 +21,8 @@ from gpuload.workers.protocol import Request
 
 __all__ = ["Batch", "Part"]
 
-# A sample counts as bad after this many workers have died while it was alone in a chunk: crashes, and deaths of any
-# kind. SIGKILL comes from outside (memory ran out, somebody killed the worker) and may hit any sample.
+# A sample counts as bad once this many workers have crashed, or died for any reason, while it was alone in a chunk.
+# SIGKILL comes from outside (memory ran out, somebody killed the worker) and may hit any sample.
 CRASHES_ALONE, DEATHS_ALONE = 2, 3
 
 
@@ -42,7 +42,7 @@ class Part:
     need_bytes: int = 0
     deaths_alone: int = 0
     crashes_alone: int = 0
-    substitutes: bool = False  # its samples replace failed ones
+    has_substitutes: bool = False  # its samples replace failed samples
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
@@ -68,7 +68,7 @@ class Part:
 
     @property
     def encoded_bytes(self) -> int:
-        """Return the size of the files at its start, which the device decodes and which are not copied to it."""
+        """Return the size of the files at its start: the device's decoder reads them, so they are not copied."""
         return 0 if self._content is None else self._content.encoded_bytes
 
     @property
@@ -84,12 +84,12 @@ class Part:
     def piece(self, rows: slice) -> Part:
         """Return a new part with some of its rows."""
         positions, indices = self.positions[rows], self.indices[rows]
-        return Part(self.batch, positions, indices, substitutes=self.substitutes)
+        return Part(self.batch, positions, indices, has_substitutes=self.has_substitutes)
 
-    def count_death_alone(self, *, outside: bool) -> bool:
+    def count_death_alone(self, *, is_external: bool) -> bool:
         """Count the death of a worker that processed only its sample; return whether the sample now counts as bad."""
         self.deaths_alone += 1
-        self.crashes_alone += not outside
+        self.crashes_alone += not is_external
         return self.crashes_alone >= CRASHES_ALONE or self.deaths_alone >= DEATHS_ALONE
 
     def request(self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
@@ -97,7 +97,7 @@ class Part:
         spec, is_only = self.batch.spec, len(self.batch.parts) == 1
         chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
         extras: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
-        return Request(*chunk, whole=is_only, iterable=spec.iterable, **extras)
+        return Request(*chunk, is_complete_batch=is_only, iterable=spec.iterable, **extras)
 
     def failure(self, cause: str, stack: str) -> Columns:
         """Return the result of a chunk whose samples all failed."""
@@ -135,7 +135,7 @@ class Batch:
 
     @property
     def copied_parts(self) -> Sequence[Part | PlannedBatch]:
-        """Return what is copied to the device: its parts, followed by the arrays of its plan."""
+        """Return the parts and, if there is one, the plan, whose bytes are copied to the device."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
@@ -176,13 +176,13 @@ class Batch:
         if not positions:
             return None
         indices = np.array(indices, np.int64) if isinstance(self.spec.indices, np.ndarray) else indices
-        part = Part(self, np.array(positions, np.int64), indices, substitutes=True)
+        part = Part(self, np.array(positions, np.int64), indices, has_substitutes=True)
         self.parts.append(part)
         self.open_parts += 1
         return part
 
     def come_due(self) -> None:
-        """Ask the order what to return for this step, now that the batch and all batches that it waits for are done."""
+        """Let the order decide what to return for this step; call once the batch and all that it waits for are done."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]

@@ -12,14 +12,14 @@ import marshal
 import posix
 import sys
 
-JOB = 3  # its index in the descriptors, see `gpuload.workers.main.run` and `gpuload.workers.template.serve`
+JOB_INDEX = 3  # of the job among the descriptors of `gpuload.workers.main.run` and `gpuload.workers.template.serve`
 
 
 def _start() -> None:
-    who, descriptors = sys.argv[1], [int(word) for word in sys.argv[2].split(",")]
-    job = descriptors[JOB]
+    role, descriptors = sys.argv[1], [int(word) for word in sys.argv[2].split(",")]
+    job = descriptors[JOB_INDEX]
     length = int.from_bytes(posix.pread(job, 8, 0), "little")
-    settings, _ = marshal.loads(posix.pread(job, length, 8))  # written by the parent, inherited, unnamed
+    settings, _ = marshal.loads(posix.pread(job, length, 8))  # an anonymous file that the parent wrote
     path = settings["path"]
     version = sys.version_info
     library = f"{sys.base_prefix}/{sys.platlibdir}/python{version.major}.{version.minor}"
@@ -28,7 +28,7 @@ def _start() -> None:
     working = [entry for entry in path if entry in ("", posix.getcwd())]
     other = [entry for entry in path if entry not in working and entry not in standard]
     sys.path[:] = [*standard, __file__.rpartition("/gpuload/")[0]]
-    import gpuload.workers  # noqa: F401  the parent's, even if others have this name; needs only the standard library
+    import gpuload.workers  # noqa: F401  the parent's package, whatever else has this name; needs only the standard library
 
     sys.path[:] = [*standard, *other, *working]
     from gpuload.workers.main import end, run
@@ -36,10 +36,10 @@ def _start() -> None:
 
     sys.path[:] = [*standard, *working, *other] if working else path
     sys.argv[:] = settings["argv"]
-    if who == "template":
+    if role == "template":
         serve(settings, descriptors)
     else:
-        run(int(who), settings, descriptors)
+        run(int(role), settings, descriptors)
     end()
 
 

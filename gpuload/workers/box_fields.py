@@ -1,4 +1,4 @@
-"""Checks that boxes match the rest of their sample: finds the leaves with one entry per box, and compares image sizes.
+"""Checks that boxes match the other leaves of a sample: find the leaves with one entry per box, compare image sizes.
 
 Runs when a sample is read, so that a mismatch is an error of that sample: in workers or, with ``num_workers=0``, in the
 main process. It imports no torch, and holds no state.
@@ -56,8 +56,8 @@ def check_transforms(chain: Chain) -> str | None:
         name = type(transform).__name__
         if transform.image_only:
             return (
-                f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; remove it, or "
-                "return no targets"
+                f"{name} moves only the pixels of the image, so masks, boxes or keypoints would not match; remove "
+                "it, or return no targets"
             )
         if transform.drops_points and chain.views is not None and getattr(transform, "labels_getter", None) is not None:
             return (
@@ -105,7 +105,7 @@ def _point_fields(
         raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {search.target.array.shape}")
     fields: set[int] = set()
     for transform in sanitizing:
-        fields |= search.named(transform.labels_getter, name)
+        fields |= search.named_leaves(transform.labels_getter, name)
     if shared := box_fields & (fields | {search.leaf}):
         raise ValueError(
             f"{name} drops entries of leaf {min(shared)}, which belongs to the boxes too and would no longer match "
@@ -138,7 +138,7 @@ def _box_fields(
         if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
     ]
     for getter in getters:
-        fields |= search.named(getter, "SanitizeBoundingBoxes")
+        fields |= search.named_leaves(getter, "SanitizeBoundingBoxes")
     if not getters:
         fields |= search.guess_labels()
     by_default = all(getter == "default" for getter in getters)
@@ -199,7 +199,7 @@ class _Search:
         holder_ids = set(map(id, holder_leaves))
         masks, points = {self.leaf}, set()
         for leaf, target in self._targets.items():
-            # Masks and points elsewhere belong to the image, even if there happen to be as many of them.
+            # Masks and points elsewhere belong to the image, even if their number happens to equal that of the boxes.
             shape = _shape(target)
             if id(self._leaves[leaf]) in holder_ids and len(shape) > 2 and shape[0] == self.count:
                 (masks if isinstance(target, Mask) else points).add(leaf)
@@ -208,9 +208,9 @@ class _Search:
     def coco_fields(self) -> set[int]:
         """Return the leaves next to the boxes that have a COCO name and one entry per box."""
         values = [value for key, value in self._entries if key in COCO and _shape(value)[:1] == (self.count,)]
-        return {number for value in values if (number := self._number(value)) is not None}
+        return {number for value in values if (number := self._leaf_number(value)) is not None}
 
-    def named(self, getter: LabelsGetter, name: str) -> set[int]:
+    def named_leaves(self, getter: LabelsGetter, name: str) -> set[int]:
         """Return the leaves that the `labels_getter` of the transform called `name` returns."""
         if getter is None:
             return set()
@@ -230,10 +230,10 @@ class _Search:
         for label in labels if isinstance(labels, tuple | list) else [labels]:
             shape = _shape(label)
             if not shape:
-                raise ValueError(self._no_rows(name, label))
+                raise ValueError(self._rows_error(name, label))
             if shape[0] != self.count:
                 raise ValueError(f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}")
-            number = self._number(label)
+            number = self._leaf_number(label)
             if number is None:
                 raise ValueError(
                     f"{name}: labels_getter= must return leaves of the sample itself, got an array of shape {shape} "
@@ -241,7 +241,7 @@ class _Search:
                 )
             if isinstance(self._targets.get(number), Mask) and len(shape) != 3:
                 raise ValueError(
-                    f"{name}: a mask that belongs to the {self._noun} must be N×H×W, one for each, got shape {shape}; "
+                    f"{name}: masks that belong to the {self._noun} must be N×H×W, one for each, got shape {shape}; "
                     "do not return the mask of an entire image from labels_getter="
                 )
             fields.add(number)
@@ -251,7 +251,7 @@ class _Search:
         """Find the labels without a getter: next to the boxes, or where torchvision would find them.
 
         Raises:
-            ValueError: the labels are not an array, or several arrays may be the labels.
+            ValueError: the labels are not an array, or it is unclear whether an array holds the labels.
         """
         candidates = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
         candidates = [(key, value) for key, value in candidates if "label" in key]
@@ -259,11 +259,11 @@ class _Search:
         with contextlib.suppress(ValueError):
             labels.append(_find_labels(self._sample))
         for label in labels:
-            if _shape(label)[:1] == (self.count,) and (number := self._number(label)) is not None:
+            if _shape(label)[:1] == (self.count,) and (number := self._leaf_number(label)) is not None:
                 return {number}
         for label in labels:
             if isinstance(label, list | tuple) and len(label) == self.count:
-                raise ValueError(self._no_rows(self._name, label))
+                raise ValueError(self._rows_error(self._name, label))
         for key, value in self._entries:
             if self.count and _may_be_labels(value, self.count):
                 raise ValueError(
@@ -275,11 +275,11 @@ class _Search:
         return set()
 
     def check_siblings(self, fields: set[int], name: str) -> None:
-        """Refuse arrays that may or may not have to move to another sample with the boxes. An ``image_id`` or
-        ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
+        """Raise an error for arrays that may or may not belong to the boxes, which move to another sample. An
+        ``image_id`` or ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
         count = self.count
         for key, value in self._entries if count > 2 else []:
-            if self._number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
+            if self._leaf_number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
                 continue
             if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
                 raise ValueError(
@@ -288,10 +288,10 @@ class _Search:
                     "that belong to the boxes, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
                 )
 
-    def _number(self, leaf: Any) -> int | None:
+    def _leaf_number(self, leaf: Any) -> int | None:
         return next((number for number, candidate in enumerate(self._leaves) if candidate is leaf), None)
 
-    def _no_rows(self, name: str, label: Any) -> str:
+    def _rows_error(self, name: str, label: Any) -> str:
         return (
             f"{name}: the labels of the {self._noun} must be arrays or tensors with a row for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"
@@ -302,7 +302,7 @@ def _find_labels(sample: Any) -> Any:
     """Return the labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
 
     Raises:
-        ValueError: there are none.
+        ValueError: the sample has no labels where torchvision looks for them.
     """
     if isinstance(sample, tuple | list):
         if len(sample) < 2:
@@ -407,7 +407,7 @@ def _entries(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _transforms(chain: Chain) -> Iterator[Transform]:
-    """Return the transforms of a chain that contain no others, in written order."""
+    """Yield the transforms of a chain that contain no other transforms, in written order."""
     stack = [transform for line in chain.lines for transform in line.transforms][::-1]
     while stack:
         transform = stack.pop()

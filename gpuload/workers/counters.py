@@ -1,12 +1,12 @@
 """The workers' counters of seconds, samples and bytes. They are in shared memory, so they outlive the worker.
 
 Memory layout: each worker has a row of 256 bytes, native int64, in the order of `FIELDS`. The rows follow the notes on
-the *board* (`gpuload.workers.protocol`). Each worker writes only its own row, always all of it, when a chunk ends or a
-step took long; the parent writes to the row only after the worker has died. A new worker continues the numbers of its
-predecessor. With ``num_workers=0``, the row is ordinary memory of the main process.
+the *board* (`gpuload.workers.protocol`). Each worker writes only its own row, always in full: when a chunk ends, and
+when a step took long. The parent writes to the row only while no process has the worker's number. A replacement
+continues from the numbers of its predecessor. With ``num_workers=0``, the row is ordinary memory of the main process.
 
 A worker is starting, busy or idle. Its row says which of these times is running, and since when; a reader adds the time
-that has passed since. Numbers only grow. If a reader finds a row half written, a few of its numbers are one chunk newer
+that has passed since. Numbers only grow. In a row that is read while it is written, a few numbers are one chunk newer
 than the others.
 """
 
@@ -40,11 +40,11 @@ class Counters:
 
     Args:
         memory: the memory that holds the row; default: ordinary memory, in the main process.
-        offset: the offset of the row.
+        offset: the offset of the row in `memory`.
 
     Attributes:
         running: the index in `FIELDS` of the time that is running; 0 means none.
-        since: when it began to run, in monotonic nanoseconds.
+        since: when that time began to run, in monotonic nanoseconds.
         start_ns: the time from the start of the process until it can take a chunk.
         queued_ns: the time that the worker was busy and runnable while other processes had the CPUs.
         decoded: the number of images per decoder; decoders count here (`gpuload.decode.decoder.COUNTED`).
@@ -73,7 +73,7 @@ class Counters:
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
         self._offset = offset
-        self._cpu_at = None if memory is None else time.process_time_ns()  # not counted for the main process
+        self._cpu_at = None if memory is None else time.process_time_ns()  # the main process does not count it
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
         self._queue_fd, self._queued_at = -1, 0
         numbers = _ROW.unpack_from(self._memory, offset)
@@ -110,7 +110,7 @@ class Counters:
         self.switch(0)
 
     def flush(self, running: int | None = None) -> None:
-        """Write all numbers to the row, and switch to the time `running`; by default the same time goes on running."""
+        """Write all numbers to the row, and switch to the time `running`; by default the same time continues."""
         if self._cpu_at is not None:
             last, self._cpu_at = self._cpu_at, time.process_time_ns()
             self.cpu_ns += self._cpu_at - last
@@ -119,7 +119,7 @@ class Counters:
         self.switch(self.running if running is None else running)
 
     def switch(self, running: int) -> None:
-        """Stop the running time, start another one, and write all numbers to the row."""
+        """Stop the running time, start the time `running`, and write all numbers to the row."""
         now, name = _clock(), FIELDS[self.running]
         if self.running:
             setattr(self, name, getattr(self, name) + now - self.since)
@@ -130,7 +130,7 @@ class Counters:
 _NAMES: Final = tuple(Counters.__annotations__)
 _numbers_of = attrgetter(*_NAMES)
 FIELDS: Final = (*_NAMES, *COUNTED)
-place_of: Final = {name: place for place, name in enumerate(FIELDS)}
+place_of: Final = {name: index for index, name in enumerate(FIELDS)}
 BUSY, IDLE, START = place_of["busy_ns"], place_of["idle_ns"], place_of["start_ns"]
 _ROW: Final = struct.Struct(f"{len(FIELDS)}q")
 assert _ROW.size <= ROW_BYTES
@@ -152,7 +152,7 @@ class CounterTable:
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
     def of(self, worker: int) -> Counters:
-        """Return a worker's own row, in the worker itself or while no process has its number."""
+        """Return a worker's row for writing: in the worker itself, or while no process has its number."""
         assert self._memory is not None
         return Counters(self._memory, self._offset + ROW_BYTES * (worker - self._first))
 

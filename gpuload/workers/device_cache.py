@@ -1,5 +1,5 @@
-"""The samples of a `DeviceCached`, and the engine that cuts chunks out of them. It replaces the workers once all
-samples have been read.
+"""The samples of a `DeviceCached`, and the engine that cuts chunks out of them. The engine replaces the workers
+once all samples have been read.
 
 `CachedSamples` is filled once, from chunks of complete images, and then only read. The pixels are elsewhere, one image
 after another (`gpuload.stage.device_cache`); offsets count from the first byte of that memory. Everything else is here,
@@ -42,21 +42,20 @@ __all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
 IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
 POINTER_BYTES: Final = 8
-# The offset in the cache's memory, the number of rows, the bytes in a row, the stride between rows, and the offset in
-# the chunk.
+# The offset in the cache's memory, the number of rows, the bytes per row, the stride of rows, the offset in the chunk.
 WINDOW: Final = np.dtype([(name, np.int64) for name in ("start", "rows", "row_bytes", "step", "at")])
 
 
 class CachedSamples:
-    """The samples of a dataset. All are added first; after `end`, any of them can be taken.
+    """The samples of a dataset. All samples are added first; after `end`, any of them can be taken.
 
     Args:
         count: the number of samples in the dataset.
         memory: the memory for their pixels, a `gpuload.stage.device_cache.PixelMemory`.
 
     Attributes:
-        errors: the failed samples, keyed by number.
-        host_bytes: the approximate size of the values: arrays, bytes and strings.
+        errors: the failed samples, keyed by sample number.
+        host_bytes: the approximate size of the values on the host: arrays, bytes and strings.
     """
 
     def __init__(self, count: int, memory: Any) -> None:
@@ -83,7 +82,7 @@ class CachedSamples:
         self.host_bytes += sum(sizes) + POINTER_BYTES * len(sizes)
 
     def end(self) -> None:
-        """Merge the chunks, now that all samples were added."""
+        """Merge the chunks, once all samples have been added."""
         self._columns = Columns.concat(self._chunks, self._starts)
         del self._chunks, self._starts
 
@@ -92,7 +91,7 @@ class CachedSamples:
         columns = self._columns.take(self._row[numbers])
         for column in (*columns.values.values(), *columns.points.values()):
             if not IMMUTABLE.issuperset(map(type, column.values)):
-                column.values = list(map(_copied, column.values))
+                column.values = list(map(_copy_value, column.values))
         return columns
 
 
@@ -101,7 +100,7 @@ class CacheEngine(InlineEngine):
 
     Args:
         job: the transforms, and the dataset: a `DeviceCached`, or a view of one.
-        ring: for pixels that are on the host; pixels on a device stay there.
+        ring: receives the pixels if they are on the host; pixels on a device stay there.
         cached: all samples.
 
     Attributes:
@@ -116,9 +115,9 @@ class CacheEngine(InlineEngine):
 
     def close(self) -> None:
         super().close()
-        del self._cached  # so that a Loader or iterator with a reference to this engine does not keep the pixels
+        del self._cached  # a Loader or iterator that still refers to this engine must not keep the pixels in memory
 
-    def _do(self, request: Request, slot: np.ndarray) -> Reply:
+    def _process(self, request: Request, slot: np.ndarray) -> Reply:
         chunk = Chunk(request, slot)
         if request.chunk < self._wanted_from:
             return chunk.refusal(Status.UNWANTED)
@@ -157,7 +156,7 @@ class CacheEngine(InlineEngine):
         return columns
 
     def _look_up(self, chunk: Chunk) -> np.ndarray:
-        """Return the numbers of a chunk's samples, -1 for those that failed."""
+        """Return the numbers of a chunk's samples; -1 means that the sample failed."""
         request, count = chunk.request, len(self._numbers)
         keys = request.indices
         if isinstance(keys, np.ndarray) and not self._cached.errors and -count <= keys.min() and keys.max() < count:
@@ -214,7 +213,7 @@ def span_of(windows: np.ndarray) -> int:
 
 def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     """Cut regions out of complete images. `regions_tlhw` has one array per column of images, with a region for each of
-    its rows. Masks get the regions of the first images."""
+    its rows. A mask gets the region of the first image in its sample."""
     first_regions = np.zeros((len(columns), 4), np.int64)
     first_regions[columns.images[0].row_numbers] = regions_tlhw[0]
     mask_regions = [(column, first_regions[column.row_numbers]) for column in columns.masks]
@@ -233,7 +232,7 @@ def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     columns.windows = np.concatenate(parts)
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Copy a value, since the user may modify the values in a batch."""
     if type(value) in IMMUTABLE:
         return value

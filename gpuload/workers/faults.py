@@ -1,4 +1,5 @@
-"""Failed samples and dead workers: the options, substitutes, counts, and the log. Main process; imports no torch.
+"""Failed samples and dead workers: the options, substitutes, counts, and the log. Runs in the main process, and imports
+no torch.
 
 A `Tally` and a `Deaths` last for an epoch, an `ErrorLog` for the lifetime of a `Loader`.
 """
@@ -23,8 +24,8 @@ __all__ = ["Deaths", "ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
 
 OnError = Literal["raise", "skip", "replace"]
 
-RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
-SUBSTITUTES: Final = 64  # candidates per sample: if nine files of ten are bad, all 64 are bad once in 800 times
+RATE_OVER_SAMPLES: Final = 1000  # the minimum: one bad file among a few samples would be a high rate
+SUBSTITUTES: Final = 64  # candidates per sample: if nine files in ten are bad, all 64 are bad in 1 of 800 cases
 LOG_RECORDS: Final = 10_000
 logger = getLogger("gpuload.workers")
 
@@ -73,7 +74,7 @@ class Faults:
 def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:
     """Yield the indices of substitutes to try, one after another, for a failed sample.
 
-    They depend only on the arguments, so the substitute is the same on resume and with any number of workers.
+    The indices depend only on the arguments, so the substitute is the same on resume and with any number of workers.
 
     Args:
         seed, epoch, position: the seed of the loader, and the epoch and position of the failed sample.
@@ -82,7 +83,7 @@ def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) 
     """
     numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
     candidates = (int(number * samples) for number in numbers)
-    # In a small dataset, where draws repeat, all other samples are tried in turn.
+    # In a small dataset, draws repeat, so all other samples are then tried in turn.
     all_samples = range(samples) if samples <= SUBSTITUTES else ()
     seen = {index} if isinstance(index, int) else set[int]()
     for candidate in (*candidates, *all_samples):
@@ -136,8 +137,8 @@ class Deaths:
         self.causes: list[str] = []
         self.stack = ""
 
-    def add(self, cause: str, stack: str = "", who: str = "") -> None:
-        """Count and log a death; `who` names the process if `cause` does not.
+    def add(self, cause: str, stack: str = "", process_name: str = "") -> None:
+        """Count and log a death; give `process_name` if `cause` does not name the process.
 
         Raises:
             WorkerError: there were more than `max_restarts` deaths.
@@ -147,7 +148,7 @@ class Deaths:
         if len(self.causes) <= self._max_restarts:
             logger.warning(
                 "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
-                f"{who}: {cause}" if who else cause,
+                f"{process_name}: {cause}" if process_name else cause,
                 len(self.causes),
                 self._max_restarts,
             )
@@ -175,7 +176,7 @@ class ErrorLog(Sequence[ErrorRecord]):
         self._warned = False
 
     def extend(self, records: Sequence[ErrorRecord], *, loud: bool) -> None:
-        """Add the failures of a batch; with `loud`, warn about the first one."""
+        """Add the failures of a batch; with `loud`, warn about the first failure, but only once."""
         self.total += len(records)
         self._records.extend(records)
         if loud and records and not self._warned:
@@ -185,7 +186,7 @@ class ErrorLog(Sequence[ErrorRecord]):
             warnings.warn(
                 f"{first.describe()}; it was {fate}. Further failures are only recorded, in loader.errors",
                 RuntimeWarning,
-                stacklevel=5,  # the loop that iterates
+                stacklevel=5,  # the user's loop over the Loader
             )
 
     def __len__(self) -> int:
@@ -202,5 +203,7 @@ class ErrorLog(Sequence[ErrorRecord]):
 
     def __repr__(self) -> str:
         shown = "".join(f"\n  {record.describe()}" for record in islice(self._records, 20))
-        more = f"\n  … and {len(self) - 20:,} more" if len(self) > 20 else ""
-        return f"<{self.total:,} failed sample{'' if self.total == 1 else 's'}{':' if self.total else ''}{shown}{more}>"
+        omitted = f"\n  … and {len(self) - 20:,} more" if len(self) > 20 else ""
+        return (
+            f"<{self.total:,} failed sample{'' if self.total == 1 else 's'}{':' if self.total else ''}{shown}{omitted}>"
+        )

@@ -1,4 +1,4 @@
-"""The scheduler of chunks: submits the chunks of upcoming batches in order, collects the results in any order, and
+"""The scheduler of chunks: it submits the chunks of upcoming batches in order, collects the results in any order, and
 returns complete batches.
 
 Runs in the main process. The feed owns the slots of the ring from the moment a chunk is submitted until the consumer
@@ -11,7 +11,7 @@ back in separate memory, and its slot is free. All chunks in progress together m
 the size of the ring, each an equal share. A chunk that needs more is repeated in a larger slot. A chunk that does not
 fit the ring is split, down to a single sample; if even that does not fit, the sample fails.
 
-Faults: if a worker dies, its chunk is repeated, with the sample that the worker was processing in a chunk by itself.
+Faults: if a worker dies, its chunk is repeated; the sample that the worker was processing becomes a chunk by itself.
 Substitutes for failed samples are requested as one more chunk of the same batch; their rows come last until the batch
 is read (see `gpuload.batches.assemble`).
 """
@@ -35,13 +35,13 @@ from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
 __all__ = ["LAUNCHED_AHEAD", "Consumer", "Feed"]
 
-Failed = list[tuple[Part, list[ErrorRecord]]]
+FailedParts = list[tuple[Part, list[ErrorRecord]]]
 LAUNCHED_AHEAD = 2  # batches in addition to the one that is due, so that their plans can be made in time
 READY_S = 0.01  # the interval for checking whether workers have started or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
-HEADROOM: Final = 1.4  # the factor for growing slots, so large that few have to be allocated again
-LEAST_HEADROOM: Final = 1.2  # below this, slots grow
-FIRST_CHUNKS: Final = 64  # the chunks that set the slot size: later growth costs a new slot for each chunk in progress
+HEADROOM: Final = 1.4  # the factor for growing slots, large enough that few have to be reallocated
+MIN_HEADROOM: Final = 1.2  # below this, slots grow
+FIRST_CHUNKS: Final = 64  # only these set the slot size: later growth costs a new slot per chunk in progress
 
 
 class Consumer:
@@ -60,7 +60,7 @@ class Consumer:
         batch was released."""
         return False
 
-    def decode(self, batch: Batch) -> Failed:
+    def decode(self, batch: Batch) -> FailedParts:
         """Have the device decode the images that workers left encoded. Return the samples that failed, by part."""
         return []
 
@@ -70,11 +70,11 @@ class Feed:
 
     Args:
         engine: loads the chunks.
-        ring: holds their pixels.
+        ring: holds the pixels of the chunks.
         consumer: takes the batches.
         chunk_size: the maximum number of samples in a chunk.
-        plain_chunk_size: the same once the samples turn out to be plain arrays, since a batch in a single slot need not
-            be copied.
+        plain_chunk_size: the `chunk_size` once samples turn out to be plain arrays, since a batch in a single slot need
+            not be copied.
         ahead: the number of batches in progress beyond the batch that was returned last.
         workers: the number of workers; if each batch is one chunk, more batches are in progress.
         faults: what happens to samples that fail.
@@ -99,13 +99,13 @@ class Feed:
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
-        self._is_awaited = False  # somebody waits for the batch that is due
+        self._is_awaited = False  # whether somebody waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
-        self._specs: Iterator[BatchSpec] = iter(())  # of later batches
-        self._batches: deque[Batch] = deque()  # in progress, in order
-        self._waiting: deque[Part] = deque()  # not submitted yet, in order
-        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # None means no longer wanted
-        self._events: deque[Event] = deque()  # not processed yet
+        self._specs: Iterator[BatchSpec] = iter(())  # the specs of later batches
+        self._batches: deque[Batch] = deque()  # the batches in progress, in order
+        self._waiting: deque[Part] = deque()  # parts that are not submitted yet, in order
+        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # keyed by chunk; None means no longer wanted
+        self._events: deque[Event] = deque()  # events that are not processed yet
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -130,7 +130,7 @@ class Feed:
         self._in_flight = {key: (slot, None) for key, (slot, _) in self._in_flight.items()}
         self.engine.cancel_before(next(self._numbers))
 
-    def first(self) -> Request | None:
+    def first_request(self) -> Request | None:
         """Return the first request of an epoch before anything is submitted; None if the epoch has no batch."""
         self._plan()
         return self._waiting[0].request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
@@ -149,29 +149,29 @@ class Feed:
         if self.plans.in_flight:
             self.pump(0.0)
         while True:
-            if self._too_many:
+            if self._has_too_many_errors:
                 self._tally.check()
             if (batch := self._pop()) is not None or not self._batches:
                 return batch
-            if not self._too_many:
+            if not self._has_too_many_errors:
                 self.pump(1.0, is_awaited=True)
 
     def failed(self) -> list[ErrorRecord]:
-        """Return the failed samples of the batches in progress, each one only once."""
+        """Return the failed samples of the batches in progress, each sample only once."""
         records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
             batch.errors = []
         return records
 
     @property
-    def _too_many(self) -> bool:
+    def _has_too_many_errors(self) -> bool:
         """Whether `take` will refuse to continue. With on_error="raise", each failure is raised individually."""
         return self.faults.on_error != "raise" and self._tally.exceeded
 
     def take_if_ready(self) -> Batch | None:
         """Return the next batch if it is complete, else None."""
         self.pump(0.0)
-        return None if self._too_many else self._pop(planned=True)
+        return None if self._has_too_many_errors else self._pop(planned=True)
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
         """Return the first batch whose parts are all done, unless an earlier batch of the same `BatchSpec.queue` is
@@ -187,7 +187,7 @@ class Feed:
     def _pop(self, *, planned: bool = False) -> Batch | None:
         if (batch := self._next_complete(planned=planned)) is None:
             return None
-        self._consumer.reclaim(False)  # first, since it may raise: a batch that is removed must be returned
+        self._consumer.reclaim(False)  # first, since it may raise an error: a batch that is removed must be returned
         if batch.waits_for_device and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
@@ -205,12 +205,12 @@ class Feed:
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
-        return not batch.open_parts and not self._too_many
+        return not batch.open_parts and not self._has_too_many_errors
 
     def pump(self, timeout_s: float, *, is_awaited: bool = False) -> None:
         """Submit chunks and process events; wait up to `timeout_s` seconds for a chunk in progress."""
         self._is_awaited = is_awaited
-        self._consumer.reclaim(False)  # first free slots whose copies have ended, or the ring would grow to its limit
+        self._consumer.reclaim(False)  # free slots whose copies have ended first, or the ring would grow to its limit
         self._submit_chunks()
         if not self._pending:  # workers are still starting
             timeout_s = min(timeout_s, READY_S) if self._waiting else 0.0
@@ -276,7 +276,7 @@ class Feed:
             except LimitError:
                 if self._is_awaited:
                     raise
-                return  # raised once somebody waits for the batch, if it still fails then
+                return  # raise the error once somebody waits for the batch, if it persists
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
@@ -300,7 +300,7 @@ class Feed:
             if self.engine.recover_slots():
                 self._events.extend(self.engine.gather(READY_S))
                 continue
-            # The user still holds arrays to which slots are lent.
+            # The user still holds arrays that slots are lent to.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
                 self._halve(
@@ -402,7 +402,7 @@ class Feed:
             self._halve(part, f"its pixels take {need_bytes:,} bytes")
 
     def _halve(self, part: Part, reason: str) -> None:
-        """Split a chunk that the ring cannot hold into two; a single sample fails."""
+        """Split a chunk that the ring cannot hold in two; if the chunk is a single sample, the sample fails."""
         rows = len(part.positions)
         if rows > 1:
             self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
@@ -415,7 +415,7 @@ class Feed:
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
         """Queue a chunk again after its worker died: the sample that the worker was processing becomes a chunk by
-        itself. A sample that was already alone fails once too many workers have died at it."""
+        itself. A sample that was already alone fails once too many workers have died while processing it."""
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part)
@@ -423,17 +423,17 @@ class Feed:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
-            if not part.count_death_alone(outside=lost.outside):
+            if not part.count_death_alone(is_external=lost.is_external):
                 self._requeue(part)
             else:
-                deaths = f"the worker that was alone with it died {part.deaths_alone} times"
+                deaths = f"workers that processed only this sample died {part.deaths_alone} times"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
                 if self.faults.on_error == "raise":
                     self._give_up(part.batch)
 
     def _give_up(self, batch: Batch) -> None:
         """Stop working on a batch that will be raised as an error: its other samples might kill more workers."""
-        if batch.spec.iterable is not None:  # later batches need the samples that follow
+        if batch.spec.iterable is not None:  # later batches need the samples that follow these in the iterator
             return
         self._waiting = deque(part for part in self._waiting if part.batch is not batch)
         for key, (slot, part) in self._in_flight.items():
@@ -443,8 +443,8 @@ class Feed:
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.piece(rows) for rows in slices]
-        place = part.batch.parts.index(part)
-        part.batch.parts[place : place + 1] = pieces
+        index = part.batch.parts.index(part)
+        part.batch.parts[index : index + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
         self._requeue(*pieces)
 
@@ -470,11 +470,11 @@ class Feed:
         self._close_part(part, errors)
 
     def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
-        """Mark a part as done, and replace or record its failed samples. After the last part of a batch, handle a batch
-        that has no samples left, and request its plan."""
+        """Mark a part as done, and replace or record its failed samples. After the last part of a batch, fill or
+        drop the batch if it has no samples left, and request its plan."""
         batch = part.batch
         batch.open_parts -= 1
-        if errors and (self.faults.on_error == "replace" or part.substitutes):
+        if errors and (self.faults.on_error == "replace" or part.has_substitutes):
             self._replace(batch, errors)
         else:
             batch.errors += errors
@@ -498,8 +498,8 @@ class Feed:
 class SlotSize:
     """An estimate of the slot size for chunks of up to `chunk_size` samples in a ring of `ring_bytes`.
 
-    It is a guess for the first chunks, and then learned from them: a slot that is allocated in mid-epoch stalls the
-    loop, since its memory has to be page-locked.
+    It is a guess for the first chunks, and then learned from them: a slot that is allocated in the middle of an epoch
+    stalls the loop, since its memory has to be page-locked.
     """
 
     def __init__(self, ring_bytes: int, chunk_size: int, guess_bytes: int = FIRST_GUESS_BYTES) -> None:
@@ -516,7 +516,7 @@ class SlotSize:
         """Learn from the size of a chunk, if it is one of the first."""
         if self._chunks_to_learn:
             self._chunks_to_learn -= 1
-            if nbytes * LEAST_HEADROOM > self.of(rows):
+            if nbytes * MIN_HEADROOM > self.of(rows):
                 self.expect(nbytes, rows)
 
     def expect(self, nbytes: int, rows: int) -> None:

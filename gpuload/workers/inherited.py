@@ -1,4 +1,4 @@
-"""The state of the user's process that a fresh interpreter needs and a fork would inherit, and later changes to it.
+"""The state of the user's process that a fork would inherit and a fresh interpreter needs, and changes of the dataset.
 
 The following is collected in the main process when a job is pickled:
 
@@ -6,8 +6,8 @@ The following is collected in the main process when a job is pickled:
   since its modules may read the settings, and again afterwards, since these modules may change them.
 - The *import path* has absolute entries: a relative entry may have meant another folder before the program changed its
   working directory.
-- *Modules that a worker cannot import* by name are found: modules that were loaded by path, and ``__mp_main__``, the
-  script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
+- *Modules that a worker cannot import* by name are found: modules that were loaded by path, and ``__mp_main__``, which
+  is the script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
 - The *values of modules* of the user (`module_values`) are recorded. A worker imports these modules again, so it does
   not see ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
@@ -52,26 +52,26 @@ __all__ = [
 ]
 
 PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; with it, workers need not import Pillow
-MAX_FUNCTIONS: Final = 2_000  # functions that are searched for values of modules
-MAX_ENTRIES: Final = 64  # entries of a list or dict that is compared
-MAX_TEXT: Final = 1_000  # characters of a string that is compared
+MAX_FUNCTIONS: Final = 2_000  # the number of functions that are searched for values of modules
+MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
+MAX_TEXT: Final = 1_000  # longer strings are not compared
 MAX_DEPTH: Final = 4  # enough for a transform in a composition of a dataset in a subset
-MAX_OBJECTS: Final = 64  # entries of a list of datasets or transforms
+MAX_OBJECTS: Final = 64  # only these entries of a list of datasets or transforms are searched
 MAX_CHANGES_BYTES: Final = 32 << 10  # sent with each request
-Filter = tuple[str, str, tuple[str, str], str, int]  # the arguments of `filterwarnings()`; category: module and name
+Filter = tuple[str, str, tuple[str, str], str, int]  # arguments of `filterwarnings()`; a category is (module, name)
 # The path to an attribute: the attribute names and list indices that lead to its owner, then its name.
 Path = tuple[str | int, ...]
-_registering = threading.RLock()
+_registry_lock = threading.RLock()
 
 
 # -- settings of libraries --------------------------------------------------------------------------------------------
 
 
 class LibrarySettings:
-    """Settings that libraries store in their modules. Each is a call that restores it, and unpickling makes the calls.
+    """Settings that libraries store in their modules. Each is kept as a call, which unpickling makes again.
 
-    A call refers to a function of its library, so unpickling the call imports the library. Settings that are known to
-    have their default value therefore get no call.
+    A call refers to a function of its library, so unpickling the call imports the library. A setting that is known to
+    have its default value therefore gets no call.
 
     Attributes:
         calls: the calls that restore the settings.
@@ -82,7 +82,7 @@ class LibrarySettings:
         self._filters = filters
 
     @classmethod
-    def here(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
+    def of_this_process(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
         """Return the settings of this process, without those that cannot be pickled."""
         calls: list[partial[Any]] = [partial(np.seterr, **np.geterr())]
         modules = sys.modules
@@ -103,7 +103,7 @@ class LibrarySettings:
             calls.append(partial(torch.set_default_dtype, dtype))
         if (logging := modules.get("logging")) is not None:
             loggers = {"": logging.root, **logging.root.manager.loggerDict}
-            levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}  # placeholders have none
+            levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}  # placeholders lack one
             levels = {name: level for name, level in levels.items() if level}
             calls.append(partial(_set_log_levels, levels, logging.root.manager.disable))
         if (decimal := modules.get("decimal")) is not None:
@@ -117,16 +117,16 @@ class LibrarySettings:
         self.apply(imported=False)
 
     def apply(self, *, imported: bool = True) -> None:
-        """Apply the settings in this process. `imported` means that the dataset's modules are imported. Before that,
+        """Apply the settings in this process. `imported` means that the dataset's modules are already imported. Before,
         filters that turn warnings into errors are skipped, since the main process may have imported these modules
         before it set the filter."""
         for call in self.calls:
             call()
         warnings.resetwarnings()
-        for action, message, (module, name), where, line in self._filters:
+        for action, message, (module, name), module_pattern, line in self._filters:
             category = getattr(sys.modules.get(module), name, None)
             if category is not None and (imported or action != "error"):
-                warnings.filterwarnings(action, message, category, where, line, append=True)  # type: ignore[arg-type]
+                warnings.filterwarnings(action, message, category, module_pattern, line, append=True)  # type: ignore[arg-type]
 
 
 def _set_attribute(module: str, name: str, value: Any) -> None:
@@ -179,14 +179,14 @@ def pickled_by_value() -> Iterator[None]:
     """Within this context, cloudpickle pickles by value the contents of modules that a worker cannot import."""
     import cloudpickle
 
-    with _registering:
+    with _registry_lock:
         path = _workers_path()
         registered = cloudpickle.list_registry_pickle_by_value()
         modules = [
             module
             for name, module in list(sys.modules.items())
             if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and name not in registered
-            if _is_own(module) and not _is_importable(module, path)
+            if _is_users_module(module) and not _is_importable(module, path)
         ]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
@@ -197,19 +197,19 @@ def pickled_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: Any) -> bool:
+def _is_users_module(module: Any) -> bool:
     """Return whether a module belongs to the user, not to Python, an installed package or gpuload."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and _is_own_file(file)
+    return isinstance(file, str) and _is_users_file(file)
 
 
 @functools.cache
-def _is_own_file(file: str) -> bool:
-    return not file.startswith(_installed_in()) and os.path.isfile(file)
+def _is_users_file(file: str) -> bool:
+    return not file.startswith(_installed_folders()) and os.path.isfile(file)
 
 
 @functools.cache
-def _installed_in() -> tuple[str, ...]:
+def _installed_folders() -> tuple[str, ...]:
     """Return the folders of Python, of installed packages and of gpuload."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(folder + os.sep for folder in (*folders, os.path.dirname(os.path.dirname(__file__))))
@@ -219,14 +219,16 @@ def _is_importable(module: Any, path: tuple[str, ...]) -> bool:
     """Return whether a worker with this import path imports the same module under its name."""
     parent, _, _ = module.__name__.rpartition(".")
     if parent:
-        if (package := sys.modules.get(parent)) is None or (_is_own(package) and not _is_importable(package, path)):
+        if (package := sys.modules.get(parent)) is None or (
+            _is_users_module(package) and not _is_importable(package, path)
+        ):
             return False
         path = tuple(getattr(package, "__path__", ()))
-    return _found_at(module.__name__, path) == os.path.realpath(module.__file__ or "")
+    return _origin_of(module.__name__, path) == os.path.realpath(module.__file__ or "")
 
 
 @functools.cache
-def _found_at(name: str, path: tuple[str, ...]) -> str | None:
+def _origin_of(name: str, path: tuple[str, ...]) -> str | None:
     for finder in sys.meta_path:
         with contextlib.suppress(Exception):  # raised by a third-party finder
             if (spec := finder.find_spec(name, path)) is not None:
@@ -249,7 +251,7 @@ def is_simple(value: Any, depth: int = 2) -> bool:
     return False
 
 
-def same(a: Any, b: Any) -> bool:
+def are_same(a: Any, b: Any) -> bool:
     """Return whether two simple values have the same type and are equal or both NaN."""
     return type(a) is type(b) and (a == b or repr(a) == repr(b))
 
@@ -280,28 +282,28 @@ class _Search:
                 break
             function = self._waiting.pop()
             namespace, names = function.__globals__, _names(function.__code__)
-            self._look(str(namespace.get("__name__")), namespace, names, set())
-            for name in names - namespace.keys():  # imported within the function
+            self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
+            for name in names - namespace.keys():  # names of modules that the function itself may import
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
-                    if _is_own(sys.modules.get(module)):
-                        self._look(module, vars(sys.modules[module]), names, set())
+                    if _is_users_module(sys.modules.get(module)):
+                        self._search_namespace(module, vars(sys.modules[module]), names, set())
 
     def _add(self, obj: Any) -> None:
         if id(obj) not in self._seen:
             self._seen.add(id(obj))
             self._waiting += _functions(obj)
 
-    def _look(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
+    def _search_namespace(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
         searched.add(module)
         loaded = sys.modules.get(module)
-        is_imported = module != "__main__" and _is_own(loaded) and _is_importable(loaded, self._path)
+        is_imported = module != "__main__" and _is_users_module(loaded) and _is_importable(loaded, self._path)
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):
-                if _is_own(value) and value.__name__ not in searched:
-                    self._look(value.__name__, vars(value), names, searched)
+                if _is_users_module(value) and value.__name__ not in searched:
+                    self._search_namespace(value.__name__, vars(value), names, searched)
                 continue
-            if isinstance(value, types.FunctionType | type) and _is_own(sys.modules.get(value.__module__)):
+            if isinstance(value, types.FunctionType | type) and _is_users_module(sys.modules.get(value.__module__)):
                 self._add(value)
             if not is_imported or name.startswith("__"):
                 continue
@@ -316,7 +318,7 @@ def _has_settings(value: Any) -> bool:
     """Return whether a value is a class of the user, an instance of such a class, or a namespace."""
     kind = value if isinstance(value, type) else type(value)
     is_namespace = kind.__name__ in ("Namespace", "SimpleNamespace")
-    return hasattr(value, "__dict__") and (is_namespace or _is_own(sys.modules.get(kind.__module__)))
+    return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(kind.__module__)))
 
 
 def _functions(obj: Any) -> Iterator[types.FunctionType]:
@@ -333,7 +335,7 @@ def _functions(obj: Any) -> Iterator[types.FunctionType]:
         return
     kind = obj if isinstance(obj, type) else type(obj)
     for base in kind.__mro__:
-        if base.__module__ == "__main__" or _is_own(sys.modules.get(base.__module__)):
+        if base.__module__ == "__main__" or _is_users_module(sys.modules.get(base.__module__)):
             for member in vars(base).values():
                 for name in ("__func__", "fget", "func"):  # static and class methods, properties, cached properties
                     member = getattr(member, name, member)
@@ -357,7 +359,7 @@ def differences(values: dict[str, dict[str, Any]]) -> list[str]:
     for name, expected in values.items():
         try:
             module = importlib.import_module(name)
-        except Exception:  # the dataset's code will import the module, or does not need it
+        except Exception:  # the dataset's code will raise the same error, or does not need the module
             continue
         for path, value in expected.items():
             try:
@@ -365,7 +367,7 @@ def differences(values: dict[str, dict[str, Any]]) -> list[str]:
             except AttributeError:
                 texts.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
                 continue
-            if is_simple(local) and not same(value, local):
+            if is_simple(local) and not are_same(value, local):
                 texts.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
     return texts
 
@@ -392,8 +394,8 @@ def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 class DatasetChanges:
     """The changes to a dataset since it was sent to the workers.
 
-    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, is not changed by
-    the user, and is ignored from the second epoch on.
+    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, was not changed
+    by the user, and is ignored from the second epoch on.
 
     Attributes:
         packed: all changes, pickled; empty if there are none.
@@ -402,9 +404,9 @@ class DatasetChanges:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._changed: dict[Path, Any] = {}
-        self._last = self._now()
-        self._epochs = 0  # that have ended
-        self._always_changing: set[Path] = set()  # changed during each of these epochs
+        self._last = self._current_values()
+        self._epochs = 0  # the number of epochs that have ended
+        self._always_changing: set[Path] = set()  # attributes that changed during each of these epochs
         self.packed = b""
 
     def look(self) -> list[str]:
@@ -413,7 +415,7 @@ class DatasetChanges:
         Raises:
             ValueError: the changes are too large to be sent.
         """
-        new = self._new()
+        new = self._new_values()
         self._last |= new
         if self._epochs > 1:
             new = {path: value for path, value in new.items() if path not in self._always_changing}
@@ -423,26 +425,30 @@ class DatasetChanges:
             if len(self.packed) > MAX_CHANGES_BYTES:
                 raise ValueError(
                     f"the attributes of the dataset that changed since its workers started have {len(self.packed):,} "
-                    f"bytes, more than {MAX_CHANGES_BYTES:,}; call loader.close(), and the next iter() sends the "
-                    "dataset again"
+                    f"bytes, more than {MAX_CHANGES_BYTES:,}; call loader.close(), so that the next iter() "
+                    "sends the dataset again"
                 )
         return [f"dataset{_text(path)} = {value!r}" for path, value in new.items()]
 
     def skip(self) -> None:
         """Ignore the changes since the last `look`, which the user did not make."""
-        self._last |= self._new()
+        self._last |= self._new_values()
 
     def end_epoch(self) -> None:
         """Note which attributes changed during the epoch that has just ended."""
-        changed = self._new().keys()
+        changed = self._new_values().keys()
         self._always_changing = self._always_changing & changed if self._epochs else set(changed)
         self._epochs += 1
 
-    def _new(self) -> dict[Path, Any]:
+    def _new_values(self) -> dict[Path, Any]:
         last = self._last
-        return {path: value for path, value in self._now().items() if path not in last or not same(value, last[path])}
+        return {
+            path: value
+            for path, value in self._current_values().items()
+            if path not in last or not are_same(value, last[path])
+        }
 
-    def _now(self) -> dict[Path, Any]:
+    def _current_values(self) -> dict[Path, Any]:
         return {
             (*path, name): copy.deepcopy(value)
             for path, owner in objects_in(self._dataset)
@@ -454,8 +460,8 @@ class DatasetChanges:
 def apply_changes(dataset: Any, packed: bytes, applied: dict[Path, Any]) -> None:
     """Apply the changes that are not in `applied` yet, and add them to `applied`. Runs in a worker."""
     for path, value in pickle.loads(packed).items():  # simple values, pickled by the main process
-        if path in applied and same(applied[path], value):
-            continue  # the dataset itself may have changed it since
+        if path in applied and are_same(applied[path], value):
+            continue  # the dataset may have changed the attribute itself since then
         applied[path] = value
         owner = dataset
         for step in path[:-1]:

@@ -49,14 +49,14 @@ class InlineEngine(Engine):
         start = time.perf_counter()
         self._counters.begin()
         try:
-            reply = self._do(request, slot)
+            reply = self._process(request, slot)
         finally:
             self._counters.end()
             self.waited_s += time.perf_counter() - start  # the loop waits while this engine works
-        self._waiting.popleft()  # only now, so that a ctrl-C above repeats the chunk
+        self._waiting.popleft()  # only now, so that the chunk is repeated after a ctrl-C above
         return [reply]
 
-    def _do(self, request: Request, slot: np.ndarray) -> Reply:
+    def _process(self, request: Request, slot: np.ndarray) -> Reply:
         raise NotImplementedError
 
     def counted(self) -> np.ndarray:
@@ -67,7 +67,7 @@ class InlineEngine(Engine):
 
 
 class InProcessEngine(InlineEngine):
-    """An engine that does the work of workers; `around` makes a context for each chunk."""
+    """An engine that does the work of workers; `around` returns the context in which a chunk is processed."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class InProcessEngine(InlineEngine):
         self._info: WorkerInfo | None = None
         self._around = around
 
-    def _do(self, request: Request, slot: np.ndarray) -> Reply:
+    def _process(self, request: Request, slot: np.ndarray) -> Reply:
         with self._around(), self._worker_info():
             reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
             if reply.file is not None:

@@ -51,11 +51,11 @@ class Job:
     """The data and options that each worker gets at its start.
 
     `single` is for batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to images,
-    not even a module, which is not sent. `moves` means that the transforms move pixels. `epoch` is the number of the
-    first epoch. `group` is the backend, rank and number of ranks of `torch.distributed` in the main process, or None.
-    `fusing` plans batches, if workers plan them. `whole` is for a cache: images are decoded completely, even if the
-    chain crops them, and nothing is collated. `device_share` is the share of the samples whose images are sent encoded,
-    for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
+    not even a module (modules are not sent). `moves` means that the transforms move pixels. `epoch` is the number of
+    the first epoch. `group` is the backend, rank and number of ranks of `torch.distributed` in the main process, or
+    None. `fusing` plans batches, if workers plan them. `whole` is for a cache: images are decoded completely, even if
+    the chain crops them, and nothing is collated. `device_share` is the share of the samples whose images are sent
+    encoded, for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -186,7 +186,7 @@ class SharedBytes(list):
     """
 
     def __init__(self, data: np.ndarray, ends: np.ndarray) -> None:
-        # C code that bypasses these methods finds a list of the right length without any bytes, and raises an error.
+        # C code that bypasses these methods finds a list of the right length, but no bytes in it, and raises an error.
         super().__init__([None] * len(ends))
         self._data: np.ndarray | None = data
         self._ends = ends

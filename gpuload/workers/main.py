@@ -59,19 +59,19 @@ __all__ = ["end", "run", "set_up_child"]
 MAX_DIFFERENCES = 10  # differences between modules that a warning names
 # The methods of a process group that work without communication; all other methods raise an error.
 GROUP_METHODS = frozenset({"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"})
-FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # types that buffer unwritten data
+BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # types that buffer unwritten data
 
 
 def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
     """Set up a process of a session: it dies with the parent, writes its stacks on request, and ignores signals that
     the parent handles."""
-    # C code writes the stack after a crash or when the parent asks for it, even while Python hangs.
+    # C code writes the stack, after a crash or when the parent asks for it, so this works even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
-    # A scheduler sends SIGTERM to all processes of a job, but the parent may want batches until it has saved its state.
-    # Use a handler, not SIG_IGN, which programs that a dataset starts would inherit.
+    # A scheduler sends SIGTERM to all processes of a job, but the parent may need batches until it has saved its state.
+    # Set a handler, not SIG_IGN: programs that the dataset starts would inherit the latter.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
@@ -81,13 +81,13 @@ def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> No
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
-    """Process chunks until the parent closes the queue. A forked process already has the job."""
+    """Process chunks until the parent closes the queue. A worker that was forked already has its job, `forked_job`."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
-            channel.setblocking(True)  # a forked worker already has the user's default timeout for sockets
+            channel.setblocking(True)  # in a forked worker, the user's default timeout for sockets is already set
         failure = "could not unpack the dataset or transforms"
         try:
             with stopwatch.running():
@@ -125,13 +125,13 @@ def end() -> NoReturn:
     """Exit like an interpreter, but without tearing down its modules, which with torch takes half a second of CPU time.
 
     Files that a dataset left open are flushed; searching for them takes 3 ms, or 40 ms with torch. Objects that a
-    template froze are not searched: a template with open files would not have been forked.
+    template froze are not searched: no worker is forked from a template with open files.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  waits for threads
+    threading._shutdown()  # type: ignore[attr-defined]  wait for threads
     atexit._run_exitfuncs()
-    files = (obj for obj in gc.get_objects() if type(obj) in FILES)
+    files = (obj for obj in gc.get_objects() if type(obj) in BUFFERED_FILES)
     for file in (sys.stdout, sys.stderr, *files):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None, closed, or out of space
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None or closed, or its disk is full
             file.flush()
     os._exit(0)
 
@@ -153,10 +153,11 @@ def _init_user_code(worker: int, workers: int, runner: ChunkRunner) -> None:
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
     runner.source.set_worker_info = partial(_set_worker_info, job, worker, workers)
-    may_ask_torch = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # for its share of the samples
+    # An iterable dataset may ask torch which share of the samples it should yield.
+    may_ask_torch = is_iterable(job.dataset) and not draws_nothing(job.dataset)
     _set_worker_info(job, worker, workers, job.epoch, needed=may_ask_torch)
     if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):
-        # A collate_fn may draw even if samples do not, and in forked workers all would draw the same numbers.
+        # A collate_fn may draw even if samples do not; without a seed, all forked workers would draw the same numbers.
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
     if job.worker_init_fn is not None:
         job.worker_init_fn(worker)
@@ -182,7 +183,7 @@ def _set_torch_worker_info(info: WorkerInfo) -> None:
     from torch.utils.data._utils import worker as torch_worker
 
     class TorchWorkerInfo(torch_worker.WorkerInfo):
-        """torch's class, with a note once any attribute was read."""
+        """torch's class, which records that an attribute was read."""
 
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):
@@ -236,6 +237,7 @@ def _process_request(request: Request, worker: int, runner: ChunkRunner, board: 
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
+    """Arm the lifeline, or exit if the parent has died already: the kernel would send no signal any more."""
     arm_lifeline(lifeline_fd, os.getpid())  # the parent does this too, but it may have died first
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)

@@ -1,5 +1,5 @@
-"""Plans of batches, made by workers. The arguments of the fused kernels depend on nothing that only the main process
-has, and computing them there would take most of its time.
+"""Plans of batches, made by workers: the arguments of the fused kernels. They depend on nothing that only the main
+process has, and computing them there would take most of its time.
 
 Once all chunks of a batch are done, `Planner` (main process) writes their descriptions to a slot and sends a request,
 like the request for a chunk. `make_plan` (worker) merges the chunks, draws, and writes to that slot the arrays that the
@@ -53,8 +53,8 @@ class PlannedBatch:
         slot: the slot that holds the arrays.
         data: the bytes of that slot.
         plan: how the passes are launched.
-        spans: the places in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
-            sample, int64 (N,), keyed by leaf number.
+        spans: where the slot holds the arrays, keyed by name, and the leaves that are an integer in each sample, as
+            int64 (N,), keyed by leaf number.
         size_hw: the size of all results.
         arrays: the named arrays, on the device.
     """
@@ -101,7 +101,7 @@ class Planner:
     """The requests for plans of a feed's batches.
 
     Args:
-        engine, ring: the feed's.
+        engine, ring: the engine and the ring of the feed.
         plan_inputs: returns, for a complete batch, a new `PlannedBatch` and the input for the worker; None means that
             no worker plans the batch.
     """
@@ -196,7 +196,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         return reply(Status.UNWANTED)
     entries: dict[str | int, list[np.ndarray]] = {**arrays}
     for leaf, column in columns.values.items():
-        # A column of larger integers becomes an object array, or an unsigned one.
+        # A column of integers that exceed int64 becomes an object array or an unsigned array.
         if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))

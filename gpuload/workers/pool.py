@@ -16,8 +16,8 @@ the board has them. This is wrong in one case: a living worker has just taken su
 slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no worker that was
 ready at that moment can have the chunk. A worker cannot have it once it has replied to another chunk (it has only one
 at a time, and the lost chunk is on no queue), once it has replied to this chunk (the second result is dropped), or once
-it has ended. Idle workers send nothing, so in a small ring all slots may be written off, with none free for a chunk to
-which they would reply. Then `recover_slots` closes their queue: they exit at its end, and new workers use a new queue.
+it has ended. Idle workers send nothing, so in a small ring all slots may be written off, and none is free for another
+chunk that they could reply to. Then `recover_slots` closes their queue: they exit, and new workers use a new queue.
 
 There are no other races: a request is on one queue or with one worker, and a worker touches a slot only between taking
 the request and replying. So a slot never has two writers, each chunk ends exactly once, and a written-off slot is freed
@@ -30,10 +30,11 @@ The number of workers can change at any time (`resize`). A surplus worker is ask
 and records `LEFT` on the board. No chunk is lost, and the exit does not count as a death.
 
 Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and imports what the
-dataset needs; until it is ready, workers are *due*. If it cannot be forked, or exits by itself before it is ready, each
-worker is started as a separate interpreter. A template that dies later is replaced, which counts as a death; its
-workers continue, and workers not yet forked are due again. If it dies before it has reported a worker that it forked,
-that worker is not in the team but may have taken a chunk: the pool waits until it has ended, then audits its queue.
+dataset needs; until it is ready, workers are *due*. If no worker can be forked from it, or if it exits by itself before
+it is ready, each worker is started as a separate interpreter. A template that dies later is replaced, which counts as a
+death; its workers continue, and workers not yet forked are due again. If it dies before it has reported a worker that
+it forked, that worker is not in the team but may have taken a chunk: the pool waits until it has ended, then audits its
+queue.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
 workers; it only closes its copies of the descriptors.
@@ -143,7 +144,7 @@ class WorkerPool(RestartingEngine):
         workers: the number of processes, at least 1.
         ring: the ring that holds the slots.
         timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
-        own_queues: one queue per worker; `Request.iterable` selects the worker.
+        own_queues: use one queue per worker; `Request.iterable` selects the worker.
         first, total: the number of this pool's first worker, and the number of workers in all pools.
         most: the maximum for `resize`; the attribute decreases if a worker cannot be added.
         cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
@@ -168,16 +169,16 @@ class WorkerPool(RestartingEngine):
     ) -> None:
         check_platform()
         super().__init__(ring)
-        self._in_flight: dict[int, Request] = {}  # sent, but neither replied to nor lost
+        self._in_flight: dict[int, Request] = {}  # requests that were sent, but neither replied to nor lost
         # Lost chunks, each with the workers that may still have it.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
-        self._to_resend: list[Request] = []  # in flight, but withdrawn from their queue
+        self._to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
         self._to_audit: list[Queue] = []  # queues from which a worker outside the team may have taken a chunk
         self._team: dict[int, WorkerProcess] = {}
         self._template: Template | None = None  # None: workers are separate interpreters
         self._due: dict[int, bool] = {}  # workers to start once the template is ready; True if added by `resize`
         self.most = most = most or workers
-        self._wanted, self._cpus_for = workers, cpus_for
+        self._target_size, self._cpus_for = workers, cpus_for
         self._numbers = range(first, first + most)
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess | Template] = {}  # the processes whose descriptors epoll watches
@@ -194,8 +195,8 @@ class WorkerPool(RestartingEngine):
         }
         with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
-        if copies := copy_warning(self._job_fds[0], job, workers):
-            self.pending_warnings.append(copies)
+        if warning := copy_warning(self._job_fds[0], job, workers):
+            self.pending_warnings.append(warning)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:
                 undo.callback(os.close, fd)
@@ -203,7 +204,7 @@ class WorkerPool(RestartingEngine):
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
-            self._queues: list[Queue] = []  # worker w reads queue w % len
+            self._queues: list[Queue] = []  # worker w reads queue w % len(queues)
             undo.callback(self._close_queues)
             for _ in range(workers if own_queues else 1):
                 self._queues.append(Queue())
@@ -242,26 +243,26 @@ class WorkerPool(RestartingEngine):
     @property
     def is_steady(self) -> bool:
         """Whether the requested number of workers is ready; idle workers may still be leaving."""
-        return self.size == self._wanted and not self._due and all(worker.ready for worker in self._staying)
+        return self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
         """Set the number of workers of a shared queue, from 1 to `most`. Never waits: `gather` starts added workers one
         at a time. If a worker cannot start, `gather` warns, and the pool stops adding workers."""
-        before, self._wanted = self._wanted, max(1, min(workers, self.most))
-        if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
+        before, self._target_size = self._target_size, max(1, min(workers, self.most))
+        if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(before):
             move(self.pids, cpus)
         team = [worker for _, worker in sorted(self._team.items())]
         staying, leaving = ([worker for worker in team if worker.leaving is flag] for flag in (False, True))
-        for number in sorted(self._due)[max(0, self._wanted - len(staying)) :]:
+        for number in sorted(self._due)[max(0, self._target_size - len(staying)) :]:
             del self._due[number]
             self._board.counters.close_worker(number, died=False)
-        changing = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
+        changing = staying[self._target_size :] or leaving[: max(0, self._target_size - len(staying))]
         for worker in changing:  # if a worker asked to stay has already left, another is started
             worker.leaving = not worker.leaving
             self._board.ask_to_leave(worker.number, worker.leaving)
 
     def wanted_cpu_s(self) -> dict[int, float]:
-        """Return, by process ID, the CPU time that each worker has used or waited for so far."""
+        """Return the CPU time that each worker has used or waited for so far, keyed by process ID."""
         return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values()}
 
     def busy_s(self) -> float:
@@ -291,16 +292,16 @@ class WorkerPool(RestartingEngine):
         return self._board.counters.read()  # after `close`: the final counts
 
     def recover_slots(self) -> bool:
-        """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
+        """Replace the workers that may still write to slots of lost chunks; return False if there are no such slots.
 
         Call this when nothing is in progress, and again until the slots are free: see the module's docstring. Workers
-        exit when they reach the end of their queue; workers already waiting there exit immediately.
+        exit when they reach the end of their queue; idle workers exit immediately.
         """
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
-        for place, queue in enumerate(self._queues):
+        for index, queue in enumerate(self._queues):
             if any(worker.queue is queue for worker in suspects):
                 with deferred_signals(), standard_streams_taken():
-                    self._queues[place] = Queue()
+                    self._queues[index] = Queue()
                     for worker in self._team_of(queue):
                         worker.leaving = True
                     queue.close()
@@ -309,7 +310,7 @@ class WorkerPool(RestartingEngine):
     def close(self) -> None:
         if self._closed:
             return
-        # Run every step even if another one fails, in reverse order of the calls below.
+        # Run every step even if another step fails, in the reverse order of the calls below.
         with self._resources, contextlib.ExitStack() as stack:
             self.halt()
             self._closed = True
@@ -334,7 +335,7 @@ class WorkerPool(RestartingEngine):
 
     def _start_template(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds
-        with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
+        with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._target_size)):
             self._template = Template((job_fd, self._ring.fd, self._board.fd, *shared_memory_fds))
             self._register(self._template)
 
@@ -350,8 +351,8 @@ class WorkerPool(RestartingEngine):
             number, added = next(iter(self._due.items()))
             queue = self._queues[number % len(self._queues)]
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
-            # Otherwise ctrl-C could arrive between the start of a process and its entry in the team.
-            with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
+            # A ctrl-C between the start of a process and its entry in the team would leave a process that nobody ends.
+            with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._target_size)):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
                 except TemplateLost:  # the worker stays due until there is a new template
@@ -380,8 +381,8 @@ class WorkerPool(RestartingEngine):
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_template(self, template: Template) -> None:
-        """Read the template's only message: whether it can be forked."""
-        if template.was_ready or not template.hear():  # the template has ended; its pidfd reports that
+        """Read the template's only message, which says whether workers can be forked from it."""
+        if template.was_ready or not template.read_readiness():  # the template has ended; its pidfd reports that
             with contextlib.suppress(OSError):
                 self._epoll.unregister(template.replies.fileno())
             return
@@ -390,14 +391,17 @@ class WorkerPool(RestartingEngine):
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
             self._end_template()
-            logger.info("each worker is a separate interpreter, since no template can be forked: %s", template.unfit)
+            logger.info(
+                "each worker is a separate interpreter, since none can be forked from the template: %s",
+                template.unfit_reason,
+            )
         self._start_due()
 
     def _replace_template(self, template: Template) -> None:
         """Replace a template that has ended, unless a new one would fail in the same way."""
         ending = template.wait()
         self._end_template()
-        if template.was_ready or ending.outside:
+        if template.was_ready or ending.is_external:
             self.deaths.add(ending.cause, ending.stack, f"{template.name} (process {template.pid})")
             self._start_template()
         else:
@@ -419,7 +423,7 @@ class WorkerPool(RestartingEngine):
     def _stop_adding(self, number: int, reason: str) -> None:
         """Stop adding workers, since worker `number` could not be added."""
         self._board.counters.close_worker(number, died=False)
-        if self._wanted > self.size:
+        if self._target_size > self.size:
             self.most = max(1, self.size)
             self.resize(self.most)
         text = f"a worker could not be added: {reason}. {self.size} continue, and no more are added"
@@ -429,7 +433,7 @@ class WorkerPool(RestartingEngine):
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         self._resend()
-        if self.size < self._wanted:
+        if self.size < self._target_size:
             self._add()
         start = time.perf_counter()
         ready = self._epoll.poll(min(wait_s, self._check_interval_s))
@@ -454,7 +458,7 @@ class WorkerPool(RestartingEngine):
                 message, file = read_with_file(worker.replies, self._memory)
             except (BlockingIOError, ConnectionResetError):
                 return
-            if not message:  # the worker closed its end; the pidfd reports the death
+            if not message:  # the worker closed its end; the pidfd will report its death
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(worker.replies.fileno())
                 return
@@ -489,7 +493,7 @@ class WorkerPool(RestartingEngine):
             )
 
     def _take_start(self, start: Start) -> None:
-        """Record the start time of the template or a worker, until all workers are ready; the slowest is logged."""
+        """Record the start time of the template or a worker, until all workers are ready; then log the slowest one."""
         if self.start.seconds:
             return
         if start.before_workers_s > self.start.before_workers_s:
@@ -514,7 +518,7 @@ class WorkerPool(RestartingEngine):
         if worker.added and not worker.ready:
             self._stop_adding(worker.number, worker.refusal or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, so a new one would exit again
+        if not worker.ready and ending.status > 0:  # it exited by itself, and a new worker would do the same
             raise WorkerError(
                 f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
                 "num_workers=0 to do the same work in this process, where it can be debugged"
@@ -524,11 +528,11 @@ class WorkerPool(RestartingEngine):
             where = ""
             if (request := self._in_flight.get(note.chunk)) is not None:
                 where = _describe_sample(request, note.row)
-                events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.outside, ending.stack)))
+                events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.is_external, ending.stack)))
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
             self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
-        if self.size < self._wanted:
+        if self.size < self._target_size:
             self._start(worker.number)
 
     def _queue_of(self, request: Request) -> Queue:
@@ -551,7 +555,7 @@ class WorkerPool(RestartingEngine):
         suspects = [worker for worker in team if worker.ready]
         for chunk, request in list(self._in_flight.items()):
             if self._queue_of(request) is queue and chunk not in located:
-                events.append(self._lose(Lost(chunk, None, "its worker died before it started"), suspects))
+                events.append(self._lose(Lost(chunk, None, "its worker died before starting on it"), suspects))
 
     def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
         """Free the slot of a lost chunk, or write it off for as long as one of the suspects may have the chunk."""
@@ -599,8 +603,8 @@ class WorkerPool(RestartingEngine):
         if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_at:
             process.warned_at = True
             self.pending_warnings.append(
-                f"{process.name} (process {process.pid}) has been starting for {SLOW_SAMPLE_S:.0f} seconds: it "
-                f"imports and unpickles the dataset. Its stack:\n{process.stack()}"
+                f"{process.name} (process {process.pid}) has been starting for {SLOW_SAMPLE_S:.0f} seconds: it is "
+                f"importing modules or unpickling the dataset. Its stack:\n{process.stack()}"
             )
 
     # -- ending -----------------------------------------------------------------------------------------------------

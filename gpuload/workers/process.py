@@ -2,15 +2,15 @@
 
 A `Process` owns the process and the parent's ends of its connections: the reply socket, the *lifeline* (a pipe that
 nobody writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack
-file*. All are inherited descriptors without a name.
+file*. The worker inherits its ends of the socket and the pipe, and the stack file, as anonymous descriptors.
 
-The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
-them with a signal, which works even while the worker hangs in C code, and the stack of a crash.
+The stack file is a memfd that the worker's faulthandler writes to: after a crash, and when the parent requests the
+stacks of all threads with a signal, which works even while the worker hangs in C code.
 
 A worker is either `Launched`, a separate interpreter, or `Forked` from the session's `Template`, which itself is
 launched like a worker. The template is the parent process of forked workers, so it reaps them, and reports the exit
-status of each through a pipe. Changes of this process's surroundings since the template started (`_Surroundings`) are
-sent to each forked worker.
+status of each through a pipe. Each forked worker is sent the settings of this process that have changed since the
+template started (`_InheritedSettings`).
 """
 
 from __future__ import annotations
@@ -69,31 +69,31 @@ THREAD_VARIABLES = (
     "TBB_NUM_THREADS",
 )
 # Settings of glibc that keep freed memory in the worker. Otherwise some of it is returned to the system and allocated
-# again for the next images (up to 10 page faults per image, 1% of the CPU time, or a fifth where pack makes JPEGs
-# cuttable). By itself glibc would reach 64 MB only after 32 MB had been freed in one piece.
+# again for the next images (up to 10 page faults per image, 1% of the CPU time, or a fifth while `gpuload pack`
+# makes JPEGs cuttable). By default, glibc would raise its limit to 64 MB only after a single block of 32 MB was freed.
 KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
-# Another core is the next to read the pixels that are copied into a slot. So `memcpy` bypasses the caches (non-temporal
-# stores), which saves 16 of 35 µs per image, and keeps the file that is decoded next in the cache.
+# Pixels that are copied into a slot are next read by another core. So let `memcpy` bypass the caches (non-temporal
+# stores): this saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
 STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
 # Without this, pyarrow's allocator starts a thread, and a process with threads cannot be forked.
-FOR_FORKS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+FORK_SETTINGS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # A process that is stuck in the kernel (on a dead network mount) ignores all signals until the kernel releases it.
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
 FORK_WAIT_S = 30.0
 STATUS_WAIT_S = 0.5  # a running template reaps immediately
-FILES = (1, 2, ".")  # files that a program may change while it runs: its output, and its working directory
-CPU_CLOCK = 2  # in the clock ID of a process's CPU time, the bits below the inverted process ID: clock_getcpuclockid(3)
+REPLACEABLE_FILES = (1, 2, ".")  # output streams and working directory, which may change
+CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock ID; the inverted process ID is above them: clock_getcpuclockid(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a process: the cause as text, whether SIGKILL came from outside, its stack if known, and its exit
-    status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
+    """The end of a process: the cause as text, whether SIGKILL came from another process, its stack if known, and its
+    exit status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
 
     cause: str
-    outside: bool
+    is_external: bool
     stack: str
     status: int
 
@@ -102,12 +102,12 @@ class Launched:
     """A process with a separate interpreter: its process ID, pidfd, and exit status.
 
     Args:
-        who: the number of a worker, or "template".
-        descriptors: the descriptors that it inherits.
+        role: the worker's number, or "template".
+        descriptors: the descriptors that the process inherits.
     """
 
-    def __init__(self, who: int | str, descriptors: Sequence[int]) -> None:
-        self._process = _launch(who, descriptors)
+    def __init__(self, role: int | str, descriptors: Sequence[int]) -> None:
+        self._process = _launch(role, descriptors)
         self.pid = self._process.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
@@ -115,24 +115,25 @@ class Launched:
             self._process.kill()
             self._process.wait()
             raise WorkerError(
-                f"{_name(who)} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
+                f"{_name(role)} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
                 "num_workers=0 does the same work in this process"
             ) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end. Return its exit status as in `subprocess`; None if the status is unknown.
+        """Wait for the process to end. Return its exit status as in `subprocess`; None if the status is unknown.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended after this many seconds.
+            subprocess.TimeoutExpired: the process is still running after `timeout_s` seconds.
         """
         return self._process.wait(timeout_s)
 
-    def leave_alone(self) -> None:
-        """Stop waiting for the process: it belongs to another parent, or the kernel does not release it."""
+    def abandon(self) -> None:
+        """Never wait for the process again: it is another process's child, or stuck in the kernel. Without a return
+        code, `Popen` would warn that the process is still running, and try to reap it later."""
         self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
-        """Free the descriptors."""
+        """Close the descriptors."""
         os.close(self.pidfd)
 
 
@@ -149,7 +150,7 @@ class Forked(Launched):
         return int.from_bytes(status, "little", signed=True) if status else self._reap_orphan()
 
     def _reap_orphan(self) -> int | None:
-        """Return the exit status after the template has died, if this process is PID 1 and so has become the parent."""
+        """Return the exit status after the template has died, if this process is PID 1 and so became the parent."""
         deadline = time.monotonic() + STATUS_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -161,7 +162,7 @@ class Forked(Launched):
             time.sleep(0.001)  # the kernel closes the template's pipes a moment before it reparents its children
         return None
 
-    def leave_alone(self) -> None:
+    def abandon(self) -> None:
         pass
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ class Process:
     """A process of a session, as its parent sees it.
 
     Args:
-        name: the name in messages.
+        name: the name of the process in messages.
         start: starts the process, given its ends of the socket and the lifeline, and the stack file.
 
     Attributes:
@@ -203,11 +204,13 @@ class Process:
                 self._process = start(child_end.fileno(), child_lifeline, self._stacks)
                 undo.callback(self._process.close)
                 with contextlib.suppress(ProcessLookupError):  # it has died; its pidfd reports that
-                    arm_lifeline(child_lifeline, self._process.pid)  # it may be stopped before it does this itself
+                    arm_lifeline(child_lifeline, self._process.pid)  # it may be stopped before it does so itself
             except (OSError, TemplateLost) as error:
                 child_end.close()
+                # The worker may have been forked despite the error. Closing the lifeline kills it; wait for that, or it
+                # could still take chunks and write to the board under a number that is about to be reused.
                 lifeline.close()
-                _await_end(self.replies)  # the worker may have been forked despite the error
+                _await_end(self.replies)
                 if isinstance(error, TemplateLost):
                     raise
                 raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
@@ -243,11 +246,11 @@ class Process:
             if size > old_size and size == last:
                 return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, old_size))
         if not self.ready and old_size == 0 and self._state() != "D":
-            return "(its start has not got far enough to report a stack)"
+            return "(it has not reached the point in its start where it can report a stack)"
         return f"(it does not answer: state {self._state()!r}; 'D' means waiting in the kernel, for a disk or a mount)"
 
     def wait(self) -> Ending:
-        """Wait for the process to end."""
+        """Wait for the process to end, and return its cause of death, stack and exit status."""
         status = self._process.wait()
         if self._killed is not None:
             return self._killed
@@ -269,23 +272,23 @@ class Process:
         return wanted_s
 
     def end(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for the process to end, then kill it; free all descriptors."""
+        """Wait until `deadline` (monotonic seconds) for the process to end, then kill it; close all descriptors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
         try:
             self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            self._process.leave_alone()
+            self._process.abandon()
         self.forget()
 
     def forget(self) -> None:
-        """Free the parent's descriptors. Without the lifeline, the kernel kills the process if it is still running."""
+        """Close the parent's descriptors. One is the lifeline, so the kernel kills the process if it still runs."""
         self._resources.close()
 
     def leave_to_parent(self) -> None:
         """Close the descriptors in a forked child of the parent, so that the process still dies with its parent."""
-        self._process.leave_alone()
+        self._process.abandon()
         self.forget()
 
     def _signal(self, number: int) -> None:
@@ -295,7 +298,7 @@ class Process:
     def _state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return "gone"
+        return "ended"
 
 
 def _await_end(replies: socket.socket) -> None:
@@ -306,8 +309,8 @@ def _await_end(replies: socket.socket) -> None:
             pass
 
 
-def _name(who: int | str) -> str:
-    return "the template of workers" if who == "template" else f"worker {who}"
+def _name(role: int | str) -> str:
+    return "the template of workers" if role == "template" else f"worker {role}"
 
 
 class WorkerProcess(Process):
@@ -315,11 +318,12 @@ class WorkerProcess(Process):
 
     Args:
         number: the worker's number.
-        shared: the descriptors that it inherits after its own: job, ring, board and queue, and descriptors in the job.
+        shared: the descriptors that it inherits after its own: of the job, ring, board and queue, and of memory that
+            the job shares.
         template: the process that it is forked from; None means a separate interpreter.
 
     Attributes:
-        added: whether `WorkerPool.resize` added it; the other workers do not wait for it.
+        added: whether `WorkerPool.resize` added it; the pool does not wait until it is ready.
         refusal: why an added worker could not start.
         leaving: whether it was asked to leave.
         queue: the queue that it reads.
@@ -340,27 +344,28 @@ class Template(Process):
     """The process that workers are forked from (`gpuload.workers.template`).
 
     Args:
-        shared: the descriptors that it inherits after its own: job, ring and board, and descriptors in the job.
+        shared: the descriptors that it inherits after its own: of the job, ring and board, and of memory that the job
+            shares.
 
     Attributes:
-        unfit: why workers cannot be forked from it; set by `hear`.
-        was_ready: whether workers could be forked from it at any time.
-        start: the time that its start took.
+        unfit_reason: why workers cannot be forked from it; set by `read_readiness`.
+        was_ready: whether workers could be forked from it at some time.
+        start: how long its start took.
     """
 
     def __init__(self, shared: Sequence[int]) -> None:
-        self.unfit, self.was_ready, self.start = "", False, Start()
-        self._surroundings = _Surroundings()
+        self.unfit_reason, self.was_ready, self.start = "", False, Start()
+        self._settings_at_start = _InheritedSettings()
         super().__init__(_name("template"), lambda *ends: Launched("template", (*ends, *shared)))
 
-    def hear(self) -> bool:
+    def read_readiness(self) -> bool:
         """Read its first message; return False if it has ended instead."""
         message = self.replies.recv(MESSAGE_BYTES)
         self.ready = self.was_ready = message.startswith(TEMPLATE_READY)
         if self.ready:
             self.start = Start.unpack(message.removeprefix(TEMPLATE_READY), self.started_at)
             return True
-        self.unfit = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
+        self.unfit_reason = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
         return bool(message)
 
     def fork(self, number: int, ends: Sequence[int]) -> Forked:
@@ -370,7 +375,7 @@ class Template(Process):
             TemplateLost: the template has ended.
             OSError: the fork failed.
         """
-        changes, files = self._surroundings.changes()
+        changes, files = self._settings_at_start.changes()
         with contextlib.ExitStack() as undo:
             for file in files:
                 undo.callback(os.close, file)
@@ -386,7 +391,7 @@ class Template(Process):
             if descriptors:
                 undo_pipe.pop_all()
                 return Forked(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
-        if answer[:1] == FORKED:  # no free descriptor for its pidfd; the worker ends, since its lifeline closes
+        if answer[:1] == FORKED:  # no descriptor was free for its pidfd; the worker ends, since its lifeline closes
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if answer:
             raise OSError(answer.decode(errors="replace"))
@@ -399,17 +404,17 @@ class TemplateLost(Exception):
     """The template ended before it forked a worker."""
 
 
-class _Surroundings:
+class _InheritedSettings:
     """A snapshot of the settings that a process inherits from its parent, in addition to descriptors."""
 
     def __init__(self) -> None:
         self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
         self.blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-        self.files = {target: file for target in FILES if (file := _identity(target)) is not None}
+        self.files = {target: file for target in REPLACEABLE_FILES if (file := _identity(target)) is not None}
 
     def changes(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the changes since this snapshot, for a worker to be forked now, and duplicates of changed files."""
-        now = _Surroundings()
+        """Return the changes since this snapshot, to send to a new worker, and duplicates of the changed files."""
+        now = _InheritedSettings()
         files = [target for target, file in now.files.items() if file != self.files.get(target)]
         changes = {
             "set": dict(now.environment.items() - self.environment.items()),
@@ -443,18 +448,18 @@ def _readable(fd: int, timeout_s: float | None) -> bool:
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
-def _launch(who: int | str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         "-P",
         str(Path(__file__).with_name("bootstrap.py")),
-        str(who),
+        str(role),
         ",".join(map(str, descriptors)),
     ]
     # Otherwise the next file that the worker opens would become its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
-    # A ctrl-C between the child's start and its first line must not kill it with a traceback, nor our own signal.
+    # The child inherits the mask, so that neither ctrl-C nor our stack signal can kill it before it sets its handlers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
@@ -473,7 +478,7 @@ def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
     inherited = os.environ.get("GLIBC_TUNABLES", "")
     added = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
     settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *added)))}
-    return {**FOR_FORKS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    return {**FORK_SETTINGS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def _tidy(stack: bytes) -> str:
@@ -493,12 +498,12 @@ def check_platform() -> None:
     """Check that workers can be started on this platform.
 
     Raises:
-        RuntimeError: not Linux, a frozen application, or an interpreter without an executable; names the remedy.
+        RuntimeError: the platform is not Linux, the application is frozen, or the interpreter has no executable.
     """
     remedy = "use num_workers=0, which does the same work in this process"
     if sys.platform != "linux":
-        raise RuntimeError(f"worker processes need Linux, this is {sys.platform}: {remedy}")
+        raise RuntimeError(f"worker processes need Linux, got {sys.platform}; {remedy}")
     if getattr(sys, "frozen", False):
-        raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
+        raise RuntimeError(f"a frozen application has no Python interpreter to start workers with; {remedy}")
     if not sys.executable:
-        raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
+        raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with; {remedy}")

@@ -1,8 +1,8 @@
 """The messages between the parent and its workers, and the interface of an engine. This module imports no torch.
 
-There are two kinds of channel. Both are inherited descriptors without a name:
+There are two kinds of channel. Both are anonymous socket pairs, whose descriptors workers inherit:
 
-- The *queue* is one SOCK_SEQPACKET pair. The parent sends `Request` messages, and all workers read the same end, so an
+- The *queue* is a SOCK_SEQPACKET pair. The parent sends `Request` messages, and all workers read the same end, so an
   idle worker takes the next chunk, and no chunk waits behind a slow file.
 - Each worker has a *reply* pair, SOCK_SEQPACKET, which only this worker writes to.
 
@@ -18,7 +18,7 @@ row, so that the parent knows which sample the worker was processing if it dies:
     after the notes      the workers' counters, see `gpuload.workers.counters`
 
 Messages are small: positions, dataset indices, offsets. Pixels and array payloads are in the chunk's slot. If the slot
-is too small, they are in an in-memory file that belongs to this chunk alone; its descriptor comes with the reply.
+is too small, they are in an anonymous file for this chunk only, whose descriptor comes with the reply.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ __all__ = [
 ]
 
 IDLE = -1
-LEFT = -2  # the worker was asked to leave, and has left: it finished every chunk that it took
+LEFT = -2  # the worker left when it was asked to: it finished every chunk that it took
 MESSAGE_BYTES = 1 << 18  # larger than any message
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
-# The prefixes of first messages. HELLO: a worker is ready. A marshalled pair follows: the packed `start.Stopwatch` (b""
-# if the worker was forked), and how its modules differ (`inherited.differences`).
+# The prefixes of each process's first message. HELLO means that a worker is ready. A marshalled pair follows: the
+# packed `start.Stopwatch` (b"" if the worker was forked), and a text on modules that differ (`inherited.differences`).
 HELLO = b"hello"
 HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
 TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
@@ -102,8 +102,8 @@ _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # in a reply, for the same reason; larger metadata goes into the slot
-# The characters of an error's text that a record keeps: there may be thousands of records.
+MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
+# The number of characters of an error's text that a record keeps, since there may be thousands of records.
 MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000
 
@@ -155,11 +155,11 @@ class Request:
     is repeated gets a new number.
 
     `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
-    `whole` means that the chunk is a complete batch. For an iterable dataset, `indices` number the samples of the
-    worker's pass, and `iterable` says which pass. `epoch_sent` is passed to the dataset's ``set_epoch()``; -1 means no
-    call. `changes` are described in `gpuload.workers.inherited`. With `plans`, the request asks for the plan of a batch
-    instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may allocate if it does not fit
-    its slot.
+    `is_complete_batch` means that the chunk is a complete batch. For an iterable dataset, `indices` are the sample
+    numbers in the worker's pass, and `iterable` says which pass. `epoch_sent` is passed to the dataset's
+    ``set_epoch()``; -1 means no call. `changes` are described in `gpuload.workers.inherited`. With `plans`, the request
+    asks for the plan of a batch instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may
+    allocate if it does not fit its slot.
     """
 
     chunk: int
@@ -168,7 +168,7 @@ class Request:
     slot_bytes: int
     positions: np.ndarray
     indices: np.ndarray | list[object]
-    whole: bool = False
+    is_complete_batch: bool = False
     iterable: IterableStart | None = None
     epoch_sent: int = -1
     plans: bool = False
@@ -176,12 +176,12 @@ class Request:
     spare_bytes: int = 0
 
     def pack(self) -> bytes:
-        # As bytes, since pickling two short NumPy arrays would take longer than everything else.
+        # Send arrays as bytes: pickling two short NumPy arrays would take longer than everything else.
         indices = self.indices
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
         samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickle_keys(indices)
-        options = self.whole, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
+        options = self.is_complete_batch, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
         message = pickle.dumps((numbers, samples, options), 5)
         if len(message) > MAX_REQUEST_BYTES:
             subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
@@ -216,16 +216,16 @@ class Status(enum.IntEnum):
     """The outcome of a chunk."""
 
     DONE = 0
-    TOO_LARGE = 1  # it needs `nbytes`, more than it was allowed; it has to be repeated
-    UNWANTED = 2  # its epoch was abandoned
+    TOO_LARGE = 1  # the chunk needs `nbytes`, more than it was allowed, and has to be repeated
+    UNWANTED = 2  # the chunk's epoch was abandoned
 
 
-_STATUSES = tuple(Status)  # by number: calling the enumeration takes longer than unpacking the rest of a reply
+_STATUSES = tuple(Status)  # indexed by value: calling the enum takes longer than unpacking the other fields of a reply
 
 
 @dataclass(slots=True)
 class Reply:
-    """The end of one chunk.
+    """The outcome of one chunk.
 
     `nbytes` is the size of the chunk in its slot, or for TOO_LARGE the size that it needs. `meta` is the packed
     description of its samples (see `ring/packing.py`). If it is too long for a message, it is in the slot, and
@@ -287,16 +287,16 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The end of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
+    """The outcome of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
 
-    `cause` is the reason as text, and `stack` is where the worker crashed. `outside` means that it was killed by
-    SIGKILL (the machine ran out of memory, or somebody killed it).
+    `cause` is the reason as text, and `stack` is where the worker crashed. `is_external` means that the
+    cause was outside the worker, such as SIGKILL (the machine ran out of memory, or somebody killed the worker).
     """
 
     chunk: int
     row: int | None
     cause: str
-    outside: bool = False
+    is_external: bool = False
     stack: str = ""
 
 
@@ -304,16 +304,16 @@ Event = Reply | Lost
 
 
 class Engine:
-    """Base class of what loads chunks: processes, actors of a cluster, or the main process itself. Each submitted chunk
-    ends with exactly one event. The engine returns the slot of a `Lost` chunk to the ring itself, once no worker can
-    write there any more.
+    """Base class of engines, which load chunks in processes, in actors of a cluster, or in the main process itself.
+    Each submitted chunk ends with exactly one event. The engine returns the slot of a `Lost` chunk to the ring itself,
+    once no worker can write there any more.
 
     Attributes:
-        broken: the error because of which the engine cannot continue; None while it can.
+        broken: the error that stopped the engine; None while it can continue.
         waited_s: the total time that `gather` has waited for workers.
         deaths: the deaths of workers in this epoch; the feed resets it at the start of each epoch.
         begun_at: when ``iter()`` was called, in monotonic seconds; `start` counts from here.
-        start: how long the processes of this machine took to start.
+        start: how long the processes on this machine took to start.
     """
 
     deaths: Deaths
@@ -333,8 +333,8 @@ class Engine:
         return True
 
     def submit(self, request: Request) -> bool:
-        """Take a chunk and its slot; return False if the engine has enough to do. In that case, or after an error, the
-        slot is freed. Never blocks."""
+        """Take a chunk and its slot; return False if the engine is busy. In that case, or after an error, the slot is
+        freed. Never blocks."""
         submitted = False
         try:
             submitted = self._submit(request)
@@ -359,7 +359,7 @@ class Engine:
         raise NotImplementedError
 
     def recover_slots(self) -> bool:
-        """Start to free the slots of lost chunks. Call this while nothing is in progress, until it returns False: then
+        """Start freeing the slots of lost chunks. Call this while nothing is in progress, until it returns False: then
         all slots are free."""
         return False
 
@@ -377,7 +377,7 @@ class Engine:
 
 
 class Queue:
-    """A queue of requests. This process sends, and one worker or all workers read from the same end."""
+    """A queue of requests. The parent sends them; one worker, or all workers, read them from the same end."""
 
     def __init__(self) -> None:
         self.send_end, self.read_end = socket_pair()
@@ -400,7 +400,7 @@ class Queue:
 
     def close(self) -> None:
         self.read_end.close()
-        self.send_end.close()  # idle workers see the end of the queue
+        self.send_end.close()  # idle workers reach the end of the queue, and exit
 
 
 @dataclass(slots=True, frozen=True)
@@ -414,8 +414,8 @@ class Note:
 
 class Board:
     """The shared page with the notes and `counters` of the workers, which are numbered from `first`. The parent creates
-    the page. Each worker writes only its own lines. The parent writes there while no process has the worker's number,
-    and to ask the worker to leave."""
+    the page. Each worker writes only its own lines. The parent writes to a line only while no process has the worker's
+    number, and to ask the worker to leave."""
 
     def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
         notes = 64 * (workers + 1)
@@ -454,7 +454,7 @@ class Board:
         self.ask_to_leave(worker, False)
 
     def ask_to_leave(self, worker: int, leave: bool = True) -> None:
-        """Ask a worker to leave after its current chunk; or, with `leave=False`, cancel that, which may be too late."""
+        """Ask a worker to leave after its current chunk or, with `leave=False`, to stay, which may come too late."""
         _LEAVE.pack_into(self._map, self._line(worker) + _NOTE.size, leave)
 
     def may_stay(self, worker: int) -> bool:
@@ -475,8 +475,8 @@ class Board:
 def record_of(
     epoch: int, position: Any, index: Any, source: str | None, error: BaseException, place: str = ""
 ) -> ErrorRecord:
-    """Return the record of a sample that failed. `source` is the file of its images, and `place` is where in the sample
-    the failed image is."""
+    """Return the record of a sample that failed. `source` is the file of its images, and `place` is the failed image's
+    place in the sample."""
     if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
         source = error.filename
     return ErrorRecord(
@@ -497,7 +497,7 @@ def error_traceback(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception; the ``__str__`` of a user's own class may itself fail."""
+    """Return the text of an exception, even if its ``__str__`` fails, as that of a user's class may."""
     try:
         return str(error)
     except Exception as failure:

@@ -17,7 +17,7 @@ it. A chunk that did not fit its slot has separate memory on the host, and gets 
 In addition to its chunks, each actor always has one pending call for a report. The call returns after a few seconds
 even if there is nothing to report. So if an actor has died, the call raises an error; if an actor or its machine hangs,
 the report is overdue. In both cases its chunks are lost, like those of a dead worker, and a new actor takes its place
-where the cluster has room. If several actors on one machine die at the same time, that counts as one death.
+on any machine that has room. If several actors on one machine die at the same time, that counts as one death.
 
 Lifetime: `RayPool.close` ends the actors. If the main process dies, Ray ends them, and workers end with their actor.
 """
@@ -55,7 +55,7 @@ CHUNKS_PER_WORKER: Final = 2  # one in progress and one queued, which begins wit
 SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
 REPORT_S: Final = 5.0
 NODE_DIED: Final = "its node has died"  # from Ray's error message
-SLOW_S: Final = 60.0  # an actor that is silent for longer gets a warning
+SLOW_S: Final = 60.0  # the user is warned about an actor that is silent for longer
 WAIT_S: Final = 1.0
 CLOSE_S: Final = 2.0
 POLL_S: Final = 0.25  # the interval at which an actor checks its workers
@@ -142,7 +142,7 @@ class Report:
     address: str
     versions: dict[str, str]
     ready: bool = False
-    deaths: list[tuple[str, str]] = field(default_factory=list)  # cause with the sample, stack
+    deaths: list[tuple[str, str]] = field(default_factory=list)  # (cause with the sample, stack)
     warnings: list[str] = field(default_factory=list)
     broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error, after which the actor does nothing
 
@@ -158,9 +158,9 @@ class _Actor:
     first: int
     workers: int
     started_at: float
-    asked_at: float  # when the pending report was requested
-    chunks: int = 0  # in progress
-    last_report: Report | None = None  # None means the actor has not started, and perhaps never will
+    report_requested_at: float  # when the pending report was requested
+    chunks: int = 0  # the number of chunks in progress
+    last_report: Report | None = None  # None means that the actor has not started, and may never start
     warned: bool = False
 
     @property
@@ -203,11 +203,11 @@ class RayPool(RestartingEngine):
         self._own_queues = own_queues
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
-        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by dead actors; by current actors
+        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # index 0: dead actors; 1: current actors
         self._actors: list[_Actor] = []
-        # Pending calls, keyed by the reference to the result; None means the call for a report.
+        # Pending calls, keyed by the reference to the result; without a request, the call for a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
-        self._died_at: dict[str, float] = {}  # by machine: when the last death there was counted
+        self._died_at: dict[str, float] = {}  # keyed by machine: when the last death there was counted
         parcel = pack(job)
         self._ray = connected(workers.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
@@ -233,8 +233,8 @@ class RayPool(RestartingEngine):
         return actor is not None
 
     def _actor_for(self, request: Request) -> _Actor | None:
-        """Return the least busy actor; None if all are busy enough or none has started. For an iterable dataset, return
-        the actor of the request's worker, or None if that actor has not started."""
+        """Return the least busy actor; None if all have enough to do, or none has started. For an iterable dataset,
+        return the actor of the request's worker, or None if that actor has not started."""
         if request.iterable is not None:
             actor = self._actors[request.iterable.worker // self._per_actor]
             return actor if actor.started else None
@@ -250,7 +250,7 @@ class RayPool(RestartingEngine):
                     actor.handle.cancel_before.remote(chunk)
 
     def counted(self) -> np.ndarray:
-        return self._counted.sum(axis=0)  # as of each actor's last chunk
+        return self._counted.sum(axis=0)  # up to the last chunk of each actor
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         references = list(self._calls)
@@ -285,10 +285,10 @@ class RayPool(RestartingEngine):
     def _default_per_actor(self) -> int:
         """Return a number of workers per actor that fits on at least one machine."""
         cpus = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
-        most = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
-        return max(1, min(WORKERS_PER_ACTOR, most, self._workers.count))
+        limit = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
+        return max(1, min(WORKERS_PER_ACTOR, limit, self._workers.count))
 
-    def _start(self, first: int, place: int | None = None) -> None:
+    def _start(self, first: int, index: int | None = None) -> None:
         workers = min(self._per_actor, self._workers.count - first)
         pool_options = {
             "first": first,
@@ -301,14 +301,14 @@ class RayPool(RestartingEngine):
         handle = actor_class.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
         now = time.monotonic()
         actor = _Actor(handle, first, workers, now, now)
-        if place is None:
+        if index is None:
             self._actors.append(actor)
         else:
-            self._actors[place] = actor
+            self._actors[index] = actor
         self._request_report(actor)
 
     def _request_report(self, actor: _Actor) -> None:
-        actor.asked_at = time.monotonic()
+        actor.report_requested_at = time.monotonic()
         self._calls[actor.handle.report.remote(self._report_s)] = actor, None
 
     # -- listening --------------------------------------------------------------------------------------------------
@@ -320,14 +320,14 @@ class RayPool(RestartingEngine):
         try:
             result: Done | Report = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"{actor.name} failed, which is an error of gpuload:\n\n{error}") from error
+            raise WorkerError(f"{actor.name} failed, which is a bug in gpuload:\n\n{error}") from error
         except self._ray.exceptions.RayError as error:
             if request is None or isinstance(error, self._ray.exceptions.RayActorError):
-                self._replace(actor, _first_line(error), events)
+                self._replace(actor, _message_of(error), events)
             else:  # only the object is lost; the actor lives
                 del self._calls[reference]
                 actor.chunks -= 1
-                events.append(self._lose(request, _first_line(error)))
+                events.append(self._lose(request, _message_of(error)))
             return
         del self._calls[reference]
         if isinstance(result, Report):
@@ -354,7 +354,7 @@ class RayPool(RestartingEngine):
 
     def _lose(self, request: Request, cause: str) -> Lost:
         self._ring.release_at(request.slot_offset)
-        return Lost(request.chunk, None, cause, outside=True)
+        return Lost(request.chunk, None, cause, is_external=True)
 
     def _process_report(self, actor: _Actor, report: Report) -> None:
         if not actor.started:
@@ -371,14 +371,14 @@ class RayPool(RestartingEngine):
     def _compare(self, report: Report) -> None:
         """Compare versions, since only equal versions give the same pixels."""
         local = versions()
-        different = {name: version for name, version in report.versions.items() if local.get(name) != version}
-        different |= dict.fromkeys(local.keys() - report.versions.keys(), "none")
+        mismatches = {name: version for name, version in report.versions.items() if local.get(name) != version}
+        mismatches |= dict.fromkeys(local.keys() - report.versions.keys(), "none")
         text = ", ".join(
-            f"{name} {version} (here {local.get(name, 'none')})" for name, version in sorted(different.items())
+            f"{name} {version} (here {local.get(name, 'none')})" for name, version in sorted(mismatches.items())
         )
-        if {"gpuload", "python"} & different.keys():
+        if {"gpuload", "python"} & mismatches.keys():
             raise WorkerError(f"{report.address} has {text}: install the same versions on all machines of the cluster")
-        if different:
+        if mismatches:
             self._warn_once(text, f"{report.address} has {text}: its pixels may differ from those of other machines")
 
     # -- deaths -----------------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class RayPool(RestartingEngine):
         """Replace actors that do not answer, if there is a timeout; otherwise warn about them."""
         now = time.monotonic()
         for actor in list(self._actors):
-            silent_s = now - actor.asked_at
+            silent_s = now - actor.report_requested_at
             if silent_s <= SLOW_S and (not self._timeout_s or silent_s <= self._timeout_s + 2 * self._report_s):
                 continue
             report = next(call for call, (other, request) in self._calls.items() if other is actor and not request)
@@ -462,13 +462,13 @@ def connected(address: str, feature: str) -> Any:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise WorkerError(
-                f"there is no Ray cluster at {address!r} ({_first_line(error)}). Start one with `ray start "
+                f"there is no Ray cluster at {address!r} ({_message_of(error)}). Start one with `ray start "
                 "--head` here and `ray start --address=…` on the other machines, or give its address"
             ) from error
     return ray
 
 
-def _first_line(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return " ".join(str(error).split())[:1000]
 
 
@@ -490,7 +490,7 @@ class Host:
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
-        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # need a slot, or room in the queue
+        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # they need a slot, or room in the queue
         self._in_flight: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._report = Report("", os.uname().nodename, versions())  # the next report
@@ -501,7 +501,7 @@ class Host:
         the caller that this actor is in trouble."""
         if self._pool is None and self._report.broken is None:
             self._start()
-        self._look()
+        self._poll()
         if self._report.broken is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), within_s)
@@ -513,7 +513,7 @@ class Host:
         """Process a chunk."""
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting.append((Request.unpack(request), future))
-        self._look()
+        self._poll()
         return await future
 
     async def cancel_before(self, chunk: int) -> None:
@@ -549,18 +549,18 @@ class Host:
         except Exception as error:
             self._report.broken = str(error), kinds_of(error)
             return
-        self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit, over all actors
+        self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit for all actors together
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._pool.fileno(), self._look)
+        loop.add_reader(self._pool.fileno(), self._poll)
         self._ticker = loop.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Poll for what no descriptor reports: a worker that hangs, a chunk that was lost with another worker."""
+        """Poll for events that no descriptor reports: a worker that hangs, a chunk that another worker lost."""
         while True:
             await asyncio.sleep(POLL_S)
-            self._look()
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         pool, report = self._pool, self._report
         if pool is None or report.broken is not None:
             return

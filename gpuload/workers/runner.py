@@ -1,4 +1,4 @@
-"""Processing of one chunk: samples → regions → pixels in a slot. Runs in a worker; with num_workers=0, in the parent.
+"""Processing of a chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, in the parent.
 
 There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions
 together (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
@@ -9,8 +9,8 @@ A chunk that does not fit its slot gets separate memory (`Chunk.room`), so that 
 repeated only if it needs more memory than it is allowed, or than the system has.
 
 Images of the same shape that a file stores as rows of an array are copied without flattening samples (`RowCopier`). The
-result is identical to the last bit, and avoids the Python code for each sample, which took as long as copying 256×256
-pixels. Anything unusual, in particular any error, goes through the three steps.
+results are identical bit for bit. This avoids the Python code for each sample, which took as long as copying 256×256
+pixels. A chunk with anything unusual, in particular any error, goes through the three steps.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ChunkRunner:
 
     Args:
         job: dataset, transforms, options.
-        guard_generators: restore the global random generators after each chunk (in the user's own process).
+        guard_generators: restore the global random generators after each chunk (in the user's process).
 
     Attributes:
         source: reads the samples.
@@ -160,16 +160,16 @@ class ChunkRunner:
         self._reader = SampleReader(job)
         # A collate_fn continues the draws of the last sample, so seeding must not be skipped.
         self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
-        self._row_copier = RowCopier(job) if RowCopier.can_do(job) else None
+        self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
         self.counters = Counters()
         self._guards = guard_generators
-        # A batch of plain data is collated in the worker; with images, after the stage.
+        # A batch of plain data is collated in the worker; a batch with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._keeps_types = job.collate_fn is not None or job.single
         # If nothing needs single samples, samples that turn out to be plain data are stacked.
         self._stacks = job.plain and not (self._keeps_types or job.whole)
-        self._batches: dict[Any, Collated] = {}  # collated, but not in a slot yet
-        self._can_send_batches = False  # known once a collated batch was sent
+        self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
+        self._can_send_batches = False  # becomes True when a collated batch is sent
 
     @property
     def counters(self) -> Counters:
@@ -192,12 +192,12 @@ class ChunkRunner:
         chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
-            note(len(request.positions))  # it is not processing a sample
+            note(len(request.positions))  # past the last row: no sample is being processed
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
         counters.chunks += 1
-        if self._row_copier is not None and self._reader.has_looked:
+        if self._row_copier is not None and self._reader.is_search_over:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
@@ -215,7 +215,7 @@ class ChunkRunner:
                 self._can_send_batches = True
                 counters.collated, counters.collate_ns = counters.collated + 1, counters.collate_ns + clock() - start
             except Exception:
-                # The batch cannot be sent (a generator, say, or an object with a lock), so the main process collates.
+                # The batch cannot be sent (it holds a generator or a lock, say), so the main process collates.
                 # The collate_fn may have changed the samples, so they are read again, or an iterator's copies are used.
                 self._collates = False
                 if request.iterable is None:
@@ -247,7 +247,7 @@ class ChunkRunner:
             chunk.columns = _columns_of(range(rows), *picked)
             counters.samples += rows
             return True
-        samples: dict[int, Any] = {}  # by row, if they are stacked
+        samples: dict[int, Any] = {}  # keyed by row; only if they are stacked
         wanted, note, count, stacks = chunk.wanted, chunk.note, self.source.count, self._stacks
         read_start = clock()
         for row in range(rows):
@@ -312,7 +312,13 @@ class ChunkRunner:
         """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
         change the samples: a chunk that is repeated in a larger slot gets the first result."""
         request, samples = chunk.request, chunk.samples
-        if not self._collates or not request.whole or not samples or chunk.errors or any(s.images for s in samples):
+        if (
+            not self._collates
+            or not request.is_complete_batch
+            or not samples
+            or chunk.errors
+            or any(s.images for s in samples)
+        ):
             return None
         chunk.note(0)
         key = _batch_key(request)
@@ -348,7 +354,7 @@ class ChunkRunner:
         nbytes = sent_bytes = self._send(chunk.request, samples) if self.job.device_share else 0
         for sample in samples:
             for picture in sample.pictures:
-                if not picture.sent:
+                if not picture.encoded_fields:
                     height, width, channels = picture.shape
                     nbytes += align(height * width * channels, ALIGN)
         if chunk.room(nbytes) is None:
@@ -443,7 +449,7 @@ class RowCopier:
         self._structure = flatten(0 if self._dataset.labels is None else (0, 0), [])
 
     @staticmethod
-    def can_do(job: Job) -> bool:
+    def can_copy(job: Job) -> bool:
         """Return whether a job reads images of an `ArrayFile` and no user code needs single samples."""
         chain = job.chain
         if not row_bytes(job.dataset):
@@ -459,7 +465,7 @@ class RowCopier:
             if numbers is None or images is None:
                 return None
             table = self._table(request, images)
-        except Exception:  # the three steps will attribute the error to its sample
+        except Exception:  # the three steps will find the sample that fails
             return None
         nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
         if chunk.room(nbytes) is None:

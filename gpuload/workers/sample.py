@@ -46,7 +46,7 @@ from gpuload.workers.job import Job
 
 __all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "as_columns"]
 
-CUT_BYTES = 8 << 20  # files of this size together are cut before the first of their images is decoded
+CUT_BYTES = 8 << 20  # files up to about this total size are cut before the first of their images is decoded
 SEARCHED_SAMPLES = 16  # samples per worker that are searched for unrecognized targets
 
 Region = list[int]  # top, left, height, width
@@ -73,8 +73,8 @@ class Picture:
     kind: tuple[str, int] | None = None
     region: Region = field(default_factory=list)  # the region to decode; empty until it is drawn
     resized: Resized | None = None
-    sent: tuple[Any, ...] = ()  # if the device decodes it: the fields of `EncodedImage` from the offset on
-    offset: int = -1  # of the decoded pixels in the slot
+    encoded_fields: tuple[Any, ...] = ()  # if the device decodes it: the fields of `EncodedImage` from the offset on
+    offset: int = -1  # the offset of the decoded pixels in the slot
     part: Cut | None = None  # the bytes cut out of the file by `SampleReader.cut`, if any
 
     @property
@@ -144,15 +144,15 @@ class SampleReader:
         self._job = job
         self._remarks: list[str] = []
         self._searches_left = SEARCHED_SAMPLES
-        self._sizes_differ = False  # boxes for another image size were found and reported
+        self._sizes_differ = False  # whether boxes for another image size were found and reported
         self._decoder = Decoder(job.decode)
         self.set_counters(Counters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
-        self._no_targets = check_transforms(job.chain)
+        self._targets_refusal = check_transforms(job.chain)
 
     @property
-    def has_looked(self) -> bool:
+    def is_search_over(self) -> bool:
         """Return whether the search of the first samples for unrecognized targets is over, and its remark sent."""
         return not self._searches_left and not self.remark
 
@@ -176,7 +176,7 @@ class SampleReader:
         """Flatten a sample and read its headers.
 
         Raises:
-            TypeError, ValueError: it lacks an image that is needed, or its targets do not match its image.
+            TypeError, ValueError: the sample lacks an image that is needed, or its targets do not match its image.
             ImageFailure: a header cannot be read.
         """
         if original is None and self._job.collate_fn is None:
@@ -243,8 +243,8 @@ class SampleReader:
                 f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
                 f"image that they belong to{_nearly_an_image(sample.structure, leaves)}; return it in the same sample"
             )
-        if targets and self._no_targets is not None:
-            raise ValueError(self._no_targets)
+        if targets and self._targets_refusal is not None:
+            raise ValueError(self._targets_refusal)
         size = images[0][1].height, images[0][1].width
         for leaf, image in images[1:]:
             if (other_size := (image.height, image.width)) != size:
@@ -285,7 +285,7 @@ class SampleReader:
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
-        """Choose the images that are resized while they are decoded, and set their regions to the boxes to resize."""
+        """Choose the images to resize while they are decoded, and set their regions to the boxes that are resized."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
         for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
@@ -304,25 +304,25 @@ class SampleReader:
                 leaf: Any = picture.leaf
                 is_grey = leaf.mode != "RGB" and picture.header.jpeg.components == 1
                 source = None if leaf.source == sample.source else leaf.source
-                picture.sent = (offset, len(leaf.data), picture.header.orientation, int(is_grey), source)
+                picture.encoded_fields = (offset, len(leaf.data), picture.header.orientation, int(is_grey), source)
                 offset = align(offset + len(leaf.data), ALIGN)
         return offset
 
     def cut(self, samples: Sequence[Sample]) -> int:
         """Cut the bytes that the regions need out of the images' files, where that saves time, before the images are
-        decoded. Cuts the files of the first few samples together, and returns the number of these samples."""
+        decoded. Cut the files of the first few samples together, and return the number of these samples."""
         pictures: list[Picture] = []
         requests: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
         while number < len(samples) and nbytes < CUT_BYTES:
             for picture in samples[number].images.values():
                 leaf, (top, left, height, width) = picture.leaf, picture.region
-                if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
+                if isinstance(leaf, Encoded) and picture.resized is None and not picture.encoded_fields:
                     pictures.append(picture)
                     requests.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
             number += 1
-        with contextlib.suppress(Exception):  # raised again for the one file when it is decoded
+        with contextlib.suppress(Exception):  # raised again when the bad file is decoded
             for picture, part in zip(pictures, self._decoder.cuts(requests), strict=True):
                 picture.part = part
         return number
@@ -335,8 +335,8 @@ class SampleReader:
             ImageFailure: an image or mask cannot be decoded.
         """
         for number, picture in enumerate(sample.pictures):
-            if picture.sent:
-                start, length = picture.sent[:2]
+            if picture.encoded_fields:
+                start, length = picture.encoded_fields[:2]
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
                 continue
             height, width, channels = picture.shape
@@ -397,8 +397,8 @@ def _encoded(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
     encoded = []
     for images in samples:
         for column, picture in enumerate(images.values()):
-            if picture.sent:
-                encoded.append((column, rows[column], *picture.sent))
+            if picture.encoded_fields:
+                encoded.append((column, rows[column], *picture.encoded_fields))
             rows[column] += 1
     return encoded
 
@@ -433,7 +433,7 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
                 f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) instead "
-                "(gpuload.ImageFiles and gpuload.ImageFolder read whole folders)"
+                "(gpuload.ImageFiles and gpuload.ImageFolder read entire folders)"
             )
         if isinstance(leaf, bytes):
             return f": {place} is bytes of an unknown kind; if they are an image file, return gpuload.Encoded(bytes)"

@@ -6,7 +6,7 @@ How memory is sent:
 - Memory that the user's processes share on purpose is sent as the shared memory itself, never as a copy. This includes
   tensors after ``share_memory_()``, objects that `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
   ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts), arrays over any of these, and the
-  memory of a `Cached` dataset. It cannot be sent to workers on other machines.
+  memory of a `Cached` dataset. Such memory cannot be sent to workers on other machines.
 - All other arrays go out of band, into the job's memfd, which workers map: a CPU tensor as an array, a large list of
   `bytes` as a single array.
 
@@ -43,12 +43,12 @@ from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, wr
 
 __all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
-MAX_COPIED_BYTES: Final = 1_000_000_000  # all workers' copies together; more than this gets a warning
+MAX_COPIED_BYTES: Final = 1_000_000_000  # the total of all workers' copies; above this, there is a warning
 MIN_LIST_BYTES: Final = 1 << 20  # smaller lists of bytes are pickled, not shared
-MAX_DEPTH: Final = 3  # of nested containers in the attributes of an object
-MAX_ENTRIES: Final = 1_000  # entries of a container that are searched
+MAX_DEPTH: Final = 3  # the depth to which containers in the attributes of an object are searched
+MAX_ENTRIES: Final = 1_000  # only these entries of a container are searched
 CANNOT_SHARE: Final = "workers on other machines cannot have it"
-# The reducers of `multiprocessing` and torch that send memory itself; the others are for methods, sockets and tensors.
+# The reducers of `multiprocessing` and torch that send shared memory; others are for methods, sockets and tensors.
 SHARING_REDUCERS: Final = {
     "reduce_arena",
     "reduce_connection",
@@ -81,7 +81,7 @@ def pack(obj: Any) -> Parcel:
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
     """
-    pickled, buffers = _dump(obj, apart=True)
+    pickled, buffers = _dump(obj, is_remote=True)
     parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
     path = [os.path.abspath(entry) for entry in import_path()]
     return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
@@ -136,18 +136,18 @@ class _Pickler(cloudpickle.Pickler):
     Args:
         file: the file for the pickle.
         on_buffer: receives the out-of-band buffers.
-        apart: pickle for workers on other machines: refuse shared memory. A cache in memory begins empty there.
+        is_remote: pickle for workers on other machines: refuse shared memory. A cache in memory starts out empty there.
     """
 
-    def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, apart: bool) -> None:
+    def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, is_remote: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
-        self._apart = apart
+        self._is_remote = is_remote
         reducers: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
         self._sharing = {
             kind: reducer for kind, reducer in reducers.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
         }
         self._sharing[AuthenticationString] = _reduce_authkey
-        if apart:
+        if is_remote:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
             self._sharing[cache_file.CachePlace] = _reduce_cache
@@ -198,7 +198,7 @@ class _Pickler(cloudpickle.Pickler):
             if mapping is None:
                 return None
             path, start = mapping
-            if os.path.isfile(path):  # not a device, which page-locked memory may be a mapping of
+            if os.path.isfile(path):  # not a device: page-locked memory may be mapped from one
                 owner = path
             elif (arena := _arena_at(addr)) is not None:
                 owner, start = arena
@@ -210,7 +210,9 @@ class _Pickler(cloudpickle.Pickler):
         if owner is None:
             return None
         return (
-            _refuse(array) if self._apart else (_view, (owner, addr - start, array.dtype, array.shape, array.strides))
+            _refuse(array)
+            if self._is_remote
+            else (_view, (owner, addr - start, array.dtype, array.shape, array.strides))
         )
 
     def _mapping_at(self, address: int) -> tuple[str, int] | None:
@@ -244,36 +246,38 @@ class _PicklerWithIds(_Pickler):
         return self._ids.get(id(obj))
 
 
-class _Nowhere(io.RawIOBase):
+class _NullFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         return len(data)
 
 
-def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+def _dump(
+    obj: Any, calls: Sequence[partial[Any]] = (), *, is_remote: bool = False
+) -> tuple[memoryview, list[memoryview]]:
     """Pickle the settings of libraries, preceded by `calls`, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
 
     def can_pickle(part: Any) -> bool:
         with contextlib.suppress(Exception):
-            _Pickler(_Nowhere(), None, apart=apart).dump(part)
+            _Pickler(_NullFile(), None, is_remote=is_remote).dump(part)
             return True
         return False
 
     try:
         with pickled_by_value():
-            settings = LibrarySettings.here(can_pickle)
+            settings = LibrarySettings.of_this_process(can_pickle)
             settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler
-            pickler(pickled, buffers.append, apart=apart).dump((settings, obj))
+            pickler(pickled, buffers.append, is_remote=is_remote).dump((settings, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
-        raise TypeError(_refusal(obj, error, apart)) from error
+        raise TypeError(_refusal(obj, error, is_remote)) from error
 
 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
-    """Find the large lists of bytes in an object's attributes, and in containers and objects there. Return, keyed by
+    """Find the large lists of bytes in an object's attributes, and in nested containers and objects. Return, keyed by
     `id`, the number of each list and the arguments of a `SharedBytes`."""
     lists: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
 
@@ -377,7 +381,7 @@ def _refuse(obj: Any) -> NoReturn:
 def _is_shared(obj: Any) -> bool:
     """Return whether an object, whose type has a reducer, is in shared memory."""
     if isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
-        return hasattr(obj, "_wrapper")  # otherwise its memory is private
+        return hasattr(obj, "_wrapper")  # without a wrapper, its memory is private
     storage = getattr(obj, "_untyped_storage", obj)
     return type(storage).__name__ != "UntypedStorage" or (storage.device.type == "cpu" and storage.is_shared())
 
@@ -434,9 +438,9 @@ def _adopt(fd: int) -> None:
 # -- the message for an object that cannot be sent --------------------------------------------------------------------
 
 
-def _refusal(obj: Any, error: Exception, apart: bool) -> str:
+def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
     """Return the message for an object that cannot be sent: the part that fails, the reason, and the remedy."""
-    path, culprit, error = _culprit(obj, error, apart)
+    path, culprit, error = _culprit(obj, error, is_remote)
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     described = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
@@ -449,8 +453,8 @@ def _refusal(obj: Any, error: Exception, apart: bool) -> str:
     )
 
 
-def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Exception]:
-    """Return the part of an object that cannot be pickled: its name, such as ``dataset.reader``, the part, its error.
+def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
+    """Return the part of an object that cannot be sent: its path, such as ``dataset.reader``, the part, and its error.
 
     The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
     part of a job is pickled by itself, and then each attribute of the first part that fails. References back to the job
@@ -460,7 +464,7 @@ def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Excepti
     for _ in range(2):
         owners[id(culprit)] = "skipped"
         for name, value in _attributes(culprit).items():
-            if (failure := _failure(value, owners, apart)) is not None:
+            if (failure := _failure(value, owners, is_remote)) is not None:
                 path, culprit, error = f"{path}.{name}" if path else name, value, failure
                 break
         else:
@@ -468,12 +472,12 @@ def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Excepti
     return path, culprit, error
 
 
-def _failure(obj: Any, skipped: Mapping[int, Any], apart: bool) -> Exception | None:
+def _failure(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Exception | None:
     """Return the error from pickling an object, or None; objects whose ids are in `skipped` are not pickled."""
     inheritance = Inheritance()
     try:
-        with contextlib.nullcontext() if apart else inheritance:
-            _PicklerWithIds(skipped, _Nowhere(), lambda buffer: None, apart=apart).dump(obj)
+        with contextlib.nullcontext() if is_remote else inheritance:
+            _PicklerWithIds(skipped, _NullFile(), lambda buffer: None, is_remote=is_remote).dump(obj)
     except Exception as error:
         return error
     finally:
@@ -487,7 +491,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
         _, _, state, *_ = obj.__reduce_ex__(5)
     except Exception:  # it has no such attributes, or cannot be pickled itself
         return {}
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # the class has __slots__
         state = {**(state[0] or {}), **state[1]}
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
     transform_attributes = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
@@ -499,7 +503,7 @@ def _remedy_for(error: BaseException) -> str | None:
     if CANNOT_SHARE in str(error):
         return "Give workers a copy of it, made before the Loader is created"
     if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
-        return f"These {CANNOT_SHARE}"
+        return f"It is shared by processes of this machine; {CANNOT_SHARE}"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are not '

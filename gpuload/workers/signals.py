@@ -1,10 +1,10 @@
 """Deferred signals: code that must not be interrupted half-way is completed before a ctrl-C takes effect.
 
 Python runs a signal's handler between any two instructions of the main thread, and an exception from the handler
-interrupts the program there: between starting a process and storing it, for example. Blocking the signal in the main
-thread does not help: the kernel delivers it to another thread, perhaps one of torch's, and Python still runs the
-handler in the main thread. So for a while the handlers are replaced by a function that records the signal, and
-afterwards the recorded signals are raised again.
+interrupts the program there: between starting a process and storing it, for example, so that nobody would end it.
+Blocking the signal in the main thread does not help: the kernel delivers it to another thread, perhaps one of torch's,
+and Python still runs the handler in the main thread. So for a while the handlers are replaced by a function that
+records the signal, and afterwards the recorded signals are raised again.
 
 These contexts can be used in any thread; outside the main thread, where no handler ever runs, they do nothing. If a
 deferral ends within a finalizer, Python only prints an exception from a handler: such a ctrl-C is lost.
@@ -33,8 +33,8 @@ def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
     """Defer signals within this context; they are raised at its end or, if contexts are nested, at the outermost end.
 
     Args:
-        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while one is being raised already or
-            the program is ending.
+        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while another `KeyboardInterrupt` is
+            being raised or the program is ending.
     """
     if threading.current_thread() is not threading.main_thread() or _handlers:
         yield
@@ -79,7 +79,7 @@ def _restore_handlers() -> None:
     """Restore all handlers, even if a restored handler raises an exception immediately."""
     try:
         for number, handler in list(_handlers.items()):
-            if signal.getsignal(number) is _record:  # otherwise the program has set another handler meanwhile
+            if signal.getsignal(number) is _record:  # otherwise the program has set another handler in the meantime
                 signal.signal(number, handler)
             del _handlers[number]
     finally:

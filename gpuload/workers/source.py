@@ -1,7 +1,7 @@
-"""Reads the samples of a chunk: by key from a map dataset, one or many at a time; by number from an iterable dataset.
+"""Reading the samples of a chunk: by key from a map dataset, one or many at a time; by number from an iterable dataset.
 
-Runs in a worker, or with num_workers=0 in the main process. A `Pass` iterates over an iterable dataset; each worker has
-a separate one. The global generators are seeded before each sample of a user's dataset, so that its draws are a
+Runs in a worker or, with num_workers=0, in the main process. A `Pass` iterates over an iterable dataset; each worker
+has a separate pass. The global generators are seeded before each sample of a user's dataset, so that its draws are a
 function of (seed, epoch, position).
 
 Read-ahead: the source announces the samples of the next chunk to a dataset with ``will_need(indices)``, so that the
@@ -39,14 +39,14 @@ from gpuload.workers.protocol import Request
 
 __all__ = ["EndOfSamples", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
 
-SLOW_NS: Final = 200_000  # per sample; 130 KB from the page cache take 25 µs, and 100 µs on a busy machine
-CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow one, which look fast because of it
-DISK_CHUNKS: Final = 4  # the same after a chunk that read disk blocks; read-ahead itself counts as disk reads
-UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known when chunk 2 begins, after chunk 3 was announced
+SLOW_NS: Final = 200_000  # per sample; reading 130 KB from the page cache takes 25 µs, or 100 µs on a busy machine
+CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow chunk; they look fast because of read-ahead
+DISK_CHUNKS: Final = 4  # the same after a chunk that read disk blocks; fewer, as read-ahead itself counts as reads
+UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known only when chunk 2 begins, after chunk 3 was announced
 ANNOUNCED_TOGETHER: Final = 4  # samples in one announcement
 SEEDS_TOGETHER: Final = 64  # seeds computed in one call for an iterable dataset
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
-MAX_STATE_BYTES: Final = 100_000  # pickled; sent with each chunk
+MAX_STATE_BYTES: Final = 100_000  # of the pickled state, which is sent with each chunk
 
 
 class Source:
@@ -75,21 +75,22 @@ class Source:
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
-        self._slow_left = UNKNOWN_CHUNKS  # number of chunks for which reading still counts as slow
+        self._slow_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
         self._disk = Disk()
-        self._to_announce: list[Any] = []  # keys of the next chunk that were not announced yet
-        self._is_first = True  # no source has announced the samples of the first chunk
+        self._to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
+        self._is_first_chunk = True  # whether no chunk was opened yet; the first chunk was not announced
         self._epoch_sent = -1
         self._changes = b""
         self._applied: dict[Any, Any] = {}
         self._epoch = -1
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
-    def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
+    def open(self, request: Request, on_sample: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
 
         The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
-        The caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
+        The caller measures the time that it takes. `on_sample` is called for each sample that an iterable dataset
+        yields up to that row.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -102,15 +103,15 @@ class Source:
                 except Exception as error:
                     return partial(_raise, error)
         if request.iterable is not None:
-            return self._open_pass(request, request.iterable, touch)
+            return self._open_pass(request, request.iterable, on_sample)
         if request.epoch != self._epoch:
             self._epoch = request.epoch
             self.set_worker_info(request.epoch)
         keys = _keys_of(request)
         if self._will_need is not None:
             self._note_speed(len(keys))
-            if self._is_first:
-                self._is_first = False
+            if self._is_first_chunk:
+                self._is_first_chunk = False
                 self._announce(keys)
         return self._open_keys(request, keys)
 
@@ -156,7 +157,7 @@ class Source:
     def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
         """Return all samples of a chunk, read together."""
         self._announce_next(len(self._to_announce))
-        if seed is not None:  # once for the whole chunk, so draws depend on its other samples
+        if seed is not None:  # once for the entire chunk, so draws depend on its other samples
             seed(0)
         start = perf_counter_ns()
         try:
@@ -183,24 +184,24 @@ class Source:
     def count(self, since_ns: int) -> int:
         """Add the time since `since_ns` to the reading time; return the current time."""
         now = perf_counter_ns()
-        took_ns = now - since_ns
-        self._read_ns += took_ns
-        self.counters.read_ns += took_ns
-        if took_ns > FLUSH_NS:
+        elapsed_ns = now - since_ns
+        self._read_ns += elapsed_ns
+        self.counters.read_ns += elapsed_ns
+        if elapsed_ns > FLUSH_NS:
             self.counters.flush()  # so that the main process sees it now
         return now
 
     def _note_speed(self, rows: int) -> None:
         """Note whether the previous chunk came from a disk or was slow; `rows` is the size of the next chunk.
 
-        Both are needed: reads from a network count no disk blocks, and a fast disk takes 0.1 ms for a photograph, no
-        longer than the page cache of a busy machine.
+        Both checks are needed: reads from a network count no disk blocks, and a fast disk takes 0.1 ms for a
+        photograph, no longer than the page cache of a busy machine.
         """
-        left = max(self._slow_left - 1, 0)
+        chunks_left = max(self._slow_left - 1, 0)
         if self._disk.was_read():
-            self._slow_left = max(left, DISK_CHUNKS)
+            self._slow_left = max(chunks_left, DISK_CHUNKS)
         else:
-            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._rows_read else left
+            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._rows_read else chunks_left
         self._read_ns, self._rows_read = 0, rows
 
     @property
@@ -224,14 +225,14 @@ class Source:
             with contextlib.suppress(Exception):  # reading the sample will raise the error again
                 self._will_need(keys)
 
-    def _open_pass(self, request: Request, start: IterableStart, touch: Callable[[], None]) -> Callable[[int], Any]:
+    def _open_pass(self, request: Request, start: IterableStart, on_sample: Callable[[], None]) -> Callable[[int], Any]:
         if self._pass is None or self._pass.run != start.run:
             self._pass = None  # the old iterator ends before the new one begins
             self.set_worker_info(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         samples, numbers = self._pass, _keys_of(request)
         samples.forget(start.samples)
-        return lambda row: samples.get(numbers[row], touch)
+        return lambda row: samples.get(numbers[row], on_sample)
 
     def begin(self, request: Request) -> IterablePlace:
         """Return where the pass of a request begins, before its first chunk is done."""
@@ -246,7 +247,7 @@ class Source:
 
     @property
     def broken(self) -> bool:
-        """Return whether the pass can give no more samples, after an error."""
+        """Return whether the pass cannot yield any more samples, after an error."""
         return self._pass is not None and self._pass.broken is not None
 
 
@@ -287,7 +288,7 @@ class Pass:
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        state = start.state or {}  # a text in place of a state that could not be saved
+        state = start.state or {}  # has a text in place of each state that could not be saved
         can_resume = all(isinstance(packed, bytes) for packed in state.values())
         self._state = {name: pickle.loads(state[name]) for name in state} if can_resume else {}  # pyright: ignore
         self._next = start.samples if self._state else 0
@@ -319,8 +320,8 @@ class Pass:
             raise
         self._iterator = iterator
 
-    def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
-        """Return sample `number` of this pass; `touch` is called for each sample that the iterator yields until then.
+    def get(self, number: int, on_sample: Callable[[], None] = lambda: None) -> Any:
+        """Return sample `number` of this pass; call `on_sample` for each sample that the iterator yields until then.
 
         Raises:
             EndOfSamples: there are fewer samples.
@@ -328,7 +329,7 @@ class Pass:
         """
         while self._next <= number:
             self._take()
-            touch()
+            on_sample()
         sample, error = self._pulled[number]
         if error is not None:
             raise error
@@ -367,7 +368,7 @@ class Pass:
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
-        if position not in self._seeds:  # computed for many samples together
+        if position not in self._seeds:  # compute the seeds of many samples together
             positions = position + np.arange(SEEDS_TOGETHER, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
         seed_for((self._seed, self._epoch, position), self._seeds[position])
@@ -410,14 +411,14 @@ def pickled_state(owner: Any, name: str) -> bytes | str | None:
             packed = cloudpickle.dumps(state, 5)
         if len(packed) > MAX_STATE_BYTES:
             raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
-    except Exception as error:  # reported only when the state is asked for
+    except Exception as error:  # reported only when the state is requested
         return f"the state_dict() of the {name} cannot be saved: {type(error).__name__}: {error}"
     return packed
 
 
 def _digest(sample: Any) -> bytes:
     """Return a hash of a sample; empty if it cannot be pickled."""
-    import hashlib  # only iterable datasets need it, and it takes longer to import than this whole package
+    import hashlib  # only iterable datasets need it, and importing it takes longer than importing this entire package
 
     leaves: list[Any] = []
     with contextlib.suppress(Exception):

@@ -21,8 +21,8 @@ __all__ = ["SLOW_START_S", "Start", "Stopwatch"]
 
 SLOW_START_S: Final = 5.0  # a start that takes longer gets a line in the log
 MIN_ADVISED_SHARE: Final = 0.1  # modules that took less of the start get no advice
-SHOWN, SHOWN_FROM_S = 3, 0.005  # the number of modules in the log, and their minimum time
-MAX_SENT: Final = 100  # modules
+SHOWN, MIN_SHOWN_S = 3, 0.005  # the modules in the log: their number, and their minimum time
+MAX_SENT: Final = 100  # the number of modules that are sent to the main process
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 _TORCH: Final = (
     "with the transforms of gpuload.transforms, which run in the main process, and gpuload.read, workers need no torch "
@@ -33,7 +33,7 @@ REMEDIES: Final = {
     "torchvision": _TORCH,
     "datasets": "with gpuload.wrap(…) of plain columns, workers read the table without this package",
 }
-OTHERWISE: Final = (
+DEFAULT_REMEDY: Final = (
     "if workers do not need it, import it in the function that does; persistent_workers=True, the default, starts "
     "workers only once"
 )
@@ -44,7 +44,8 @@ class Start:
     """The start time of workers, in seconds.
 
     Attributes:
-        seconds: from ``iter()`` until every worker could take a chunk; 0.0 if they are not ready, or if there are none.
+        seconds: from ``iter()`` until every worker could take a chunk; 0.0 if not all are ready, or if there are no
+            workers.
         interpreter_s: loading Python, NumPy and gpuload.
         imports_s: importing the modules that the dataset needs, keyed by module, the slowest first. The time of a
             library includes its own imports, unless they were loaded before. The time of the dataset's own modules does
@@ -71,9 +72,9 @@ class Start:
 
     def describe(self) -> str:
         """Return a text with the time of each part."""
-        shown_s = {name: seconds for name, seconds in list(self.imports_s.items())[:SHOWN] if seconds >= SHOWN_FROM_S}
+        shown_s = {name: seconds for name, seconds in list(self.imports_s.items())[:SHOWN] if seconds >= MIN_SHOWN_S}
         imports_s = sum(self.imports_s.values())
-        if (others_s := imports_s - sum(shown_s.values())) >= SHOWN_FROM_S:
+        if (others_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
             shown_s["others"] = others_s
         modules = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in shown_s.items())
         return (
@@ -86,11 +87,11 @@ class Start:
         name, seconds = max(self.imports_s.items(), key=lambda item: item[1], default=("", 0.0))
         if not name or seconds < MIN_ADVISED_SHARE * self.seconds:
             return ""
-        return f"{name} took longest: {REMEDIES.get(name, OTHERWISE)}"
+        return f"{name} took longest: {REMEDIES.get(name, DEFAULT_REMEDY)}"
 
 
 class Stopwatch:
-    """A stopwatch for the unpickling of the dataset and the imports in it.
+    """A stopwatch for the unpickling of the dataset and the imports during it.
 
     It replaces the function that Python calls for each module that is not imported yet, where ``-X importtime``
     measures too. So finders, specs and loaders are unaffected. Other threads are not measured.
@@ -104,7 +105,7 @@ class Stopwatch:
         self._began_at = clock()
         self._imports_s: dict[str, float] = {}
         self._unpickling_s = 0.0
-        self._within_s = 0.0  # the time of imports within the current import
+        self._nested_s = 0.0  # the time of imports within the current import
         self._owner = ""  # the module that the current import counts for
 
     @contextlib.contextmanager
@@ -119,16 +120,16 @@ class Stopwatch:
         def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
             if threading.get_ident() != thread:
                 return find_and_load(name, import_)
-            owner, before_s, start = self._owner, self._within_s, self._clock()
-            self._owner, self._within_s = _owner_of(name, owner), 0.0
+            owner, before_s, start = self._owner, self._nested_s, self._clock()
+            self._owner, self._nested_s = _owner_of(name, owner), 0.0
             try:
                 return find_and_load(name, import_)
             finally:
                 seconds = self._clock() - start
-                self._imports_s[self._owner] = self._imports_s.get(self._owner, 0.0) + seconds - self._within_s
-                self._owner, self._within_s = owner, before_s + seconds
+                self._imports_s[self._owner] = self._imports_s.get(self._owner, 0.0) + seconds - self._nested_s
+                self._owner, self._nested_s = owner, before_s + seconds
 
-        # Python hides frames of importlib in tracebacks and from `stacklevel`; this makes the function one of them.
+        # Python hides frames of importlib in tracebacks and from `stacklevel`; this hides the function's frame too.
         _find_and_load.__code__ = _find_and_load.__code__.replace(co_filename=find_and_load.__code__.co_filename)
         importlib_._find_and_load = _find_and_load
         start = self._clock()
@@ -136,8 +137,8 @@ class Stopwatch:
             yield
         finally:
             importlib_._find_and_load = find_and_load
-            self._unpickling_s += self._clock() - start - self._within_s
-            self._within_s = 0.0
+            self._unpickling_s += self._clock() - start - self._nested_s
+            self._nested_s = 0.0
 
     def pack(self) -> bytes:
         """Return the measured times, for `Start.unpack`."""

@@ -9,7 +9,8 @@ shared: `unfit_reason` finds threads, sockets, pipes, open files that are not ma
 the template reports the reason and exits, and each worker is started as a separate interpreter.
 
 Lifetime: the kernel kills it with its parent, like a worker (`gpuload.workers.main`); it exits when its parent
-closes the control socket. It holds no write end of a worker's lifeline; workers hold none of its own descriptors.
+closes the control socket. It never holds the write end of a worker's lifeline, which would keep the
+worker alive after the parent's death; a worker closes its copies of the template's descriptors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["serve", "unfit_reason"]
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_DESCRIPTORS: Final = 16
-DATABASES: Final = {  # the signatures of their files: offset and bytes
+DATABASES: Final = {  # the signature in the file of each: its offset and bytes
     "an SQLite database": (0, b"SQLite format 3\0"),
     "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
     "an LMDB environment": (16, b"\xde\xc0\xef\xbe"),
@@ -99,7 +100,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                         os.close(pipe)
                     os.close(status_fd)
                     _run_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, fds)
-                pidfd = os.pidfd_open(pid)  # must precede any wait for the process
+                pidfd = os.pidfd_open(pid)  # before any wait for it, which would free its ID
                 for descriptor in fds:
                     os.close(descriptor)
                 children[pidfd] = pid, status_fd
@@ -115,7 +116,7 @@ def _finish_imports() -> None:
 
 
 def unfit_reason(gpuload_fds: list[int]) -> str:
-    """Return why this process must not be forked, or "" if it may be. `gpuload_fds` are gpuload's own descriptors."""
+    """Return why this process must not be forked, or "" if it can be. `gpuload_fds` are gpuload's own descriptors."""
     if len(os.listdir("/proc/self/task")) > 1:
         return "a library started threads when imported, or the dataset did when unpickled"
     for name in os.listdir("/proc/self/fd"):
@@ -131,7 +132,7 @@ def _describe_unshareable(fd: int) -> str:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             info = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return ""  # closed since: it belonged to `listdir`
+        return ""  # it is closed now: `listdir` had opened it
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
         return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
@@ -174,14 +175,14 @@ def _run_worker(
     message: bytes,
     received_fds: list[int],
 ) -> None:
-    """Run a worker in the forked child, then exit. `template_fds` must be closed; `received_fds` are for it."""
+    """Run a worker in the forked child, then exit. Closes `template_fds`; `received_fds` belong to the worker."""
     try:
         control.close()
         for fd in template_fds:
             os.close(fd)
         number, changes = marshal.loads(message)  # written by the parent
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
-        _apply_surroundings(changes, changed_fds)
+        _apply_changes(changes, changed_fds)
         _clear_exit_handlers()
         run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
     except BaseException:
@@ -191,7 +192,7 @@ def _run_worker(
     end()
 
 
-def _apply_surroundings(changes: dict[str, Any], files: list[int]) -> None:
+def _apply_changes(changes: dict[str, Any], files: list[int]) -> None:
     """Apply what changed in the parent since the template started, so that the worker is like a new child process."""
     import resource
 
@@ -229,8 +230,8 @@ def _clear_exit_handlers() -> None:
 
 
 def _run_finalizers(from_index: int) -> None:
-    """Run the `weakref.finalize` callbacks registered from this index on. The earlier ones are disabled only here, at
-    the worker's end, because that writes to memory that the worker shared until then."""
+    """Run the `weakref.finalize` callbacks registered from this index on. Earlier callbacks are disabled only here, at
+    the worker's end, because disabling them writes to memory that the worker has shared until then."""
     for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         if info.index < from_index:
             info.atexit = False

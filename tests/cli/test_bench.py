@@ -44,7 +44,7 @@ def rate(images_per_s: float, cpu_s_per_1000: float = 0.0) -> Row:
 def setting(workers: int, prefetch: int, images_per_s: float, better: tuple[int, int] | None = None) -> Row:
     where = f"{workers} workers, prefetch {prefetch}"
     options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": prefetch, "images_per_s": images_per_s}
-    return Row(name="Loader", where=where, better=better, **options)
+    return Row(name="Loader", where=where, suggested_setting=better, **options)
 
 
 def test_the_images_of_a_batch_are_found() -> None:
@@ -75,7 +75,7 @@ def test_the_first_steps_do_not_count() -> None:
             yield torch.zeros(8, 3, 4, 4)
 
     bench = Bench(dataset=[], transforms=[], batch_size=8, device=CPU, seconds=0.0)
-    row = bench.measured(Row(name="Loader", num_workers=3), batches(), skip=3)
+    row = bench.measure(Row(name="Loader", num_workers=3), batches(), skip=3)
     assert (len(taken), row.name, row.num_workers, row.image_bytes) == (4, "Loader", 3, None)
     assert row.images_per_s > 0
     assert (row.cpu_s_per_1000 or 0) >= 0
@@ -194,7 +194,7 @@ class Waits:
     def __init__(self) -> None:
         self.tried: list[tuple[int, int]] = []
 
-    def alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
         self.tried.append((workers, prefetch))
         if workers > 40:
             raise LimitError("too few open files")
@@ -273,7 +273,7 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
     assert found["peer"]["rate_ratio"] > 0
     assert [row["name"] for row in found["peer"]["settings"]] == ["DataLoader"]
     for text in (
-        "The DataLoader does the same with simplejpeg 1.",
+        "The DataLoader does the same work with simplejpeg 1.",
         "7 of 7 measurements, DataLoader, 1 worker: ",
         f"\n2 samples cannot be loaded, and were skipped: gpuload inspect {data} names them\n",
         "CPU s per 1,000 images",

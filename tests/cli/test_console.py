@@ -118,7 +118,8 @@ def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9, 9))
         warn_if_busy(Console(file=file))
     assert (
-        file.getvalue() == "This machine is busy: its load is 4.2 on 2 CPUs. Other programs will affect the figures\n"
+        file.getvalue()
+        == "This machine is busy: its load is 4.2 on 2 CPUs. Other programs will affect the measurements\n"
     )
 
 

@@ -36,9 +36,9 @@ BROKEN = Finding("workers", "broken", "no process can be started", "num_workers=
 
 
 def test_the_worst_is_named_first() -> None:
-    assert summary([FINE, NO_GPU]) == "Everything that is needed works, and nothing limits throughput."
+    assert summary([FINE, NO_GPU]) == "Everything required works, and nothing limits throughput."
     assert summary([FINE, SLOW, SLOWER]) == (
-        "Everything that is needed works. For more throughput, start with nvImageCodec: not installed"
+        "Everything required works. For more throughput, start with nvImageCodec: not installed"
     )
     assert summary([SLOW, BROKEN]) == ("1 part is broken; start with workers: no process can be started")
     assert summary([BROKEN, SLOW, BROKEN]).startswith("2 parts are broken")
@@ -184,7 +184,7 @@ def test_few_open_files_are_named(few_files: int) -> None:
     assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
     found = doctor.check_open_files(7, soft=soft, hard=hard)
     assert found.state == "broken"
-    assert found.details == f"{few_files} more can be opened, of {soft:,} (ulimit -n): too few for 7 workers"
+    assert found.details == f"{few_files} of {soft:,} are still available (ulimit -n): too few for 7 workers"
     assert found.fix == f"ulimit -n {hard}"
     assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
     assert doctor.check_open_files(7, soft=None, hard=None).details == "no limit"
@@ -199,7 +199,7 @@ def test_few_processes() -> None:
 
 def test_the_system() -> None:
     fine = doctor.check_system("6.1", 65536, "3.13.0")
-    assert (fine.state, fine.details) == ("works", f"gpuload {__version__}, kernel 6.1, pages of 64 KB, Python 3.13.0")
+    assert (fine.state, fine.details) == ("works", f"gpuload {__version__}, kernel 6.1, 64 KB pages, Python 3.13.0")
     assert doctor.check_system("6.1", 4096, "3.13", "no Linux").state == "broken"
 
 
@@ -294,7 +294,7 @@ def test_what_triton_lacks() -> None:
     assert (alone.state, alone.fix) == ("broken", "apt-get install gcc, or set CC to the path of a C compiler")
     assert alone.details.startswith("3.6.0, but the C compiler that it needs is missing: transforms run in torch")
     broken = doctor.check_triton("3.6.0", BAD, compiler="/usr/bin/gcc", devices=1)
-    assert (broken.state, broken.details) == ("broken", f"3.6.0, cannot be used: {BAD['why']}")
+    assert (broken.state, broken.details) == ("broken", f"3.6.0 cannot be used: {BAD['why']}")
     assert broken.fix.startswith("check that /usr/bin/gcc works")
 
 
@@ -491,7 +491,7 @@ def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
     findings = doctor.findings_of(trials())[9:]
-    told = "Everything that is needed works. For more throughput, start with nvImageCodec: not installed"
+    told = "Everything required works. For more throughput, start with nvImageCodec: not installed"
     assert summary(findings).startswith(told)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
     assert findings[1].details == "1.0: decodes all JPEGs here"

@@ -29,7 +29,11 @@ def test_a_folder_is_told_and_a_page_is_written(tmp_path: Path) -> None:
     status, text, _ = run(data, "--html", page)
     lines = text.splitlines()
     assert status == 0, text
-    assert lines[:3] == ["4 of 4 files", "4 of 4 pixels", f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)"]
+    assert lines[:3] == [
+        "4 of 4 files checked",
+        "4 of 4 images decoded",
+        f"data: ImageFolder({str(data)!r}: 4 images in 2 classes)",
+    ]
     assert "sizes: median 56×40, smallest 56×40, largest 64×40; 2 sizes" in lines
     assert "classes: 2; the largest is a with 3, the smallest b with 1" in lines
     assert "damaged: 0; refused by a limit: 0" in lines
@@ -75,7 +79,7 @@ def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
         "text": "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
         "code": 'gl.Loader(…, on_error="skip")',
     }
-    assert "2 of 2 files" in said
+    assert "2 of 2 files checked" in said
     assert "fix: 1 image is damaged" in said
     status, text, _ = run(data, "--json", tmp_path / "found.json", "--html", "")
     assert json.loads((tmp_path / "found.json").read_text())["sizes"] == told["sizes"]

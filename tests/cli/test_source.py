@@ -62,13 +62,19 @@ def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> No
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("recipe.py", "--recipe expects FILE.py:name, the list of transforms `name` in that file, got 'recipe.py'"),
+        (
+            "recipe.py",
+            "--recipe expects FILE.py:name, where `name` is a list of transforms in that file, got 'recipe.py'",
+        ),
         ("recipe.py:2x", "--recipe expects FILE.py:name"),
         ("none.py:train", "--recipe none.py:train: there is no file 'none.py'"),
         ("{file}:val", "{file} has no 'val'; it has train, chain, wrong"),
-        ("{file}:number", "number must be a list of gpuload's transforms or a Chain, got one int"),
-        ("{file}:crop", "crop must be a list of gpuload's transforms or a Chain, got one RandomResizedCrop of gpuload"),
-        ("{file}:composed", "got one Compose of torchvision; convert it with gpuload.transforms.from_torchvision"),
+        ("{file}:number", "number must be a list of gpuload's transforms or a Chain, got type int"),
+        (
+            "{file}:crop",
+            "crop must be a list of gpuload's transforms or a Chain, got type RandomResizedCrop from gpuload",
+        ),
+        ("{file}:composed", "got type Compose from torchvision; convert it with gpuload.transforms.from_torchvision"),
         ("{file}:wrong", "--recipe {file}:wrong: "),
     ],
 )
@@ -85,7 +91,7 @@ def test_what_is_none(file: Path, spec: str, said: str) -> None:
         ("x = (", "the file cannot be run: SyntaxError in line 1: '(' was never closed"),
         ("import no_such_module", "ModuleNotFoundError in line 1: No module named 'no_such_module'"),
         ("raise SystemExit('done')", "the file cannot be run: SystemExit in line 1: done"),
-        ("x = 1", "has no 'train'; it has no list and no Chain"),
+        ("x = 1", "has no 'train'; it has no list or Chain"),
     ],
 )
 def test_files_that_do_not_run(file: Path, text: str, said: str) -> None:

@@ -72,7 +72,7 @@ def test_whatever_holds_the_image() -> None:
     made = Pictures(samples)
     assert {made.pixels(number).shape for number in range(len(made))} == {(60, 80, 3)}
     assert np.array_equal(made.pixels(2), pixels)
-    with pytest.raises(TypeError, match="the sample has no image, but int, str"):
+    with pytest.raises(TypeError, match="the sample has no image, only int, str"):
         Pictures([(3, "a")]).pixels(0)
 
 

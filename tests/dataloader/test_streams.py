@@ -145,7 +145,7 @@ def test_replacing_samples_is_refused():
 
 
 def test_an_iterator_is_no_dataset():
-    with pytest.raises(TypeError, match="can be iterated over once only"):
+    with pytest.raises(TypeError, match="can be iterated over only once"):
         gl.Loader(iter(range(3)))
 
 
@@ -229,7 +229,7 @@ def test_workers_take_turns_by_batches_as_dataloaders_do():
 @pytest.mark.processes
 def test_a_stream_that_is_not_shared_out_is_told():
     with gl.Loader(Unshared(6), 2, num_workers=2, device="cpu") as loader:
-        with pytest.warns(RuntimeWarning, match="workers 0 and 1 gave the same first .* every sample comes 2 times"):
+        with pytest.warns(RuntimeWarning, match="workers 0 and 1 gave the same first .* every sample appears 2 times"):
             batches = keys(loader)
         assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
 

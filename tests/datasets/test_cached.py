@@ -317,7 +317,7 @@ class Epochs(Held):
             iter([]),
             {},
             TypeError,
-            "Cached() takes a map-style dataset, with a length and an index for each sample, got",
+            "Cached() takes a map-style dataset, which has __len__ and __getitem__, got",
         ),
         (Epochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
         ([], {"bytes_limit": "4GB"}, TypeError, "bytes_limit must be a number of bytes, such as 64 << 30, got '4GB'"),
@@ -352,9 +352,7 @@ def test_tensors_are_kept_and_are_tensors_again(workers: int) -> None:
 
 def test_a_sample_that_cannot_be_kept_is_named() -> None:
     dataset = Cached([(gl.Encoded(b"x"), torch.ones(3, requires_grad=True))], LIMIT)
-    with pytest.raises(
-        TypeError, match=re.escape("[1] of the sample is a torch.Tensor, which gpuload.Cached does not")
-    ):
+    with pytest.raises(TypeError, match=re.escape("[1] of the sample is a torch.Tensor, which gpuload.Cached cannot")):
         dataset[0]
 
 
@@ -469,16 +467,16 @@ class Own:
     [
         (
             (1, {"x": Own()}),
-            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached does not take; expected",
+            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached cannot store; expected",
         ),
-        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached does not take; expected"),
+        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached cannot store; expected"),
         (
             (torch.ones(2, requires_grad=True),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not take",
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store",
         ),
         (
             (torch.eye(2).to_sparse(),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not take; expected",
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store; expected",
         ),
         ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
         ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; expected tuples, lists and dicts of gpuload.Encoded"),

@@ -243,7 +243,7 @@ def test_targets_are_small_when_they_travel(made: Make) -> None:
 
 
 RAW = "keep the annotations unchanged, with gpuload.wrap(dataset, annotations='raw')"
-NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints',))"
+NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints'
             lambda found: found[3].update(keypoints=[1, 2, 2]),
             "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, "
             "got 9 numbers "
-            "(annotation 105) and 3 numbers (annotation 103); leave keypoints out, with gpuload.wrap(dataset, "
+            "(annotation 105) and 3 numbers (annotation 103); omit keypoints, with gpuload.wrap(dataset, "
             f"annotations=('masks',)), or {RAW}",
         ),
     ],
@@ -351,7 +351,7 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     message = (
         "building masks from COCO's polygons needs pycocotools, which is not installed: pip install pycocotools, or "
-        "leave masks out, with gpuload.wrap(dataset, annotations=())"
+        "omit masks, with gpuload.wrap(dataset, annotations=())"
     )
     with pytest.raises(ModuleNotFoundError, match=exactly(message)):
         wrapped[0]
@@ -597,14 +597,14 @@ def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
             1,
             "the COCO image 3, by the size in its annotation file, has 40,000×40,000 = 1,600,000,000 pixels, more "
             "than max_pixels=178,956,970: perhaps a decompression bomb; if it is not, pass Loader(decode=Decode("
-            "max_pixels=…)), or leave masks out, with gpuload.Coco(…, targets=('keypoints',))",
+            "max_pixels=…)), or omit masks, with gpuload.Coco(…, targets=('keypoints',))",
         ),
         (
             (13_000, 12_000),
             7,
             "the array of the 8 masks of the COCO image 3 takes 1,248,000,000 bytes of memory, more than "
             "max_bytes=1,073,741,824: perhaps a decompression bomb; if it is not, pass Loader(decode=Decode("
-            "max_bytes=…)), or leave masks out, with gpuload.Coco(…, targets=('keypoints',))",
+            "max_bytes=…)), or omit masks, with gpuload.Coco(…, targets=('keypoints',))",
         ),
     ],
 )
@@ -647,7 +647,7 @@ def twice(found: dict) -> None:
         ),
         (
             lambda found: found["annotations"][1].pop("segmentation"),
-            "the COCO annotation 101 of image 3 has no segmentation; leave masks out, with gpuload.Coco(…, targets=(",
+            "the COCO annotation 101 of image 3 has no segmentation; omit masks, with gpuload.Coco(…, targets=(",
         ),
         (twice, "lists two images with the id 3; ids must be unique"),
         (

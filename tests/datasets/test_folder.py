@@ -87,7 +87,7 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
         ("loader", r"decode=gpuload\.Decode\(…\) sets the options$"),
         ("is_valid_file", r"extensions=\('\.jpg', …\) selects the"),
-        ("allow_empty", r"with classes=\[…\], the names of all classes, a class may have no images$"),
+        ("allow_empty", r"pass classes=\[…\] with the names of all classes; a class may then have no images$"),
         ("rot", r"did you mean root\?$"),
         ("depth", "its arguments: root, (classes, )?extensions, follow_links, mode, storage_options$"),
     ],

@@ -98,8 +98,7 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([3], [1]),
             TypeError,
-            "Mix() takes map-style data sets, with a length and an index for each sample, but datasets[0] is of type "
-            "int",
+            "Mix() takes map-style data sets, which have __len__ and __getitem__, but datasets[0] is of type int",
         ),
         (
             lambda: gl.Mix([[1], []], [1, 1]),

@@ -31,10 +31,10 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [
-        (Stream(), "takes a map-style dataset, with a length and an index for each sample, got Stream"),
+        (Stream(), "takes a map-style dataset, which has __len__ and __getitem__, got Stream"),
         (iter([1]), "got list_iterator"),
-        (Stateful(), "Stateful has state_dict(), so its samples change while it is used, and cached samples would not"),
-        (Changing(), "Changing has set_epoch(), so its samples change while it is used, and cached samples would not"),
+        (Stateful(), "Stateful has state_dict(), so its samples change while it is used, but cached samples would not"),
+        (Changing(), "Changing has set_epoch(), so its samples change while it is used, but cached samples would not"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(dataset, told):
@@ -75,7 +75,7 @@ def test_a_loader_finds_it_outermost_or_in_subsets():
     assert find_resident(cached) is find_resident(nested) is cached
     assert find_resident([1, 2]) is None
     assert numbers_of(nested).tolist() == [3, 9]
-    with pytest.raises(IndexError, match="there is no sample 10 among the 10 of DeviceCached"):
+    with pytest.raises(IndexError, match="index 10 of a Subset is out of range: DeviceCached has 10 samples"):
         numbers_of(Subset(cached, [10]))
 
 

@@ -166,8 +166,8 @@ def said(sample) -> str:
 @pytest.mark.parametrize(
     ("dtype", "text"),
     [
-        ("uint16", "16 bits a pixel (Pillow mode 'I;16')"),
-        (">u2", "16 bits a pixel (Pillow mode 'I;16B')"),
+        ("uint16", "16 bits per pixel (Pillow mode 'I;16')"),
+        (">u2", "16 bits per pixel (Pillow mode 'I;16B')"),
         ("int32", "32-bit integers (Pillow mode 'I')"),
         ("float32", "32-bit floats (Pillow mode 'F')"),
     ],
@@ -193,7 +193,7 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
     PILImage.fromarray(np.full((8, 9), 30000, np.uint16)).save(tmp_path / "deep.png")
     encoded = gl.read(tmp_path / "deep.png")
     assert "deep.png" in said((encoded, 0))
-    assert "this PNG holds 16 bits a pixel" in said((encoded, 0))
+    assert "this PNG holds 16 bits per pixel" in said((encoded, 0))
     mask = gl.Mask(encoded)
     level = gl.Image(np.zeros((8, 9, 3), np.uint8))
     with gl.Loader(One((level, mask)), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:

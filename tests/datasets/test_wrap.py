@@ -272,7 +272,7 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
     name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
     message = (
         f"got a {name}, whose class overrides __getitem__, whose effect on images would be lost. Return "
-        "gpuload.read(path) from it instead of the image; that needs no wrap()"
+        "gpuload.read(path) from it instead of the image; this does not need wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(Cropped(folder))
@@ -550,7 +550,7 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
             return iter(())
 
     message = (
-        ", an iterable dataset, which needs no wrap(): pass it to gpuload.Loader unchanged. To leave decoding to "
+        ", an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave decoding to "
         "gpuload, let it yield gpuload.Encoded(bytes) instead of images"
     )
     with pytest.raises(TypeError, match=f"{re.escape(message)}$"):

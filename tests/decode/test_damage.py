@@ -243,7 +243,7 @@ def test_pillows_flag_for_truncated_files_changes_nothing_but_the_advice(format,
     with pytest.raises(DecodeError) as error:
         decode(Decoder(Decode()), truncated)
     advice = str(error.value).removeprefix(str(without.value))
-    assert advice.startswith(". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills up")
+    assert advice.startswith(". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills in")
     assert 'on_error="skip"' in advice
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
     decode(Decoder(Decode()), data)

@@ -306,7 +306,7 @@ def test_an_nvimagecodec_that_is_too_old_is_told_of_once(tmp_path):
     assert done.returncode == 0, done.stderr
     for workers, line in zip((0, 2), done.stdout.splitlines(), strict=True):
         assert line.startswith(f"{workers} 1 nvImageCodec is installed but cannot be used ("), line
-        assert "version 0.8.0, and 0.9 or newer is needed" in line
+        assert "found version 0.8.0, but 0.9 or newer is needed" in line
         assert "pip install --upgrade 'gpuload[cu13]'" in line
 
 

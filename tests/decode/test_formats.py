@@ -108,12 +108,12 @@ def stored_by_pillow(array: np.ndarray, kind: str) -> bytes:
 LEVELS_16 = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
 INTEGERS = "TIFF, 32-bit integers (Pillow mode 'I')"
 DEEP = {
-    "PNG, 16 bits a pixel (Pillow mode 'I;16')": grey_16_bit_png,
-    "TIFF, 16 bits a pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "TIFF"),
-    "TIFF, 16 bits a pixel (Pillow mode 'I;16B')": lambda: stored_by_pillow(LEVELS_16.astype(">u2"), "TIFF"),
+    "PNG, 16 bits per pixel (Pillow mode 'I;16')": grey_16_bit_png,
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "TIFF"),
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: stored_by_pillow(LEVELS_16.astype(">u2"), "TIFF"),
     INTEGERS: lambda: stored_by_pillow(LEVELS_16.astype(np.int32), "TIFF"),
     "TIFF, 32-bit floats (Pillow mode 'F')": lambda: stored_by_pillow(LEVELS_16.astype(np.float32), "TIFF"),
-    "JPEG2000, 16 bits a pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "JPEG2000"),
+    "JPEG2000, 16 bits per pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "JPEG2000"),
     "PPM, 32-bit integers (Pillow mode 'I')": lambda: b"P5 40 30 65535\n" + LEVELS_16.astype(">u2").tobytes(),
 }
 
@@ -155,7 +155,7 @@ def test_unchanged_grey_of_32_bit_integers_is_refused():
     header = decoder.header(Encoded(DEEP[INTEGERS](), "unchanged"))
     with pytest.raises(
         DecodeError,
-        match=re.escape("to keep its values, yield gpuload.Image(array) of what tifffile.imread gives, of"),
+        match=re.escape("to keep its values, yield gpuload.Image(array) with the result of tifffile.imread, of"),
     ):
         decoder.channels(header, "unchanged")
 

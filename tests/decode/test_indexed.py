@@ -27,7 +27,7 @@ TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
 
 def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
     """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
-    with mock.patch.multiple("gpuload.packing.jpeg_cuttable", SMALLEST=0, MAX_GROWTH=0, ALLOWED_BYTES=most):
+    with mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=0, MAX_GROWTH=0, ALLOWED_BYTES=most):
         made = add_index(jpeg, header_of(jpeg))
     return jpeg if made is None else made
 

@@ -124,7 +124,7 @@ def test_a_region_cut_out_first_is_equal(way):
     unmarked = header._replace(jpeg=header.jpeg._replace(restart_interval=0, index_at=0))
     for region in [(200, 330, 201, 283), (0, 0, 130, 200), (301, 5, 179, 177)]:
         out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
-        with mock.patch("gpuload.decode.cut._pays", return_value=True):
+        with mock.patch("gpuload.decode.cut._pays_off", return_value=True):
             decoder.decode_resized(encoded, header, region, 2, "bilinear", out[0])
         with mock.patch("gpuload.decode.scaled._shortened", return_value=None):  # markers behind the rows are a warning
             decoder.decode_resized(encoded, unmarked, region, 2, "bilinear", out[1])

@@ -73,15 +73,15 @@ def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
-        ([page()] * 8, "8 pages, of which Pillow gives the first"),
-        ([page(bits=16)] * 2, "2 pages, of which Pillow gives the first"),
-        ([page(t255=(3,))] * 3, "3 pages, of which Pillow gives the first"),
-        ([page(2, t338=(0,))], "2 channels, of which Pillow gives 1"),
-        ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow gives 3"),
-        ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow gives 3"),
-        ([page(t32997=(8,))], "8 slices, of which Pillow gives the first"),
-        ([page(t339=(2,))], "signed 8-bit numbers, which Pillow gives as unsigned numbers"),
-        ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits a channel, of which Pillow gives 8"),
+        ([page()] * 8, "8 pages, of which Pillow returns the first"),
+        ([page(bits=16)] * 2, "2 pages, of which Pillow returns the first"),
+        ([page(t255=(3,))] * 3, "3 pages, of which Pillow returns the first"),
+        ([page(2, t338=(0,))], "2 channels, of which Pillow returns 1"),
+        ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow returns 3"),
+        ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow returns 3"),
+        ([page(t32997=(8,))], "8 slices, of which Pillow returns the first"),
+        ([page(t339=(2,))], "signed 8-bit numbers, which Pillow returns as unsigned numbers"),
+        ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits per channel, of which Pillow returns 8"),
     ],
 )
 def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags], lost: str) -> None:
@@ -99,7 +99,7 @@ def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags],
 def test_pages_of_a_mask_are_refused() -> None:
     decoder = Decoder(Decode())
     text = (
-        "a mask must be a file with one number for each pixel, but this TIFF has 2 pages, of which Pillow gives the "
+        "a mask must be a file with one number for each pixel, but this TIFF has 2 pages, of which Pillow returns the "
         "first; read it in the dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
     )
     with pytest.raises(DecodeError, match=f"^{re.escape(text)}$"):
@@ -134,8 +134,8 @@ def test_masks_of_32_bits_are_as_they_were() -> None:
 @pytest.mark.parametrize("bits", [16, 8])
 def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: int) -> None:
     text = (
-        f". If it is not damaged, but of a kind that Pillow does not read (it has 5 channels of {bits} bits), read it "
-        "in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
+        f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), "
+        "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
     )
     with pytest.raises(
         DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
@@ -149,7 +149,7 @@ def test_directories_in_a_circle_or_without_end_are_left(monkeypatch: pytest.Mon
     struct.pack_into("<I", data, len(data) - 4, first)
     assert len(pages(bytes(data))) == 2
     whole = written(*[page()] * 12)
-    monkeypatch.setattr(tiff, "MOST_PAGES", 5)
+    monkeypatch.setattr(tiff, "MAX_PAGES", 5)
     with pytest.raises(DecodeError, match="this TIFF has more than 5 pages, of which"):
         decoded(whole, "unchanged")
     for length in range(len(whole)):  # nothing but fewer pages

@@ -160,7 +160,7 @@ def test_a_class_has_the_name_that_the_data_set_gives_it() -> None:
 
 
 def test_a_sample_without_an_image_is_told() -> None:
-    with pytest.raises(TypeError, match="the sample has no image, but int, str"):
+    with pytest.raises(TypeError, match="the sample has no image, only int, str"):
         find_image((1, "x"))
 
 

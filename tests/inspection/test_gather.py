@@ -19,7 +19,7 @@ from gpuload.inspection.gather import Gathered, gather, gather_pixels
 
 def gathered(*datasets: Any, workers: int = 0, most: int | None = None, **options: Any) -> Gathered:
     found = gather(datasets, [f"data {at}" for at in range(len(datasets))], workers=workers, **options)
-    gather_pixels(found, most=most, workers=workers)
+    gather_pixels(found, max_images=most, workers=workers)
     return found
 
 
@@ -109,7 +109,7 @@ def test_no_image_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "BATCH", 2)
     found = gather([Changing(tmp_path / "sign")], ["x"], workers=1)
     (tmp_path / "sign").touch()
-    gather_pixels(found, most=None, workers=1)
+    gather_pixels(found, max_images=None, workers=1)
     assert found.rows["state"].tolist() == [GOOD, GOOD, DAMAGED]
     assert measured(found) == [0, 1]
     assert found.groups[3, 8].images == 2
@@ -124,7 +124,7 @@ def test_what_a_dataset_raises_is_damage() -> None:
 
     found = gather([Broken([gl.Encoded(picture(0)), None, 3])], ["x"], workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, DAMAGED]
-    assert found.causes == {1: "RuntimeError: no such row", 2: "TypeError: the sample has no image, but int"}
+    assert found.causes == {1: "RuntimeError: no such row", 2: "TypeError: the sample has no image, only int"}
 
 
 def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.jpg").write_bytes(data)
     found = gather([dataset], ["x"], workers=0)
     assert found.rows["state"].tolist() == [GOOD] * 3
-    gather_pixels(found, most=None, workers=0)
+    gather_pixels(found, max_images=None, workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD]
     assert measured(found) == [0, 2]
     assert "cannot be decoded" in found.causes[1]
@@ -143,7 +143,7 @@ def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_meanwhile_is_damaged(tmp_path: Path) -> None:
     found = gather([gl.ImageFolder(folder(tmp_path, {"a": 3}))], ["x"], workers=0)
     (tmp_path / "a" / "1.jpg").unlink()
-    gather_pixels(found, most=None, workers=0)
+    gather_pixels(found, max_images=None, workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD]
     assert measured(found) == [0, 2]
 

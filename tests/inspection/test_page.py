@@ -66,7 +66,7 @@ class Page(HTMLParser):
 
 def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int | None = None) -> str:
     found = gather(datasets, names[: len(datasets)], workers=0)
-    gather_pixels(found, most=most, workers=0)
+    gather_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
     rows = choose_rows(found, 4)
     whole = pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
@@ -177,7 +177,7 @@ GREY = np.full((40, 60, 3), (200, 100, 50), np.uint8)
 
 def gathered(dataset: Any) -> Gathered:
     found = gather([dataset], ["x"], workers=0)
-    gather_pixels(found, most=None, workers=0)
+    gather_pixels(found, max_images=None, workers=0)
     return found
 
 

@@ -20,7 +20,7 @@ from gpuload.inspection.summary import IN_ROOT, advise, equal_rows, ignored_in, 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
     found = gather(datasets, ["train", "val", "test"][: len(datasets)], workers=0)
-    gather_pixels(found, most=most, workers=0)
+    gather_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[ignored or {} for _ in datasets])
     assert json.loads(json.dumps(summary)) == summary
     return summary
@@ -111,10 +111,10 @@ def test_whatever_is_odd_is_told() -> None:
         "1 image of one colour": "odd",
         "1 image has transparency": "note",
         "1 image is grey": "note",
-        "1 image is for print, in CMYK": "note",
+        "1 image is in CMYK, for print": "note",
         "1 image is stored as progressive JPEG": "note",
-        "1 image has another format than the name says": "note",
-        "6 files are not read in train": "note",
+        "1 image has a format that differs from the file name": "note",
+        "6 files are skipped in train": "note",
         "1 image has a side of fewer than 32 pixels": "note",
     }.items():
         assert found.pop(title) == level

@@ -24,7 +24,7 @@ import torch
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.loader import autotune
-from gpuload.loader.autotune import MOST_AHEAD, Autotune, Load, Room, Setting, Step, Tuner
+from gpuload.loader.autotune import MAX_AHEAD, Autotune, Load, Room, Setting, Step, Tuner
 
 START_S = 0.3  # of a worker
 
@@ -159,7 +159,7 @@ def run(
             plant.load(since - 1e-9)
             continue
         if auto.watch(seconds, waited):
-            step = auto.decide(plant.load(since), lambda: Room(most, MOST_AHEAD, "the memory"))
+            step = auto.decide(plant.load(since), lambda: Room(most, MAX_AHEAD, "the memory"))
             since = plant.now
             if step is not None:
                 found.steps.append((number, step))
@@ -367,7 +367,7 @@ def windows(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
         if auto.watch(*batches[number % len(batches)]):
             found.append(number + 1 - since)
             since = number + 1
-            auto.forget()
+            auto.discard_window()
     return found
 
 
@@ -383,7 +383,7 @@ def test_a_trial_of_batches_ahead_has_a_long_window_and_what_is_ready_already_do
     auto = Autotune(Setting(4, 2), cpus=8, workers=False)
     auto.chunks = 4
     assert windows(auto, (0.1, 0.02))[0] == 4
-    auto.forget()
+    auto.discard_window()
     auto.watch(0.1, 0.02)
     step = auto.decide(Load(2.0, 2.0), lambda: Room(8, 16, "CPUs"))
     assert step is not None

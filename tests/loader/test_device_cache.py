@@ -318,7 +318,7 @@ def test_what_a_projection_missed_is_refused_while_it_is_read():
     small = set(np.linspace(0, count - 1, device_cache.PROBES).astype(int).tolist())
     dataset = [images(1, 8 if number in small else 100)[0] for number in range(count)]
     told = refused(gl.DeviceCached(dataset, bytes_limit=1 << 20))
-    assert "samples alone), but bytes_limit=1048576 allows 1.0 MB" in told
+    assert "samples), but bytes_limit=1048576 allows 1.0 MB" in told
 
 
 def test_arrays_that_are_no_images_count_too():

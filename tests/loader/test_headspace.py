@@ -117,7 +117,7 @@ def test_the_time_to_copy_a_batch_on_the_cpu_does_not_count(clock, monkeypatch):
         clock.seconds += 1000
         return batch
 
-    monkeypatch.setattr(measuring, "_copied", slow)
+    monkeypatch.setattr(measuring, "_copy_batch", slow)
     loop = gl.headspace(Batches(clock, each_s=1), STEPS)
     for _ in loop:
         clock.seconds += 1

@@ -449,7 +449,7 @@ def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
 )
 def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, ranks, most):
     found = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
-    assert found.most == most
+    assert found.max_workers == most
     assert found.cpus_for(most) == cpus_in(TWO[0])
     assert not found.cpus_for(most + 1)
     if most < 32:

@@ -475,7 +475,7 @@ def test_importing_gpuload_is_light():
         (
             {"pad_to": 32},
             ValueError,
-            "pad_to=32 goes with ragged='pad', which pads the images of a batch, but ragged is 'error'; give "
+            "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'error'; set "
             "ragged='pad', or leave pad_to out",
         ),
         (
@@ -641,7 +641,7 @@ def test_a_dataset_of_length_0_is_refused():
 
 
 def test_a_dataset_without_a_length_is_refused():
-    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over once only"):
+    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over only once"):
         gl.Loader((i for i in range(3)), device="cpu")
 
 
@@ -729,7 +729,7 @@ def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
         with pytest.raises(
-            gl.SampleError, match=r"sample 6.*the worker that was alone with it died 2 times: .*SIGSEGV"
+            gl.SampleError, match=r"sample 6.*workers that processed only this sample died 2 times: .*SIGSEGV"
         ):
             next(iterator)
         assert next(iterator).tolist() == [8, 9, 10, 11]

@@ -56,7 +56,7 @@ def test_each_group_is_frozen():
         ("order", {"seed": -1}, "seed must be at least 0, got -1"),
         ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
         ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
-        ("batches", {"pad_to": 32}, "pad_to=32 goes with ragged='pad'"),
+        ("batches", {"pad_to": 32}, "pad_to=32 requires ragged='pad'"),
         ("workers", {"timeout": -1}, "timeout must be a number of seconds, or 0 for none, got -1"),
         ("workers", {"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
     ],
@@ -107,8 +107,8 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
         gl.Loader([1, 2], num_workers=40)
     assert str(warned[0].message) == (
         "num_workers=40, but this process may use 2 CPUs: starting them before the first batch takes about 6 s of all "
-        "CPUs (many times that if the dataset imports torch: 40 on two CPUs took 23 s), and then they use about "
-        "1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
+        "CPUs (many times that if the dataset imports torch: 40 workers on two CPUs took 23 s), and then they use "
+        "about 1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
         "num_workers='auto' finds the best number"
     )
 
@@ -131,7 +131,7 @@ def test_auto_begins_with_few_and_may_have_many_only_if_they_wait(cpus, ranks, c
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     options = Options.of(given(batch_size=64, num_workers="auto"))
-    assert (options.workers.count, options.workers.most, options.chunk_size) == (count, most, chunk)
+    assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, most, chunk)
 
 
 def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):

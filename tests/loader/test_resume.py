@@ -286,7 +286,7 @@ def test_the_ranks_of_torchrun_are_found(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rank": 1}, "rank and world_size go together"),
+        ({"rank": 1}, "rank and world_size must be given together"),
         ({"uneven": "split"}, "uneven must be one of"),
         ({"uneven": "exact", "info": False}, "uneven='exact' needs info=True"),
     ],

@@ -180,17 +180,17 @@ def test_other_images_of_a_batch_are_decoded_as_they_are():
             [T.RandomApply([T.Resize((32, 32))], 0.5), T.Resize((32, 32))],
             "RandomApply changes pixels before any resize",
         ),
-        ([T.Resize((32, 32), "nearest")], "Resize takes single pixels (nearest)"),
-        ([T.Resize((32, 32), antialias=False)], "Resize takes single pixels (plain bilinear)"),
-        ([T.MultiView([[T.RandomResizedCrop(32)], [T.RandomResizedCrop(32)]])], "several views show an image"),
-        ([T.Resize((32, 32)), T.Mosaic(32)], "images of several samples are put together"),
+        ([T.Resize((32, 32), "nearest")], "Resize samples single pixels (nearest)"),
+        ([T.Resize((32, 32), antialias=False)], "Resize samples single pixels (plain bilinear)"),
+        ([T.MultiView([[T.RandomResizedCrop(32)], [T.RandomResizedCrop(32)]])], "several views use one image"),
+        ([T.Resize((32, 32)), T.Mosaic(32)], "images of several samples are combined"),
         ([T.Normalize([0.5], [0.5])], "no transform resizes"),
     ],
 )
 def test_chains_that_do_not_begin_with_a_resize(chain, reason):
     made = loader(Photographs(), chain, FAST)
     assert str(made.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"
-    if "no transform" not in reason and "put together" not in reason:
+    if "no transform" not in reason and "combined" not in reason:
         batches = []
         for decode in (EXACT, FAST):
             made = loader(Photographs(), chain, decode)

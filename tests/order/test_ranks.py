@@ -50,8 +50,18 @@ def test_an_environment_that_cannot_be_is_refused(rank, world_size):
 @pytest.mark.parametrize(
     ("rank", "world_size", "kind", "text"),
     [
-        (0, None, ValueError, "rank and world_size go together, got rank=0, world_size=None; give both or neither"),
-        (None, 2, ValueError, "rank and world_size go together, got rank=None, world_size=2; give both or neither"),
+        (
+            0,
+            None,
+            ValueError,
+            "rank and world_size must be given together, got rank=0, world_size=None; give both or neither",
+        ),
+        (
+            None,
+            2,
+            ValueError,
+            "rank and world_size must be given together, got rank=None, world_size=2; give both or neither",
+        ),
         ("0", 2, TypeError, "rank must be an integer, got '0'"),
         (0, True, TypeError, "world_size must be an integer, got True"),
         (2, 2, ValueError, "rank must be in 0 … world_size-1 = 1, got 2"),

@@ -21,7 +21,7 @@ from gpuload.errors import GpuloadError
 from gpuload.packing.jpeg_cuttable import add_index, make_cuttable
 from gpuload.packing.jpeg_huffman import read_tables
 
-small = mock.patch.multiple("gpuload.packing.jpeg_cuttable", SMALLEST=1, ALLOWED_BYTES=65_000)
+small = mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=1, ALLOWED_BYTES=65_000)
 needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 
@@ -188,7 +188,7 @@ def test_a_larger_picture_has_its_points_further_apart():
     for size in (20, 40, 80):
         jpeg = restarted("4:4:4", (size, size), 0)
         found.append(find_grid(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
-    with mock.patch("gpuload.packing.jpeg_cuttable.MOST_BYTES", 10_000):
+    with mock.patch("gpuload.packing.jpeg_cuttable.MAX_SEGMENT_BYTES", 10_000):
         limited = add_index(jpeg, header_of(jpeg))
     assert len(limited) < len(jpeg) + 10_010
     assert find_grid(limited, header_of(limited)).across > found[-1].across

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.packing.manifest import open_packed, sealed
+from gpuload.packing.manifest import open_packed, seal
 
 Packing = Callable[..., Path]
 
@@ -62,7 +62,7 @@ def change(path: Path, entry: str, value: Any) -> None:
     for name in way:
         inner = inner[int(name) if isinstance(inner, list) else name]
     inner[last] = value
-    (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (path / "manifest.json").write_text(json.dumps(seal(manifest)))
 
 
 @pytest.mark.parametrize("case", FOREIGN)
@@ -143,9 +143,9 @@ def begun(folder: Path, packed: Packing) -> Path:
 @pytest.mark.parametrize(
     ("entry", "value", "message"),
     [
-        ("bounds", [0, 5, 5, 12], "its parts do not contain each of 12 samples once"),
-        ("bounds", [0, 10**9], "its parts do not contain each of 12 samples once"),
-        ("bounds", [], "its parts do not contain each of 12 samples once"),
+        ("bounds", [0, 5, 5, 12], "its parts do not contain each of 12 samples exactly once"),
+        ("bounds", [0, 10**9], "its parts do not contain each of 12 samples exactly once"),
+        ("bounds", [], "its parts do not contain each of 12 samples exactly once"),
         ("bounds", ["0", "12"], r"bounds\[0\] is '0', expected a number"),
         ("options", None, "options is None, expected a dict"),
         ("format", {}, "format is {}, expected 2"),

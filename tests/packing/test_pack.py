@@ -317,7 +317,7 @@ def test_what_an_older_version_has_begun_or_finished_is_not_mixed(folder: Path, 
 
 def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing) -> None:
     path = packed("tar")
-    end = r"\. Use the same arguments, another folder, or remove this one$"
+    end = r"\. Use the same arguments or another folder, or remove this one$"
     with pytest.raises(FileExistsError, match=f"holds a finished set .*: short_side=None instead of 16{end}"):
         packed("tar", short_side=16)
     shutil.rmtree(path)
@@ -384,7 +384,7 @@ def image(number: int = 0) -> gl.Encoded:
             Samples({"a": image(), "a.jpg": image()}),
             {},
             gl.GpuloadError,
-            "two of its fields would be files of one name: a.jpg, a.jpg; rename one",
+            "two of its fields would be files with the same name: a.jpg, a.jpg; rename one",
         ),
         (Samples({"Image": image()}), {}, gl.GpuloadError, "field names must be lower case.*got 'Image'"),
         (
@@ -410,7 +410,7 @@ def image(number: int = 0) -> gl.Encoded:
             Samples(gl.Encoded(b"1"), gl.Encoded(b"2")),
             {},
             gl.GpuloadError,
-            "none of 2 samples from all over .* can be read",
+            "none of 2 samples spread over .* can be read",
         ),
     ],
 )

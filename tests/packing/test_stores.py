@@ -13,7 +13,7 @@ import pytest
 
 import gpuload as gl
 from gpuload.datasets.stores.tar.index import build
-from gpuload.packing.stores import MOST_BYTES, tar_header
+from gpuload.packing.stores import MAX_MEMBER_BYTES, tar_header
 
 from .test_pack import Samples
 
@@ -37,14 +37,14 @@ def by_tarfile(samples: list[dict[str, Any]]) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["0.jpg", "ä" * 50, "n" * 100, "00000012.\udcff.jpg"])
-@pytest.mark.parametrize("nbytes", [0, 511, 130_000, MOST_BYTES])
+@pytest.mark.parametrize("nbytes", [0, 511, 130_000, MAX_MEMBER_BYTES])
 def test_headers_are_those_of_tarfile(name: str, nbytes: int) -> None:
     member = tarfile.TarInfo(name)
     member.size = nbytes
     assert tar_header(name, nbytes) == member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize(("name", "nbytes"), [("n" * 101, 1), ("0.jpg", MOST_BYTES + 1)])
+@pytest.mark.parametrize(("name", "nbytes"), [("n" * 101, 1), ("0.jpg", MAX_MEMBER_BYTES + 1)])
 def test_what_no_header_can_hold_is_refused(name: str, nbytes: int) -> None:
     with pytest.raises(ValueError, match=r"too long|overflow"):
         tar_header(name, nbytes)

@@ -13,7 +13,7 @@ import lacking
 import pytest
 
 import gpuload as gl
-from gpuload.packing.manifest import open_packed, sealed
+from gpuload.packing.manifest import open_packed, seal
 
 from .conftest import content
 
@@ -110,7 +110,7 @@ def test_damage_between_samples_is_told(packed: Packing) -> None:
     data[-1] = 1
     name.write_bytes(data)
     (problem,) = gl.verify(path)
-    assert "is damaged, but not in its images: in labels, names or padding" in problem
+    assert "is damaged, but its images are intact; the damage is in labels, names or padding" in problem
 
 
 def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
@@ -121,7 +121,7 @@ def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
     assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["files"]["data.mdb"]
-    (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (path / "manifest.json").write_text(json.dumps(seal(manifest)))
     assert gl.verify(path) == [
         "data.mdb has no hash in manifest.json: it was packed by an earlier gpuload; pack it again"
     ]

@@ -1,4 +1,4 @@
-"""Automatic augmentation, against Pillow's operations one after the other."""
+"""Automatic augmentation, against Pillow's operations, one after the other."""
 
 from __future__ import annotations
 
@@ -67,10 +67,12 @@ def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nda
 
 AGAINST = "Pillow's operations, one after the other"
 CHAINED = (
-    "the grey of a contrast may round to the next level, and so may a blend in float32; what comes behind, such as an "
-    "equalize, makes more of it"
+    "the grey level of a contrast may round to the next level, and so may a blend in float32; later operations, such "
+    "as an equalize, amplify the difference"
 )
-MIXED = "the same, by its share; and a sum in float32 may lie on the other side of a whole number"
+MIXED = (
+    "the same, in proportion to the weight of the chain; and a sum in float32 may round to the other side of an integer"
+)
 
 
 def case(name: str, transform: Any, *, mean: float, max: float, reason: str = CHAINED, **more: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Transforms that change colours, against Pillow's enhancers and operations; blur against Kornia's."""
+"""Transforms that change colours, against Pillow's enhancers and operations; blur against Kornia."""
 
 from __future__ import annotations
 
@@ -132,24 +132,24 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
     return oracle
 
 
-EXACT = "Pillow's arithmetic, to the level"
-FLOAT = "one product, cut off; float32, as Pillow's"
-GREY = "the grey level of the mean colour, not the mean of rounded grey levels, may round to another level"
+EXACT = "Pillow's arithmetic, exact to the level"
+FLOAT = "one product, truncated; float32, as in Pillow"
+GREY = "the grey level of the mean colour, used instead of the mean of rounded grey levels, may round to another level"
 HUE = "Pillow rounds hue and saturation to 8 bits between its float32 operations; one step of hue may be 6 levels"
 BLUR = (
-    "weights are multiples of 2**-16, so that sums are exact on any device; what lies near a half may round otherwise"
+    "weights are multiples of 2**-16, so that sums are exact on any device; values near a half may round the other way"
 )
 AFFINE = "one multiplication and one addition in float32"
-NOISE = "float32 of the same numbers; checks what is added and clipped, the distribution is tested by itself"
-WRAPPED = "the same numbers, in float32; sums of whole numbers, of which the last eight bits are kept"
-CONTRAST = f"{GREY}, which the next operation may stretch; {HUE}"
+NOISE = "the same numbers in float32; this checks the adding and clipping, and the distribution is tested separately"
+WRAPPED = "the same numbers, in float32; integer sums, of which the last eight bits are kept"
+CONTRAST = f"{GREY}, and the next operation may amplify this; {HUE}"
 
 # Kornia's and DALI's operators, where what they do is not the reference's to the level.
-DALI_PRODUCT = Tolerance(0.001, 1, 1, "a product and a sum in float32 may lie on the other side of a whole number")
-DALI_BLUR = Tolerance(0.001, 1, 1, "float32 weights and sums; what lies near a half may round otherwise")
+DALI_PRODUCT = Tolerance(0.001, 1, 1, "a product and a sum in float32 may round to the other side of an integer")
+DALI_BLUR = Tolerance(0.001, 1, 1, "float32 weights and sums; values near a half may round the other way")
 DALI_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "DALI's normalization subtracts the mean first, in float32")
 FUSED_BLUR = Tolerance(
-    0.001, 1, 1, "float32 weights and sums, not cut to 2**-16; what lies near a half may round otherwise"
+    0.001, 1, 1, "float32 weights and sums, not rounded to 2**-16; values near a half may round the other way"
 )
 KORNIA_BLUR = Tolerance(0, 0, 1, "the oracle itself, in float64")
 KORNIA_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "division by 255 and by std in float32, in Kornia's order")

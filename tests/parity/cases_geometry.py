@@ -143,19 +143,20 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
 
 _: Oracle = geometry
 
-EXACT = "pixels are moved, or computed in Pillow's whole numbers"
-PLAIN = "whole numbers of 22 bits, rounded between columns and rows; torch adds up floats"
-RESIZE = "torch's kernel, which resizes single images, has weights of 16 bits, Pillow of 22"
+EXACT = "pixels are moved, or computed in Pillow's integer arithmetic"
+PLAIN = "22-bit integers, rounded between columns and rows; torch sums floats"
+RESIZE = "torch's kernel, which resizes single images, has 16-bit weights, and Pillow has 22-bit weights"
 AXES = (
-    "Pillow 13 begins with the cheaper axis, gpuload with rows; that shows where bicubic overshoots 0 … 255 in between"
+    "Pillow 13 begins with the cheaper axis, gpuload with rows; results differ where bicubic overshoots 0 … 255 "
+    "between the two steps"
 )
-SAME = "the same kernel of torch"
-OF_TENSORS = "weights of 22 bits, torch's have 16"
-PILLOWS = "Pillow's whole numbers; the reference of single images has weights of 16 bits"
-WARP = "the same arithmetic in float64; single images are Pillow's work"
-ROTATE = "the angle is found from what was drawn, so a place may differ in the last bit"
+SAME = "the same torch kernel"
+OF_TENSORS = "22-bit weights, where torch has 16-bit weights"
+PILLOWS = "Pillow's integer arithmetic; the reference for single images has 16-bit weights"
+WARP = "the same arithmetic in float64; single images are processed by Pillow itself"
+ROTATE = "the angle is computed from the record, so a coordinate may differ in the last bit"
 
-KORNIA_WARP = Tolerance(1e-3, 1, 1, "sums of float64 in torch's order: few may lie on the other side of a whole number")
+KORNIA_WARP = Tolerance(1e-3, 1, 1, "float64 sums in torch's order; a few may round to the other side of an integer")
 
 DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between columns and rows, where Pillow rounds to levels")
 

@@ -1,4 +1,4 @@
-"""timm's resize and crops, against Pillow; that they draw what timm draws is tested with the draws."""
+"""timm's resize and crops, against Pillow; other tests check that the draws equal timm's."""
 
 from __future__ import annotations
 

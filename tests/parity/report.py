@@ -22,18 +22,19 @@ from parity.usable import why_not
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEADER = """# Parity
 
-What each transform does on each backend, compared with an oracle that is not ours: Pillow where it has the operation,
-else Kornia, torch or torchvision. All get the same draws and the same images on the CPU: {photographs} real
-photographs, and {random} random ones in {rounds} rounds of draws. The kernels of `fused` run in Triton's interpreter,
-which is slow: they get {small} images of at most 64×64, photographs among them, and so does every other backend once
-more.
+This page compares each transform on each backend with an oracle that is not gpuload: Pillow where it has the
+operation, otherwise Kornia, torch or torchvision. All of them get the same draws and the same images on the CPU:
+{photographs} real photographs, and {random} random images in {rounds} rounds of draws. The kernels of `fused` run
+in Triton's interpreter, which is slow, so they get {small} images of at most 64×64, photographs among them. Every
+other backend gets these images too.
 
-Figures are in levels, of 255: *mean* is the greatest mean difference of any one image, *max* the greatest difference of
-any one number. *torch* is the reference, which takes images one by one on the CPU; *batches* is its other runner,
-which CUDA devices use; a dash (–): the backend leaves the transform to torch. *Apart* is the greatest difference
-between any two of them, measured in the first case of each transform (a dash in the others). The bounds (mean / max /
-apart) hold for each backend that has none of its own in its column; the difference between two is bounded by the sum of
-theirs. The tests hold all of them; letters lead to the reasons.
+Figures are in levels, on a scale of 0 to 255: *mean* is the largest mean difference of any image, and *max* is the
+largest difference of any value. *torch* is the reference, which processes images one by one on the CPU; *batches*
+is its second runner, which CUDA devices use. A dash (–) means that the backend leaves the transform to torch.
+*Apart* is the largest difference between any two of these runs, measured for the first case of each transform (a
+dash for the other cases). The bounds (mean / max / apart) hold for each backend whose column gives no bounds of its
+own; the difference between two backends is bounded by the sum of their bounds. The tests check all bounds. The
+letters refer to the reasons below each table.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
 """

@@ -450,7 +450,7 @@ def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda
 
 @mutant(augments)
 def a_batch_is_copied_while_the_host_waits(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(augment, "_tensor", lambda value, device, **named: value.to(device))
+    patch.setattr(augment, "_to_device", lambda value, device, **named: value.to(device))
 
 
 @mutant(augments)
@@ -466,13 +466,13 @@ def the_range_of_floats_on_the_device_is_checked(patch: Patch, cuda: SimulatedCu
 
 @mutant(augments)
 def a_batch_is_augmented_on_another_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    make = gl.Augment._augmented
+    make = gl.Augment._augment_tree
 
     def changed(self: gl.Augment, *given: Any) -> Any:
         with cuda.on(cuda.default_stream()):
             return make(self, *given)
 
-    patch.setattr(gl.Augment, "_augmented", changed)
+    patch.setattr(gl.Augment, "_augment_tree", changed)
 
 
 @mutant(augments_by_kernels)

@@ -44,7 +44,7 @@ REGIONS = [(0, 0, 9, 7), (3, 5, 20, 11), (1, 1, 4, 4), (0, 4, 16, 3), (60, 0, 4,
 @pytest.mark.parametrize("segment_bytes", [None, 5000, 1 << 16])
 @pytest.mark.parametrize("small", [True, False])
 def test_windows_are_those_of_the_images(images, segment_bytes, small, monkeypatch):
-    monkeypatch.setattr(device_cache, "LEAST_SEGMENT_BYTES", ALIGN)
+    monkeypatch.setattr(device_cache, "MIN_SEGMENT_BYTES", ALIGN)
     monkeypatch.setattr(device_cache, "SMALL_BYTES", 1 << 20 if small else 0)
     monkeypatch.setattr(device_cache, "GATHER_BYTES", 600)
     memory, starts = filled(images, segment_bytes)

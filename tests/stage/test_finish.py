@@ -251,7 +251,7 @@ def test_views_are_erased_each_by_itself():
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 def test_mixing_needs_one_tensor(ragged):
     with pytest.raises(
-        ValueError, match=re.escape(f"ragged={ragged!r} does not go with MixUp, which mixes images of ")
+        ValueError, match=re.escape(f"ragged={ragged!r} cannot be combined with MixUp, which mixes images of ")
     ):
         compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
 
@@ -280,8 +280,10 @@ def test_values_of_erasing_fit_the_channels_that_there_are_where_it_stands():
         return compile_stage(chain, device="cpu")(ragged, chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw))
 
     erasing = T.RandomErasing(1.0, (0.5, 0.6), value=(1, 2, 3))
-    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there; give one value, or one for"):
+    with pytest.raises(
+        ValueError, match="has 3 values, but image 0 has 1 channel at that point; give one value, or one for"
+    ):
         made(3, T.Grayscale(1), erasing)
-    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel there"):
+    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel at that point"):
         made(1, T.RandomApply([erasing], 1.0), T.Grayscale(3))
     assert made(1, T.Grayscale(3), erasing).amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]

@@ -299,9 +299,9 @@ def test_replay_gives_the_mixed_image_again(on_error):
         ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),
         (
             {"ragged": "list"},
-            "ragged='list' does not go with MixUp, which mixes images of one size; end the transforms ",
+            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop or a ",
         ),
-        ({"ragged": "pad"}, "ragged='pad' does not go with MixUp"),
+        ({"ragged": "pad"}, "ragged='pad' cannot be combined with MixUp"),
     ],
 )
 def test_loaders_that_cannot_mix(options, text):

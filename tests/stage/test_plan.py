@@ -85,7 +85,7 @@ def test_each_transform_runs_where_it_can():
 
 
 def test_a_name_that_is_not_there():
-    with pytest.raises(KeyError, match="no transform of the chain is called 'Resize'; there are RandomInvert"):
+    with pytest.raises(KeyError, match="the chain has no transform called 'Resize'; its transforms: RandomInvert"):
         plan(T.RandomInvert()).backend_of("Resize")
 
 
@@ -100,7 +100,7 @@ def test_one_that_holds_others_runs_where_all_of_them_can():
 def test_images_are_finished_where_they_are_written():
     found = plan(T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip())
     assert [step.backend for step in found.steps] == ["picky", "torch", "torch"]
-    assert found.steps[1].reason == "done with RandomHorizontalFlip after it"
+    assert found.steps[1].reason == "combined with RandomHorizontalFlip after it"
 
 
 def test_finished_images():

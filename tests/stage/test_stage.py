@@ -30,15 +30,15 @@ def stage_of(transforms, **options):
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
-        ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
-        ({"ragged": "pad"}, "ragged='pad' does not go with the module Identity at the end of the transforms"),
+        ({"dtype": "uint8"}, "dtype='uint8' is not a float dtype; leave out Normalize and ToDtype"),
+        ({"ragged": "pad"}, "ragged='pad' cannot be combined with the module Identity at the end of the transforms"),
         ({"ragged": "pad", "pad_to": 0}, "pad_to must be at least 1, got 0"),
         (
             {"ragged": "list", "pad_to": 32},
-            "pad_to=32 goes with ragged='pad', which pads the images of a batch, but ragged is 'list'; give "
+            "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'list'; set "
             "ragged='pad', or leave pad_to out",
         ),
-        ({"pad_to": 1}, "pad_to=1 goes with ragged='pad', which pads the images of a batch, but ragged is 'error'"),
+        ({"pad_to": 1}, "pad_to=1 requires ragged='pad', which pads the images of a batch, but ragged is 'error'"),
     ],
 )
 def test_options_are_checked(options, text):
@@ -191,8 +191,8 @@ def test_channels(make_images, make_batch, channels):
         assert stage(*make_batch(chain, images)).shape == (3, channels, 10, 10)
     else:
         text = (
-            f"ColorJitter takes images of 1 or 3 channels, but image 0 has {channels}; drop or convert channels in the "
-            "dataset, or decode to mode 'RGB' or 'L'"
+            f"ColorJitter takes images with 1 or 3 channels, but image 0 has {channels}; drop or convert channels in "
+            "the dataset, or decode to mode 'RGB' or 'L'"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
             stage(*make_batch(chain, images))
@@ -209,7 +209,7 @@ def test_channels_must_fit(make_images, make_batch):
         stage(*make_batch(chain, grey))
     text = (
         "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
-        "convert channels in the dataset, or give Encoded(…, mode='RGB') for all of them"
+        "convert channels in the dataset, or use Encoded(…, mode='RGB') for all of them"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
@@ -218,7 +218,7 @@ def test_channels_must_fit(make_images, make_batch):
 def test_an_empty_batch_is_refused(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
-    with pytest.raises(ValueError, match="a batch needs images and as many draws, got 2 and 1"):
+    with pytest.raises(ValueError, match="a batch needs at least one image and one draw per image, got 2 and 1"):
         stage(ragged, draws.take(np.array([0])))
 
 

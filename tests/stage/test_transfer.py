@@ -122,7 +122,7 @@ def test_buffers_of_batches_that_differ_little_are_of_one_size(locking):
 @pytest.mark.parametrize("nbytes", [0, 1, 511, 4097, 10**6, 2**20, 2**20 + 1, 3 * 10**9])
 def test_a_buffer_is_at_most_an_eighth_too_large(nbytes):
     rounded = transfer.rounded(nbytes)
-    assert nbytes <= rounded <= max(nbytes * 9 / 8, nbytes + transfer.LEAST_GRAIN_BYTES)
+    assert nbytes <= rounded <= max(nbytes * 9 / 8, nbytes + transfer.MIN_GRAIN_BYTES)
 
 
 def given(made, device, name):

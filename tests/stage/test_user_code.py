@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 
 def example() -> dict[str, Any]:
     """What the example of the page defines."""
-    text = PAGE.read_text().split("## Transforms of your own")[1].split("```python\n")[1].split("```")[0]
+    text = PAGE.read_text().split("## Your own transforms")[1].split("```python\n")[1].split("```")[0]
     found: dict[str, Any] = {"__name__": __name__}
     exec(text, found)
     return found
@@ -212,7 +212,7 @@ def returning(value):
         (
             [T.CenterCrop(8), returning(lambda images: None), NORMALIZE],
             TypeError,
-            "Returning.apply (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
+            "Returning.apply (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
             "must return a tensor of the same shape and dtype",
         ),
         (
@@ -224,23 +224,23 @@ def returning(value):
             [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
             ValueError,
             "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
-            "levels there, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set float_levels =",
+            "levels at that point, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
         ),
         (
             [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
             ValueError,
-            "Returning.apply (number 3 of the transforms) was given float32 of shape (3, 3, 8, 8) and returned int32",
+            "Returning.apply (transform number 3) was given float32 of shape (3, 3, 8, 8) and returned int32",
         ),
         (
             [T.CenterCrop(8), T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
             ValueError,
-            "Lambda(<lambda>) (number 2 of the transforms) was given uint8 of shape (3, 8, 8) and returned uint8 of "
+            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of "
             "shape (8, 8); it",
         ),
         (
             [T.CenterCrop(8), T.Lambda(list), NORMALIZE],
             TypeError,
-            "Lambda(list) (number 2 of the transforms) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
+            "Lambda(list) (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
         ),
         (
             [T.Lambda(lambda images: images), T.CenterCrop(8)],
@@ -272,9 +272,7 @@ def test_one_without_apply_is_told_what_it_needs():
 
 
 def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
-    text = (
-        "with Lambda(abs) at the end of the transforms, which needs one tensor for the batch; T.Lambda(…, per='image')"
-    )
+    text = "with Lambda(abs) at the end of the transforms, which needs one tensor per batch; T.Lambda(…, per='image')"
     with pytest.raises(ValueError, match=re.escape(text)):
         stage_of([T.Lambda(abs)], ragged="list")
 
@@ -355,7 +353,7 @@ def test_the_plan_shows_it():
         [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
     )
     assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
-    assert stage.plan.steps[3].reason == "done with the module torch's ReLU before it"
+    assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
     assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 
 

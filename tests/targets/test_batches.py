@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.collate import moved_together
+from gpuload.batches.collate import move_merged
 
 
 class Samples:
@@ -216,7 +216,7 @@ def test_tensors_of_a_batch_go_to_the_device_together():
 
     large = torch.arange(20_000)
     given = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
-    there = moved_together(given, place)
+    there = move_merged(given, place)
     assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
     assert there[0][0][0].shape == (2, 4)
     assert there[0][1][0].shape == (0, 4)

@@ -59,12 +59,16 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             [],
             r"must have the same size, but sample\[0\] has 40×50 and sample\[1\] has 20×50",
         ),
-        (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves pixels of the image alone"),
-        (lambda: (image(), gl.Mask(MASK)), [T.RandAugment()], "RandAugment moves pixels.*remove it, or return no"),
+        (lambda: (image(), gl.Boxes(boxes(1))), [T.AutoAugment()], "AutoAugment moves only the pixels of the image"),
+        (
+            lambda: (image(), gl.Mask(MASK)),
+            [T.RandAugment()],
+            "RandAugment moves only the pixels.*remove it, or return no",
+        ),
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandomApply([T.TrivialAugmentWide()])],
-            "TrivialAugmentWide moves pixels",
+            "TrivialAugmentWide moves only the pixels",
         ),
         (
             lambda: (image(), 3),
@@ -144,7 +148,7 @@ def test_masks_of_different_number_are_named():
     sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
     with pytest.raises(
         gl.CollateError,
-        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 \(2, 40, 50\).*ragged='list'",
+        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 has \(2, 40, 50\).*ragged='list'",
     ):
         only_batch(sample)
 

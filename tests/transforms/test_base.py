@@ -49,7 +49,11 @@ def test_transforms_that_others_hold_change_too():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: T.by_epoch(224), TypeError, "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128"),
+        (
+            lambda: T.by_epoch(224),
+            TypeError,
+            "by_epoch() takes a dict of sizes keyed by their first epoch, such as {0: 128",
+        ),
         (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a size for epoch 0, got {}; write {0: …, …}"),
         (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a size for epoch 0, got {3: 5}"),
         (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: size}) must be at least 0, got -1"),
@@ -62,7 +66,7 @@ def test_transforms_that_others_hold_change_too():
         (
             lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8),
             ValueError,
-            "in epoch 8, by by_epoch(): RandomResizedCrop(size=…) must be at least 1, got 0",
+            "the size from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0",
         ),
     ],
 )
@@ -150,5 +154,5 @@ def test_a_sample_is_made_again_in_its_size():
 def test_a_size_that_cannot_be_is_an_error_when_its_epoch_begins():
     with loader(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0)) as made:
         assert len(list(made)) == 3
-        with pytest.raises(ValueError, match=r"in epoch 1, by by_epoch.*must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
             iter(made)

@@ -192,7 +192,7 @@ def test_four_channels_are_refused():
     for runner in ("single", "batched"):
         chain = T.Chain([T.JPEG(50)])
         program = chain.draw(epoch_key(1, 0), np.arange(1), np.full((1, 2), 8))
-        with pytest.raises(ValueError, match="JPEG takes images of 1 or 3 channels, but image 0 has 4"):
+        with pytest.raises(ValueError, match="JPEG takes images with 1 or 3 channels, but image 0 has 4"):
             compile_stage(chain, device="cpu", runner=runner)(images, program)
 
 

@@ -25,7 +25,7 @@ FLOAT = T.ToDtype("float32", scale=True)
         (
             {"scale": (0.1, 1.2)},
             ValueError,
-            "RandomErasing(scale=…) is a share of the image's area and must lie in 0 … 1, got (0.1, 1.2)",
+            "RandomErasing(scale=…) is a fraction of the image's area and must lie in 0 … 1, got (0.1, 1.2)",
         ),
         ({"scale": (-0.1, 0.2)}, ValueError, "must lie in 0 … 1, got (-0.1, 0.2)"),
         ({"scale": (0.3, 0.2)}, ValueError, "RandomErasing(scale=…) must be (low, high) with low ≤ high"),

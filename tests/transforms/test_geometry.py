@@ -65,7 +65,7 @@ def test_negative_padding_cuts_off():
     draws = chain.draw(KEY, np.arange(1), np.array([[50, 60]]))
     np.testing.assert_array_equal(draws.results_hw, [[47, 53]])
     np.testing.assert_array_equal(chain.regions(KEY, np.arange(1), np.array([[50, 60]])), [[0, 3, 45, 53]])
-    text = "Pad((-3, 2, -4, -5)) would remove an entire image of 50×7 (height × width)"
+    text = "Pad((-3, 2, -4, -5)) has negative padding that would remove an entire image of 50×7 (height × width)"
     with pytest.raises(DrawError, match=re.escape(text)) as caught:
         chain.draw(KEY, np.arange(3), np.array([[50, 60], [50, 7], [3, 3]]))
     assert caught.value.row == 1

@@ -326,7 +326,7 @@ def test_fill_and_repr():
         (("rand-m-3",), "has an unknown part, 'm'"),
         (("rand-m9.5",), "TimmRandAugment(config='rand-m9.5'): m must be a whole number, got 9.5"),
         (("rand-p1.5",), "p is a probability and must lie in 0 … 1, got 1.5"),
-        (("rand-t9",), "names an unknown set of operations, 't9'; there are tweights, t3a, t3aw"),
+        (("rand-t9",), "names an unknown set of operations, 't9'; valid sets are tweights, t3a, t3aw"),
         (("rand-n16-tweights",), "requests 16 operations, but tweights draws from 15 without replacement"),
         (("rand", [1]), "TimmRandAugment(hparams=…) must be a dict, got [1] (list)"),
         (("rand", {"mean": 1}), "TimmRandAugment(hparams=…) takes img_mean, interpolation, magnitude_max"),

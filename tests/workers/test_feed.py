@@ -320,7 +320,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
     batch = feed.take()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
     assert (record.index, record.position) == (35, 5)
-    assert record.cause == "WorkerError: the worker that was alone with it died 2 times: killed by SIGSEGV"
+    assert record.cause == "WorkerError: workers that processed only this sample died 2 times: killed by SIGSEGV"
     assert sum(35 in request.indices for request in engine.seen) == 3
     assert sum(len(part.content.rows) for part in batch.parts) == 7
 

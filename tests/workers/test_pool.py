@@ -307,7 +307,7 @@ def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_
     team_ = team(Calls(dies_once))
     team_.ask(1, [3, 4], spare_bytes=8 << 20)
     [lost] = team_.wait(1, Lost)
-    assert (lost.chunk, lost.outside) == (1, True)
+    assert (lost.chunk, lost.is_external) == (1, True)
     assert not team_.ring._busy
     assert owned() == 0
     team_.ask(2, [3, 4], spare_bytes=8 << 20)
@@ -520,7 +520,7 @@ def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
     team_.values([2], chunk=1)  # its first sample takes longest
     team_.ask(2, [2, 3])
     [lost] = team_.wait(1, Lost)
-    assert (lost.row, lost.cause, lost.outside) == (1, "no progress for timeout=1 seconds", False)
+    assert (lost.row, lost.cause, lost.is_external) == (1, "no progress for timeout=1 seconds", False)
     assert "in hang_at_3" in lost.stack
 
 
@@ -533,7 +533,7 @@ def test_a_crash_tells_where_it_happened(team):
     team_ = team(Calls(crashes))
     team_.ask(1, [0])
     [lost] = team_.wait(1, Lost)
-    assert (lost.cause, lost.outside) == ("killed by SIGSEGV", False)
+    assert (lost.cause, lost.is_external) == ("killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in lost.stack
     assert "Extension modules" not in lost.stack
@@ -554,7 +554,7 @@ def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
     wait_until(started.exists, "the sample is being read")
     os.kill(team_.pool.pids[0], signal.SIGKILL)
     [lost] = team_.wait(1, Lost)
-    assert (lost.cause, lost.outside) == ("killed by SIGKILL", True)
+    assert (lost.cause, lost.is_external) == ("killed by SIGKILL", True)
 
 
 def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypatch, tmp_path):
@@ -673,29 +673,19 @@ def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
 
 def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
     go = tmp_path / "go"
-    go.touch()
-    team_ = team(Gate(str(go)), most=2)
+
+    def init(number):
+        while number > 0 and not go.exists():
+            time.sleep(0.005)
+
+    team_ = team(range(1000), most=2, worker_init_fn=init)
     team_.values([1], chunk=1)
-    go.unlink()
     team_.pool.resize(2)
     team_.pool.gather(0.0)
     assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
     assert team_.values([5], chunk=2) == [5]  # by the other one
     go.touch()
     steady(team_, 2)
-
-
-class Gate:
-    """A dataset that arrives in a worker only while a file is there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return eval, (
-            "[time.sleep(0.005) for _ in iter(lambda: os.path.exists(path), True)] and None or range(1000)",
-            {"os": os, "time": time, "path": self.path},
-        )
 
 
 def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
@@ -1043,12 +1033,12 @@ def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the
 @pytest.mark.parametrize(
     ("attribute", "value", "text"),
     [
-        ("platform", "win32", "worker processes need Linux, this is win32: use num_workers=0"),
-        ("frozen", True, "a frozen application has no Python interpreter to start workers with: use num_workers=0"),
+        ("platform", "win32", "worker processes need Linux, got win32; use num_workers=0"),
+        ("frozen", True, "a frozen application has no Python interpreter to start workers with; use num_workers=0"),
         (
             "executable",
             "",
-            "sys.executable is empty, so there is no interpreter to start workers with: use num_workers=0",
+            "sys.executable is empty, so there is no interpreter to start workers with; use num_workers=0",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int =
         indices=np.asarray(indices) if isinstance(indices, list) else indices,
         slot_offset=0,
         slot_bytes=room,
-        whole=False,
+        is_complete_batch=False,
         spare_bytes=spare,
     )
     return runner.run(request, slot, noted.append, wanted), slot, noted
@@ -241,7 +241,7 @@ def test_a_loader_gives_the_same_batches_from_a_list(tmp_path):
     chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]
     with gl.Loader(dataset, transforms=chain, **options) as rows:
         found = [batch for _ in range(3) for batch in rows]  # after 16 samples they are no longer looked at
-        assert rows._session.engine._runner._reader.has_looked
+        assert rows._session.engine._runner._reader.is_search_over
     with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as ordinary:
         expected = [batch for _ in range(3) for batch in ordinary]
     for (images, labels), (others, told) in zip(found, expected, strict=True):

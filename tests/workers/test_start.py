@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import gpuload as gl
-from gpuload.workers.start import OTHERWISE, REMEDIES, Start, Stopwatch
+from gpuload.workers.start import DEFAULT_REMEDY, REMEDIES, Start, Stopwatch
 
 # What takes how long by the fake clock, by the file of a module.
 MODULES = {
@@ -92,7 +92,7 @@ def test_what_it_says():
     )
     assert Start(1.0, 0.5, {"re": 0.001}).describe() == "interpreter 0.50 s, imports 0.00 s, unpickling 0.00 s"
     assert start.advise() == f"torchvision took longest: {REMEDIES['torchvision']}"
-    assert Start(9.0, imports_s={"own": 1.0}).advise() == f"own took longest: {OTHERWISE}"
+    assert Start(9.0, imports_s={"own": 1.0}).advise() == f"own took longest: {DEFAULT_REMEDY}"
     assert Start(9.0, imports_s={"own": 0.5}).advise() == ""
     assert Start().advise() == ""
 
@@ -187,4 +187,4 @@ def test_a_slow_start_is_logged_with_its_module(slow, monkeypatch, caplog, limit
         list(loader)
     lines = [line for line in caplog.messages if line.startswith("workers were ready after ")]
     assert len(lines) == (limit_s < 1)
-    assert all(line.endswith(f". slow_module took longest: {OTHERWISE}") for line in lines)
+    assert all(line.endswith(f". slow_module took longest: {DEFAULT_REMEDY}") for line in lines)

@@ -50,7 +50,7 @@ class Pixels:
         shape, dtype: the shape and dtype of one entry.
         layout: as in `ArrayFile`; None treats entries as images if their dtype and axes allow it.
         as_dtype: the dtype to convert entries to, or None.
-        what: the file's name in messages.
+        source: the name of the file or dataset in messages.
 
     Attributes:
         size_hw: height and width of an image; None if entries are not images.
@@ -62,7 +62,7 @@ class Pixels:
     size_hw: tuple[int, int] | None = None
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None, as_dtype: str | None, what: str
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None, as_dtype: str | None, source: str
     ) -> None:
         if layout is not None and layout not in LAYOUTS:
             raise ValueError(f"layout must be None or one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
@@ -77,7 +77,7 @@ class Pixels:
         self.layout: Layout = layout
         if layout == "data":
             return
-        description = f"{what} holds samples of shape {shape}, {dtype}"
+        description = f"{source} holds samples of shape {shape}, {dtype}"
         if target.name not in PIXELS:
             raise ValueError(
                 f"{description}, but images must be uint8, uint16 or float32; convert them with as_dtype='float32', or "
@@ -181,7 +181,9 @@ class ArrayFile(Store):
         self.shape, self.dtype, self._offset = header
         _check_kind(self.path, self.dtype)
         if not self.shape:
-            raise ValueError(f"{self.path!r} holds a single number; expected an array whose first axis is the samples")
+            raise ValueError(
+                f"{self.path!r} holds a single number; expected an array with samples along its first axis"
+            )
         if 0 in self.shape[1:]:
             raise ValueError(f"the samples of {self.path!r} are empty: its array has shape {self.shape}")
         self._sample_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
@@ -199,7 +201,7 @@ class ArrayFile(Store):
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
             options = None if remote_for(labels, None) is None else storage_options
-            labels = ArrayFile(labels, layout="data", storage_options=options)._all()
+            labels = ArrayFile(labels, layout="data", storage_options=options)._read_all()
         self.labels = labels_array(labels, self.shape[0], f"the {self.shape[0]} samples of {self.path!r}")
 
     def __len__(self) -> int:
@@ -244,7 +246,7 @@ class ArrayFile(Store):
         array = self._handle.array
         return array[..., None] if self._pixels.layout == "HW" else array
 
-    def _all(self) -> np.ndarray:
+    def _read_all(self) -> np.ndarray:
         """Read the entire array into memory."""
         if self._remote is None:
             return np.array(self._handle.array)

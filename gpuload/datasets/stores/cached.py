@@ -80,13 +80,13 @@ def cached(
     arrays: Arrays | None = None
     with contextlib.suppress(Exception):  # zipfile and NumPy raise many types for a damaged file
         arrays = _read(file, encoded_identity)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # arrays of another form
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the arrays may have another form
         if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()
     minimum = LEAST_BYTES if least_bytes is None else least_bytes
     if sum(array.nbytes for array in arrays.values()) >= minimum and is_kept(arrays):
-        with contextlib.suppress(OSError, ValueError):  # zip has no times before 1980, which a wrong clock may show
+        with contextlib.suppress(OSError, ValueError):  # a wrong clock may be before 1980, where zip times begin
             _write(file, encoded_identity, arrays)
     return arrays
 

@@ -1,4 +1,4 @@
-"""`FileList`: image files listed in a manifest or a table, or with names generated from their numbers.
+"""`FileList`: image files listed in a manifest or a table, or with names generated from numbers.
 
 The main process reads a manifest once, row by row, into one buffer of paths and one array of targets per column. The
 result is cached in a file if the manifest is long. Generated names take no memory.
@@ -34,7 +34,7 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
+from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming, stamp, value_of
 from gpuload.errors import import_optional
 
@@ -52,7 +52,7 @@ INTEGER: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 PADDED: Final = re.compile(r"0[0-9]+")
 INT64_LIMIT: Final = 1 << 63
-CELLS_PER_STRAY: Final = 10  # at most one cell of this many may be a stray
+CELLS_PER_STRAY: Final = 10  # at most one cell in this many counts as a stray
 INT64_DIGITS: Final = 20  # the longest int64, including the sign
 MIN_CELLS: Final = 4  # a shorter column has no strays
 
@@ -97,19 +97,19 @@ class FileList(ImageFileDataset):
         gl.FileList("img_{index:07d}.jpg", root="/data", count=10_000_000, labels=labels)
 
     Args:
-        manifest: a CSV file (``.tsv`` and ``.txt``: separated by tabs), a ``.parquet`` file (needs pyarrow:
-            ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a file name that
-            contains ``{index}``.
+        manifest: a CSV file (tab-separated if its name ends in ``.tsv`` or ``.txt``), a ``.parquet`` file (needs
+            pyarrow: ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a file name
+            that contains ``{index}``.
         path: the column of paths: its name, or for a CSV file without a header, its number, counted from 0.
         target: the column of targets, by name or number; None for no targets; or a list of columns: each target is
-            then a dict keyed by column. Numbers are kept. If any cell of a column is not a number, all its cells are
-            class names, and each target is the index of its name among the sorted names. Text such as ``007``, ``nan``,
-            ``inf`` and ``1_000`` is a name.
-        classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to use, such as
+            then a dict keyed by column. Numbers are used as they are. If any cell of a column is not a number, all its
+            cells are class names, and each target is the index of its name among the sorted names. Text such as
+            ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
+        classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to reuse, such as
             the train split. Each target is then the index of its name in this list; an unknown name is an error. For
             several target columns, a dict from column to names.
-        root: the folder that paths are relative to; paths must not lead out of it. Default: the folder of the manifest,
-            or the working directory. Absolute paths must be inside it.
+        root: the folder that paths are relative to; paths must not point outside it. Default: the folder of the
+            manifest, or the working directory. Absolute paths must be inside it.
         delimiter: the character that separates the columns of a CSV file.
         count, start: the number of generated names, and the first index.
         labels: one label per generated name, as an array or list. With `classes`, names or their indices.
@@ -128,8 +128,8 @@ class FileList(ImageFileDataset):
     Raises:
         FileNotFoundError: the manifest does not exist. (Image files are only checked when they are read.)
         TypeError: `labels` are neither numbers nor strings.
-        ValueError: a column or a cell is missing, a path leads out of the root, or a target is not among `classes` (the
-            message includes the line); or arguments cannot be combined.
+        ValueError: a column or a cell is missing, a path points outside the root, or a target is not among `classes`
+            (the message includes the line); or arguments cannot be combined.
 
     Example:
         >>> import pathlib, tempfile
@@ -178,25 +178,27 @@ class FileList(ImageFileDataset):
             remote = remote_for([manifest, root], storage_options)
             file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", streams=True)
             folder = os.path.dirname(file) if root is None else absolute(root)
-            mark = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
-            read, unit = (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, mark), "line")
+            delimiter = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+            read, unit = (
+                (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
+            )
             source = Source(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None
             arrays = cached(
                 file,
-                [INDEX_VERSION, *stamp(file, remote), *scope_of(remote), folder, *selection, mark],
+                [INDEX_VERSION, *stamp(file, remote), *scope_of(remote), folder, *selection, delimiter],
                 lambda: _pack(read(file, source, remote), source),
             )
         self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
         targets: list[Any] = [arrays[f"targets {number}"] for number in range(len(columns))]
-        names, remarks = json.loads(arrays["words"].tobytes())
+        names, messages = json.loads(arrays["words"].tobytes())
         self.labels: Any = next(iter(targets), None)
         self.classes: Any = next(iter(names), None)
         if target is not None and not isinstance(target, str | int):
             self.labels = dict(zip(columns, targets, strict=True))
             self.classes = {column: entry for column, entry in zip(columns, names, strict=True) if entry is not None}
-        for remark in remarks:
-            warnings.warn(remark, stacklevel=3)
+        for message in messages:
+            warnings.warn(message, stacklevel=3)
 
     def _generate(
         self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
@@ -240,7 +242,7 @@ class Source(NamedTuple):
     columns: list[str | int]
     classes: list[list[str] | None]
 
-    def where(self, number: int) -> str:
+    def row_name(self, number: int) -> str:
         """Describe a row for messages."""
         return f"{self.unit} {number} of {self.name}"
 
@@ -254,7 +256,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
         return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
-        raise ValueError(f"target must be a column, or a list of different columns, got {target!r}")
+        raise ValueError(f"target must be a column, or a list of distinct columns, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
         raise ValueError(f"with several targets, classes= must be a dict {{{targets[0]!r}: names, …}}, got {classes!r}")
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
@@ -376,11 +378,13 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
                 if not row:
                     continue
                 if len(row) <= last:
-                    other = next((mark for mark in SEPARATORS if len(delimiter.join(row).split(mark)) > last), None)
-                    hint = "" if other is None else f"; if {other!r} separates them, pass delimiter={other!r}"
+                    separator = next((char for char in SEPARATORS if len(delimiter.join(row).split(char)) > last), None)
+                    hint = (
+                        "" if separator is None else f"; if {separator!r} separates them, pass delimiter={separator!r}"
+                    )
                     raise ValueError(
-                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {last} (from 0) is needed: "
-                        f"{row}{hint}"
+                        f"{source.row_name(rows.line_num)} has {len(row)} fields, but column {last} (counted from 0) "
+                        f"is needed: {row}{hint}"
                     )
                 yield rows.line_num, [row[position] for position in positions]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -399,23 +403,23 @@ def _check_header(file: str, names: list[str], required: list[str], delimiter: s
         if column in names:
             continue
         remedy = "Select columns with path= and target=, by number if the file has no header"
-        other = next((mark for mark in SEPARATORS if set(required) <= set(text.split(mark))), None)
+        separator = next((char for char in SEPARATORS if set(required) <= set(text.split(char))), None)
         similar = next((name for name in names if name.strip().casefold() == column.strip().casefold()), None)
-        if other is not None:
-            remedy = f"Its columns are separated by {other!r}: pass delimiter={other!r}"
+        if separator is not None:
+            remedy = f"Its columns are separated by {separator!r}: pass delimiter={separator!r}"
         elif similar is not None:
             remedy = f"If you mean {similar!r}, pass {'path' if column == required[0] else 'target'}={similar!r}"
         raise ValueError(f"{file!r} has no column {column!r}; its first line is {names}. {remedy}")
 
 
 def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
-    """Read all rows. Return the paths relative to the root in one buffer, an array for each target column, and as JSON
-    the class names of each column and the warnings about all columns."""
+    """Read all rows. Return the paths relative to the root in one buffer; an array for each target column; and, as
+    JSON, the class names of each column and the warnings."""
     joined, lengths = bytearray(), array("q")
     columns: list[list[Any]] = [[] for _ in source.classes]
     numbers = array("q")  # the line or number of each row
     for number, (path, *values) in rows:
-        where = source.where(number)
+        where = source.row_name(number)
         relative = _relative(path, where, source)
         joined += relative
         lengths.append(len(relative))
@@ -433,7 +437,7 @@ def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     texts: tuple[list[Any], list[str]] = [], []
     for index, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
         if names is not None:
-            targets = _class_indices(values, names, lambda row: source.where(numbers[row]))
+            targets = _class_indices(values, names, lambda row: source.row_name(numbers[row]))
         else:
             targets, names = encode_targets(values)
             if names is not None and (stray_numbers := stray_cells(values)):
@@ -453,7 +457,7 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
         raise ValueError(f"{where} has {NUL}")
     if path.startswith("/") or ".." in path or is_url(path):
         prefix = os.path.join(source.root, "")
-        full = path if is_url(path) else normal(source.root, path)
+        full = path if is_url(path) else join_path(source.root, path)
         if not full.startswith(prefix) or "/../" in full:
             if path.startswith("/") and not source.has_root:
                 raise ValueError(
@@ -461,7 +465,8 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
                     f"pass the folder that holds all images, as in root={os.path.dirname(path)!r}"
                 )
             raise ValueError(
-                f"{where} has the path {path!r}, which leads out of {source.root!r}; pass a root= that holds all images"
+                f"{where} has the path {path!r}, which points outside {source.root!r}; pass a root= that "
+                "contains all images"
             )
         path = full[len(prefix) :]
     return os.fsencode(path)
@@ -472,17 +477,17 @@ def _stray_warning(
 ) -> str:
     """Return the warning about a column that would be numeric but for a few cells."""
     first, count = stray_numbers[0], len(stray_numbers)
-    more = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
+    suffix = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
     return (
         f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
-        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{more}. So all targets were treated as "
+        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{suffix}. So all targets were treated as "
         "class names, and labels are indices into the sorted names, in which '10' comes before '9'. Correct the cell, "
         "or remove its row; if the targets are names, list them in classes="
     )
 
 
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return targets as integers or float64, and None; or as indices into the sorted names, and these names."""
+    """Return numbers as integers or float64, with None; or else indices into the sorted names, with these names."""
     texts = {value for value in values if isinstance(value, str)}
     kinds = set(map(type, values)) - {str}
     if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
@@ -496,8 +501,9 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
 
 
 def stray_cells(values: list[Any]) -> list[int]:
-    """Return the indices of the values that are not numbers, if there are few: one in a column of four or more, or at
-    most a tenth. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``) do not count as strays.
+    """Return the indices of the values that are not numbers, if there are only a few: at most one value, or a tenth of
+    the values, in a column of four or more. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``)
+    do not count as strays.
     """
     texts = Counter(value for value in values if isinstance(value, str))
     stray_numbers = _not_numbers(texts)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HDF5"]
 
-MAX_LINKS: Final = 64  # soft links that are followed to find a dataset
-LOOKED_AT: Final = 1000  # objects that are searched for datasets, for an error message
+MAX_LINKS: Final = 64  # soft links to follow when looking up a dataset
+MAX_SEARCHED: Final = 1000  # objects to search for the names of datasets, for an error message
 MAX_LISTED: Final = 20
-ADJACENT_ROWS: Final = 16  # rows read by one call, which takes as long as a call for one row
+ADJACENT_ROWS: Final = 16  # rows to read per call, which takes as long as reading one row
 
 
 class HDF5(Store):
@@ -94,17 +94,19 @@ class HDF5(Store):
         with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
             item_type = h5py.check_vlen_dtype(images.dtype)
-            what = f"dataset {image!r} of {self.path!r}"
+            subject = f"dataset {image!r} of {self.path!r}"
             self._pixels: Pixels | None = None
             if item_type is None and images.dtype.kind in "biufc":
-                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, what)
+                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, subject)
             elif item_type is None or np.dtype(item_type).itemsize != 1 or images.ndim != 1:
                 raise TypeError(
-                    f"{what} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
+                    f"{subject} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
                     'length, of type h5py.vlen_dtype("uint8") (strings would end at the first zero byte of an image)'
                 )
             elif layout is not None or as_dtype is not None:
-                raise ValueError(f"{what} holds encoded images; leave out layout= and as_dtype=, which are for pixels")
+                raise ValueError(
+                    f"{subject} holds encoded images; leave out layout= and as_dtype=, which are for pixels"
+                )
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
             if target is not None:
@@ -123,8 +125,8 @@ class HDF5(Store):
                 "that are read at construction; pass target=None, and add the targets in your own dataset"
             )
         if targets.ndim == 1:
-            text = h5py.check_string_dtype(targets.dtype) is not None
-            values = np.array(targets.asstr()[:].tolist(), str) if text else targets[:]
+            is_text = h5py.check_string_dtype(targets.dtype) is not None
+            values = np.array(targets.asstr()[:].tolist(), str) if is_text else targets[:]
             self.labels = labels_array(values, self._count, f"the {self._count} images of {self.path!r}")
         elif targets.dtype.kind not in "biuf":
             raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
@@ -141,16 +143,16 @@ class HDF5(Store):
                 self._cache_bytes = max(self._cache_bytes, chunk_bytes)
                 return dataset
         names: list[str] = []
-        more = ""
+        suffix = ""
         for number, dataset_names in enumerate(_objects(file)):
-            if number == LOOKED_AT or len(names) == MAX_LISTED:
-                more = ", …" if names else f" among its first {LOOKED_AT:,} objects"
+            if number == MAX_SEARCHED or len(names) == MAX_LISTED:
+                suffix = ", …" if names else f" among its first {MAX_SEARCHED:,} objects"
                 break
             names += dataset_names
         alternative = ", or target=None" if argument == "target" else ""
         raise ValueError(
             f"{self.path!r} has no dataset {name!r} with an axis of samples; it has "
-            f"{', '.join(map(repr, sorted(names))) or 'none'}{more}. Choose one with {argument}={alternative}"
+            f"{', '.join(map(repr, sorted(names))) or 'none'}{suffix}. Choose one with {argument}={alternative}"
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
@@ -219,11 +221,11 @@ class HDF5(Store):
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
-        """Return rows of a dataset, keyed by number. Read in the file's order, so each chunk is decompressed once."""
+        """Return rows of a dataset, keyed by number. Reading in the file's order decompresses each chunk only once."""
         if self._pixels is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
-            what = f"a sample or chunk of {dataset.name!r}"
-            check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
+            description = f"a sample or chunk of {dataset.name!r}"
+            check_expanded(dataset.dtype.itemsize * elements, description, path=self.path)
         rows: dict[int, np.ndarray] = {}
         ordered = np.array(sorted(set(numbers)), np.int64)
         for adjacent in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
@@ -234,7 +236,7 @@ class HDF5(Store):
 
     def _adjacent_rows(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
         if len(run) > 1:
-            with contextlib.suppress(Exception):  # then read rows one at a time, so the error names the row
+            with contextlib.suppress(Exception):  # on failure, read row by row, so that the error names the row
                 return [np.asarray(row) for row in dataset[run[0] : run[-1] + 1]]
         return [self._row(dataset, number) for number in run]
 
@@ -253,7 +255,7 @@ def _h5py() -> Any:
 
 
 def _objects(file: Any) -> Iterator[list[str]]:
-    """Walk a file's objects breadth-first. Yield a list for each: the name of a dataset, or empty."""
+    """Walk a file's objects breadth-first. For each, yield a list: its name if it is a dataset, else empty."""
     h5py, groups = _h5py(), deque([("", file)])
     while groups:
         prefix, group = groups.popleft()

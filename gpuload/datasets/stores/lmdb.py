@@ -62,7 +62,7 @@ class LMDB(Store):
         decode: a function that gets a sample's key and value, both bytes, and returns the sample; for values in your
             own format.
         mode: the pixel mode of images, see `Encoded`.
-        database: the name of a database in a file that has several.
+        database: the name of a database in a file that has several databases.
 
     Attributes:
         keys: the key of each sample, as a lazy sequence of str.
@@ -73,7 +73,7 @@ class LMDB(Store):
             `labels` is not the number of keys.
         ModuleNotFoundError: lmdb is not installed.
 
-    gpuload unpickles nothing: a value that is a pickle is refused, unless `decode` reads it. While reading, a
+    gpuload never unpickles data: a value that is a pickle is refused, unless `decode` reads it. While reading, a
     DecodeError says which key is missing or has an invalid value, or that the database has been written to.
     """
 
@@ -98,7 +98,7 @@ class LMDB(Store):
         if target is not None and image is None:
             raise ValueError("target= needs image=, the pattern of the images' keys, as in image='{}.jpg'")
         if sum(option is not None for option in (target, labels, decode)) > 1:
-            raise ValueError("target=, labels= and decode= exclude each other; pass at most one of them")
+            raise ValueError("target=, labels= and decode= cannot be combined; pass at most one of them")
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
         self.target_type, self.decode, self.database = target_type, decode, database
@@ -112,8 +112,8 @@ class LMDB(Store):
         if not os.path.isfile(self._file):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
         self._transaction = _View(self._file).number
-        what = [image, database, self._transaction, *stamp(self._file)]
-        index = cached(self._file, what, lambda: _index(self._file, database, image))
+        identity = [image, database, self._transaction, *stamp(self._file)]
+        index = cached(self._file, identity, lambda: _index(self._file, database, image))
         self.keys = Paths("", index["data"], index["offsets"])
         self.labels = labels_array(labels, len(self.keys), f"the {len(self.keys)} keys of {self.path!r}")
 
@@ -151,8 +151,8 @@ class LMDB(Store):
         if self._image is None or self._target is None:
             return encoded
         begin, end = self._image
-        before, after = self._target
-        return encoded, self._parse_target(view, before + key[len(begin) : len(key) - len(end)] + after)
+        prefix, suffix = self._target
+        return encoded, self._parse_target(view, prefix + key[len(begin) : len(key) - len(end)] + suffix)
 
     def _parse_target(self, view: _View, key: bytes) -> int | str:
         value = view.get(key)
@@ -223,12 +223,12 @@ class _View:
 
 def _environment(path: str) -> Any:
     """Return the environment of a file, which is shared in this process, and closed with its last reference."""
-    owner = os.getpid(), path
-    if (env := _open_environments.get(owner)) is None:
+    key = os.getpid(), path
+    if (env := _open_environments.get(key)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
         with naming(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
             env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
-        _open_environments[owner] = env
+        _open_environments[key] = env
     return env
 
 
@@ -236,8 +236,8 @@ def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
     """Return the parts of a pattern before and after ``{}``."""
     if not isinstance(text, str) or text.count("{}") != 1:
         raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
-    before, _, after = text.partition("{}")
-    return os.fsencode(before), os.fsencode(after)
+    prefix, _, suffix = text.partition("{}")
+    return os.fsencode(prefix), os.fsencode(suffix)
 
 
 def _index(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:
@@ -249,9 +249,9 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
     command, arguments = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
     result = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
     if result.returncode:
-        how = signal.Signals(-result.returncode).name if result.returncode < 0 else f"exit status {result.returncode}"
+        cause = signal.Signals(-result.returncode).name if result.returncode < 0 else f"exit status {result.returncode}"
         raise ValueError(
-            f"{path!r} is damaged: LMDB crashed the process that read its keys ({how}); copy or write the file again"
+            f"{path!r} is damaged: LMDB crashed the process that read its keys ({cause}); copy or write the file again"
         )
     arrays = dict(np.load(io.BytesIO(result.stdout), allow_pickle=False))
     if "error" in arrays:
@@ -282,7 +282,7 @@ def _list_keys(view: _View, path: str, image: str | None) -> Paths:
             joined += key
             lengths.append(len(key))
     if not lengths:
-        missing = f"no keys that match {image!r}" if image is not None else "no keys"
-        first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none"
-        raise ValueError(f"{path!r} has {missing}; its first keys are: {first}")
+        problem = f"no keys that match {image!r}" if image is not None else "no keys"
+        first_keys = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none"
+        raise ValueError(f"{path!r} has {problem}; its first keys are: {first_keys}")
     return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))

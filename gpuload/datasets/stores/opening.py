@@ -2,7 +2,7 @@
 
 Runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its own
 descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
-mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can end the process by SIGBUS.
+mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can kill the process with SIGBUS.
 URLs are read by `gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
 """
 
@@ -31,8 +31,8 @@ __all__ = [
     "buffered_read_at",
     "client",
     "is_url",
+    "join_path",
     "named",
-    "normal",
     "open_file",
     "open_seekable",
     "open_stream",
@@ -41,7 +41,7 @@ __all__ = [
     "scope_of",
 ]
 
-KEPT_OPEN: Final = 64
+MAX_OPEN_FILES: Final = 64
 STREAM_BYTES: Final = 128 << 10
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -56,9 +56,8 @@ def named(path: str) -> str:
     return shown(path) if is_url(path) else path
 
 
-def normal(root: str, path: str) -> str:
-    """Join a root and a path that is relative to it, or absolute, and resolve ``..``, which cannot lead out of a URL's
-    host."""
+def join_path(root: str, path: str) -> str:
+    """Join a root and a relative or absolute path, and resolve ``..``, which cannot lead out of a URL's host."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
     scheme, separator, path_of_root = root.partition("://")
@@ -103,7 +102,7 @@ def scope_of(remote: Remote | None) -> tuple[str, ...]:
 
 
 class OpenFile:
-    """A regular file that is open for reading. It is closed with its last reference, so not while a thread reads it.
+    """A regular file that is open for reading. It is closed when its last reference is dropped, so never during a read.
 
     Args:
         path: the path of the file.
@@ -122,7 +121,7 @@ class OpenFile:
         self._descriptors: list[int] = []
         self._map: mmap.mmap | None = None
         self.path = path
-        self._descriptors.extend(map(os.open, (path,), (FLAGS,)))  # ctrl-C cannot leak it, as in `read_file`
+        self._descriptors.extend(map(os.open, (path,), (FLAGS,)))  # not leaked by ctrl-C, see `read_file`
         self._descriptor = self._descriptors[0]
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -135,7 +134,7 @@ class OpenFile:
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return these bytes; fewer only at the end of the file."""
-        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # shorter: SIGBUS
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
         while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
@@ -190,7 +189,7 @@ class OpenFiles:
         mapped: read from memory mappings.
     """
 
-    def __init__(self, limit: int = KEPT_OPEN, remote: Remote | None = None, mapped: bool = False) -> None:
+    def __init__(self, limit: int = MAX_OPEN_FILES, remote: Remote | None = None, mapped: bool = False) -> None:
         self.limit, self.remote, self.mapped = limit, remote, mapped
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -215,13 +214,13 @@ class OpenFiles:
         remote_ranges: Any = ranges
         return client(self.remote).read(remote_ranges)
 
-    def look(self, paths: Iterable[str]) -> None:
+    def open_urls(self, paths: Iterable[str]) -> None:
         """Open the URLs that are not open yet, concurrently."""
         if self.remote is None:
             return
         with self._lock:
-            new = [path for path in dict.fromkeys(paths) if path not in self._files]
-        for file in client(self.remote).stat(new):
+            new_paths = [path for path in dict.fromkeys(paths) if path not in self._files]
+        for file in client(self.remote).stat(new_paths):
             with self._lock:
                 self._files[file.path] = file  # pyright: ignore[reportArgumentType]
 

@@ -33,14 +33,15 @@ __all__ = ["Parquet"]
 
 OPEN_FILES: Final = 16  # per worker
 MAX_BATCH_ROWS: Final = 64  # rows to read before checking their memory usage again
-LEAST_BYTES: Final = 32 << 10  # the index of 4,000 row groups: reading their footers takes 100 times as long
+LEAST_BYTES: Final = 32 << 10  # 4,000 row groups; reading their footers takes 100 times as long as loading the index
 
 
 class Parquet(Store):
     """Images and targets in the columns of Parquet files, such as Hugging Face's.
 
     Yields ``(Encoded, target)``, `Encoded` alone with ``target=None``, or a dict if there are additional `columns`. The
-    order is that of the files, and of the rows in each file. Needs pyarrow: ``pip install 'gpuload[parquet]'``.
+    samples are in the order of the files, and of the rows in each file. Needs pyarrow: ``pip install
+    'gpuload[parquet]'``.
 
     Row groups are read in full, so for a shuffled order, write groups of about 100 rows (``row_group_size=100``).
 
@@ -49,7 +50,7 @@ class Parquet(Store):
             these. The files of a pattern or folder are sorted by name.
         image: the column with the bytes of the images; ``"image.bytes"`` selects a field in a column of structs, which
             is Hugging Face's layout.
-        target: the column of targets, or None. Numbers and strings are kept, lists of numbers become arrays. Structs,
+        target: the column of targets, or None. Numbers and strings are kept; lists of numbers become arrays. Structs,
             maps and other lists are metadata: null becomes None, and a batch contains a list of the rows' values.
         columns: additional columns. A sample is then a dict of the image (its key is the column's name without
             ``.bytes``), the target, and these columns. No other columns are read.
@@ -97,7 +98,7 @@ class Parquet(Store):
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, selected, *scope_of(self._remote)]
         index = cached(self.path, identity, lambda: self._read_footers(selected), least_bytes=LEAST_BYTES)
-        self._wanted = list(dict.fromkeys(selected))
+        self._column_names = list(dict.fromkeys(selected))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
         self._ends = np.cumsum(index["rows"], dtype=np.int64)  # per row group, across all files
@@ -148,8 +149,8 @@ class Parquet(Store):
             path = self.files[file]
             for at, row in enumerate(numbers):
                 if group_numbers[at] == number:
-                    what = f"row {row - begin} of row group {group} cannot be read"
-                    with naming(path, lambda text, path=path, what=what: damaged(path, f"{what}: {text}")):
+                    problem = f"row {row - begin} of row group {group} cannot be read"
+                    with naming(path, lambda text, path=path, problem=problem: damaged(path, f"{problem}: {text}")):
                         samples[at] = self._sample(columns, file, group, row - begin)
         return samples
 
@@ -158,22 +159,22 @@ class Parquet(Store):
         file = handle.file(path, tuple(self._stamps[file_number].tolist()))
         with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
             table = self._read_group(file, path, group)
-            return {name: _column(table, name) for name in self._wanted}
+            return {name: _column(table, name) for name in self._column_names}
 
     def _read_group(self, file: Any, path: str, group: int) -> Any:
         """Read a row group a few rows at a time, and check the size in memory: with dictionary encoding, a small file
         can contain one long value that all rows repeat."""
-        columns = _columns_of(file.metadata.row_group(group), self._wanted)
+        columns = _columns_of(file.metadata.row_group(group), self._column_names)
         if self._remote is not None:
             file.source.load([_range(column) for column in columns])
-        what, remedy = f"row group {group}", ", or write smaller row groups"
+        description, remedy = f"row group {group}", ", or write smaller row groups"
         nbytes = sum(column.total_uncompressed_size for column in columns)
-        check_expanded(nbytes, what, remedy, path)
+        check_expanded(nbytes, description, remedy, path)
         rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MAX_BATCH_ROWS))
         batches, nbytes = [], 0
-        for batch in file.iter_batches(rows, row_groups=[group], columns=self._wanted, use_threads=False):
+        for batch in file.iter_batches(rows, row_groups=[group], columns=self._column_names, use_threads=False):
             nbytes += batch.nbytes
-            check_expanded(nbytes, what, remedy, path)
+            check_expanded(nbytes, description, remedy, path)
             batches.append(batch)
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
@@ -188,7 +189,7 @@ class Parquet(Store):
         data = values[self.image].as_py()
         encoded = Encoded(data, self.mode, f"{named(self.files[file])}: row group {group}, row {row}")
         if self.columns:
-            names = [name for name in self._wanted if name != self.image]
+            names = [name for name in self._column_names if name != self.image]
             return {self._key: encoded, **{name: _plain(values[name]) for name in names}}
         return encoded if self.target is None else (encoded, _plain(values[self.target]))
 
@@ -257,7 +258,7 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
             problem = f"no files match {pattern!r}"
         elif os.path.isdir(full):
             matches = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
-            problem = f"the folder {full!r} has no *.parquet in it"
+            problem = f"the folder {full!r} contains no *.parquet files"
         elif glob.has_magic(full) and not os.path.exists(full):
             matches = without_litter(sorted(glob.glob(full, recursive=True)), full)
         else:
@@ -266,7 +267,7 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
             raise FileNotFoundError(problem)
         files += matches
     if not files:
-        raise FileNotFoundError("paths names no files; expected at least one Parquet file")
+        raise FileNotFoundError("paths is empty; expected at least one Parquet file")
     return files
 
 
@@ -300,7 +301,7 @@ def _check_image(table: Any, dtype: Any, name: str, path: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an Arrow value for a sample: lists of numbers become arrays, other nested values metadata."""
+    """Convert an Arrow value for a sample: lists of numbers become arrays, and other nested values metadata."""
     plain = value.as_py()
     if _is_meta(value.type):
         return as_meta(plain)

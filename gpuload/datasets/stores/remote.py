@@ -1,8 +1,8 @@
 """Reading files at URLs through fsspec, with merged ranges, concurrent requests, timeouts and retries.
 
-`Remote` holds the options, a plain value that is sent to workers. A `Client` opens file systems, which hold threads and
-connections: it belongs to one process and is never pickled; a child after a fork opens another client. Requests run on
-fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
+`Remote` holds the options as plain values, which are sent to workers. A `Client` opens file systems, which hold threads
+and connections: it belongs to one process and is never pickled; a child after a fork opens another client. Requests run
+on fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
 
 fsspec's functions for ranges are not used. `cat_ranges` has no time limit for a request, and reads ranges one at a time
 from a file system that is not asynchronous; `merge_offset_ranges` loses the end of a range that contains another range
@@ -33,8 +33,8 @@ from gpuload.datasets import files
 from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cache_folder
-from gpuload.datasets.stores.remote_cache import Disk
-from gpuload.datasets.stores.remote_failures import check_whole, failure_of, http_system, s3_system, shown
+from gpuload.datasets.stores.remote_cache import DiskCache
+from gpuload.datasets.stores.remote_failures import check_length, failure_of, http_system, s3_system, shown
 from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = ["Client", "Remote", "RemoteFile", "RemoteIO", "RemoteScanner", "StorageOptions", "client_of", "digest_of"]
@@ -49,7 +49,7 @@ BYTES_PER_S: Final = 1 << 20  # the time limit of a request grows by one second 
 # The names that file systems use for the version of a file, most reliable first; times are the last resort.
 TIMES: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
 VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "blob_id", "sha256", *TIMES)
-# With other values of these variables, libraries behind fsspec open another store or account for the same URL.
+# These variables determine which store or account the libraries behind fsspec use for a URL.
 ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
@@ -63,7 +63,7 @@ EXTRAS: Final = {"http": "remote", "https": "remote", "s3": "s3", "gs": "gs", "h
 
 @dataclass(frozen=True, eq=False)
 class Remote:
-    """How a dataset reads URLs: ``storage_options=gl.Remote({"anon": True}, cache_bytes=50 << 30)``.
+    """Options for reading URLs: ``storage_options=gl.Remote({"anon": True}, cache_bytes=50 << 30)``.
 
     Args:
         options: arguments of fsspec's file system, like ``storage_options`` of pandas: keys, tokens, endpoints. They
@@ -76,7 +76,7 @@ class Remote:
         timeout_s: the time limit of a request, to which one second is added for each MiB of the answer.
         cache_bytes: the size of a cache of the data on this machine's disk, which all processes share. The least
             recently used data is evicted first; 0 disables the cache.
-        cache_folder: defaults to ``remote`` in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``).
+        cache_folder: the folder of this cache. Default: ``remote`` in ``$GPULOAD_CACHE``, else in ``~/.cache/gpuload``.
 
     Raises:
         TypeError, ValueError: an argument is not valid.
@@ -112,7 +112,7 @@ StorageOptions = Mapping[str, Any] | Remote | None
 
 
 def digest_of(remote: Remote) -> str:
-    """Return a digest of everything but the URL that selects the store and the account: the options, fsspec's
+    """Return a digest of all settings that, besides the URL, select the store and the account: the options, fsspec's
     configuration, and environment variables; empty if none of these is set. Data cached under one digest is not visible
     under another."""
     configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
@@ -171,10 +171,10 @@ class Client:
         self._systems: dict[str, Any] = {}
         self._gate = asyncio.Semaphore(remote.in_flight)
         self._threads = ThreadPoolExecutor(remote.in_flight, "gpuload-remote")
-        self._disk: Disk | None = None
+        self._disk: DiskCache | None = None
         if remote.cache_bytes:
             folder = os.fspath(remote.cache_folder or os.path.join(cache_folder(), "remote"))
-            self._disk = Disk(folder, remote.cache_bytes, digest_of(remote))
+            self._disk = DiskCache(folder, remote.cache_bytes, digest_of(remote))
 
     def read(self, places: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
         """Return ranges of files, given as (file, offset, number of bytes); a range may end early at the end of a file.
@@ -186,9 +186,9 @@ class Client:
         if self._disk is None:
             return self._ranges([(file.path, begin, end) for file, begin, end in spans])
         blocks = {(file, at): self._disk.get(_key(file, at)) for file, *span in spans for at in _blocks(*span)}
-        missing = [block for block, data in blocks.items() if data is None]
-        missing_ranges = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing]
-        for block, data in zip(missing, self._ranges(missing_ranges), strict=True):
+        missing_blocks = [block for block, data in blocks.items() if data is None]
+        missing_ranges = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing_blocks]
+        for block, data in zip(missing_blocks, self._ranges(missing_ranges), strict=True):
             blocks[block] = data
             self._disk.put(_key(*block), data)
         contents = []
@@ -248,7 +248,7 @@ class Client:
         return described_files
 
     def files(self, root: str) -> list[tuple[str, str]]:
-        """Return all files below a folder: each file's URL relative to the folder, and its name (without ``%20``)."""
+        """Return all files below a folder: each file's URL relative to the folder, and its name (``%20`` decoded)."""
         (infos,) = self._send([self._request(root, "find", detail=True)])
         prefix = self._file_system(root)[1].rstrip("/") + "/"
         names = [name[len(prefix) :] for name, info in infos.items() if info.get("type") != "directory"]
@@ -262,7 +262,7 @@ class Client:
         return sorted(system.unstrip_protocol(name) for name, info in infos.items() if info.get("type") != "directory")
 
     def _ranges(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return ranges of files; one request reads ranges with small gaps, several requests read a long range."""
+        """Return ranges of files. Ranges with small gaps between them share a request; a long range takes several."""
         runs: list[tuple[str, int, int]] = []
         run_of = {}
         for url, begin, end in sorted(set(spans)):
@@ -283,7 +283,7 @@ class Client:
     def _request_range(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
         """Return the request for a range of a file; with `exact`, an answer of another length is an error."""
         limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
-        check = partial(check_whole, begin, end) if exact else None
+        check = partial(check_length, begin, end) if exact else None
         return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
 
     def _request(
@@ -346,7 +346,7 @@ def _blocks(begin: int, end: int) -> range:
 
 
 def _key(file: RemoteFile, at: int) -> str:
-    """Return the cache's key of a block."""
+    """Return the cache key of a block."""
     return f"{file.path}\0{file.mtime_ns}\0{file.size}\0{at}"
 
 
@@ -384,7 +384,7 @@ class RemoteFile:
 
     Attributes:
         client, path: the client that reads the file, and its URL.
-        size: in bytes.
+        size: the size in bytes.
         mtime_ns: not a time but a hash of the ETag, or of the time, that the server states; 0 if it states neither.
         time: the time of the last change in seconds, if the server states it; else 0.
     """
@@ -455,7 +455,7 @@ class RemoteIO(io.RawIOBase):
 
 
 class RemoteScanner:
-    """A listing of the image files below a URL, in the same order as that of a `Scanner`.
+    """A listing of the image files below a URL, in the order of a `Scanner`.
 
     Attributes:
         left_out: the ignored files of other programs, which are not images of the dataset.

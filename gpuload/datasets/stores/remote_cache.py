@@ -1,10 +1,10 @@
 """A disk cache for data read from URLs, with a size limit, shared by all processes of this machine.
 
-Each key has one file, named after a digest of the key, in one of 256 folders: a header (8 bytes of magic, the number of
-bytes that follow, their CRC-32), then the data. A file is written as a draft and then renamed, so readers never see a
-partial file. A file damaged by a power failure counts as absent. The file ``used`` holds the total size, and is updated
-under a lock. The process that exceeds the limit evicts the least recently used files, down to 90% of the limit, and
-removes old drafts.
+Each key has one file, named after a digest of the key, in one of 256 folders. It contains a header (8 bytes of magic,
+the length of the data, and their CRC-32), then the data. A file is written as a draft and then renamed, so readers
+never see a partial file. A file damaged by a power failure counts as absent. The file ``used`` holds the total size,
+and is updated under a lock. The process that exceeds the limit evicts the least recently used files, down to 90% of the
+limit, and removes old drafts.
 
 (fsspec's caches are limited by age only, and rewrite their list of all entries for each new file.)
 """
@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["Disk"]
+__all__ = ["DiskCache"]
 
 MAGIC: Final = b"glblock2"
 HEAD: Final = struct.Struct("<8sQI")
@@ -31,7 +31,7 @@ CRASHED_S: Final = 3600.0  # the writer of a draft older than this must have cra
 DRAFT: Final = ".part"
 
 
-class Disk:
+class DiskCache:
     """A mapping from keys to bytes, stored in the files of a folder.
 
     Args:
@@ -67,7 +67,7 @@ class Disk:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store data under a key; do nothing if the disk does not allow it."""
+        """Store data under a key; do nothing if it cannot be written."""
         path = self._path(key)
         draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ Each library behind fsspec has its own errors. They are classified by properties
 name of the class, the service's error code), so that no library needs to be imported.
 
 fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts
-other bytes than those it requested. `http_system` and `s3_system` do not.
+bytes other than those it requested. The file systems of `http_system` and `s3_system` raise errors instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from gpuload.datasets import files
 from gpuload.errors import visible
 
-__all__ = ["Failure", "check_whole", "failure_of", "http_system", "s3_system", "shown"]
+__all__ = ["Failure", "check_length", "failure_of", "http_system", "s3_system", "shown"]
 
 LISTING_BYTES: Final = 1 << 28  # the maximum size of a page of links
 FIRST_WAIT_S: Final = 0.25
@@ -35,7 +35,7 @@ PREFIX_BYTES: Final = 1024  # the bytes at the start of a file that show its typ
 MAX_TEXT: Final = 300  # characters of a library's error message
 
 
-class Short(ConnectionError):
+class ShortResponse(ConnectionError):
     """The error for a response with fewer bytes than requested."""
 
 
@@ -45,24 +45,24 @@ class Failure(NamedTuple):
     Attributes:
         kind, number, text: the exception type to raise, its errno, and its message.
         is_transient: whether a retry may succeed.
-        after_s: the delay in seconds that the server requests before a retry, if any.
+        retry_after_s: the delay in seconds that the server requests before a retry, if any.
     """
 
     kind: type[OSError]
     number: int
     text: str
     is_transient: bool = False
-    after_s: float | None = None
+    retry_after_s: float | None = None
 
     def error(self, url: str, attempts: int) -> OSError:
         """Return the exception to raise."""
-        times = f", in each of {attempts} attempts" if self.is_transient and attempts > 1 else ""
-        return self.kind(self.number, self.text + times, shown(url))
+        suffix = f", in each of {attempts} attempts" if self.is_transient and attempts > 1 else ""
+        return self.kind(self.number, self.text + suffix, shown(url))
 
     def wait_s(self, attempt: int) -> float:
         """Return the delay before the next attempt."""
-        wait = FIRST_WAIT_S * 2 ** (attempt - 1) if self.after_s is None else self.after_s
-        # Jitter of up to half the delay spreads the retries of many clients; it uses no generator that could be seeded.
+        wait = FIRST_WAIT_S * 2 ** (attempt - 1) if self.retry_after_s is None else self.retry_after_s
+        # Jitter of up to half the delay spreads the retries of many clients; it does not draw from a seeded generator.
         return min(MAX_WAIT_S, wait) * (0.5 + os.urandom(1)[0] / 512)
 
 
@@ -81,34 +81,36 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
         chain.append(error := cause)
     names = " ".join({cls.__name__ for exception in chain for cls in type(exception).__mro__})
     statuses, codes, waits = zip(*map(_details, chain), strict=True)
-    status, code, after_s = (next(filter(None, values), None) for values in (statuses, codes, waits))
+    status, code, retry_after_s = (next(filter(None, values), None) for values in (statuses, codes, waits))
     message = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:MAX_TEXT]
-    refused = functools.partial(Failure, PermissionError, errno.EACCES)
-    lost = functools.partial(Failure, ConnectionError, is_transient=True)
+    permission_error = functools.partial(Failure, PermissionError, errno.EACCES)
+    connection_error = functools.partial(Failure, ConnectionError, is_transient=True)
     if NO_CREDENTIALS.search(names):
-        return refused(
+        return permission_error(
             f"no credentials were found ({message}); pass them in storage_options, or store them where the library "
             "looks for them; for public data, disable them (s3: storage_options={'anon': True})"
         )
     if "Timeout" in names:
         return Failure(TimeoutError, errno.ETIMEDOUT, f"no complete response within {timeout_s:g} s", is_transient=True)
     if TRUNCATED.search(names) or any("ContentLengthError" in str(exception) for exception in chain):
-        return lost(errno.EIO, f"the response has fewer bytes than announced ({message})")
+        return connection_error(errno.EIO, f"the response has fewer bytes than announced ({message})")
     if status == 429 or (status or 0) >= 500 or (status is None and code in BUSY_CODES):
         answer = " ".join(str(part) for part in (status, code) if part)
-        return Failure(OSError, errno.EIO, f"the server answered {answer}", is_transient=True, after_s=after_s)
+        return Failure(
+            OSError, errno.EIO, f"the server answered {answer}", is_transient=True, retry_after_s=retry_after_s
+        )
     if status is None and CLOSED.search(names):
-        return lost(errno.ECONNRESET, f"the connection failed or was closed early ({message})")
+        return connection_error(errno.ECONNRESET, f"the connection failed or was closed early ({message})")
     is_refused = "PermissionError" in names
     if (status in (400, 401, 403) or code or is_refused) and EXPIRED.search(f"{message} {code}"):
-        return refused(
+        return permission_error(
             f"the credentials have expired ({message}); renew them and create the dataset again, or use credentials "
             "that renew themselves"
         )
     if status in (401, 403) or is_refused:
-        what = f"the server answered {status}" if status else message
-        return refused(
-            f"permission denied ({what}); check the credentials in storage_options. Some servers also answer this "
+        detail = f"the server answered {status}" if status else message
+        return permission_error(
+            f"permission denied ({detail}); check the credentials in storage_options. Some servers also answer this "
             "for files that do not exist"
         )
     if status in (404, 410) or (status is None and "FileNotFoundError" in names):
@@ -123,13 +125,13 @@ def _details(error: Any) -> tuple[int | None, str, float | None]:
     service, and the delay in seconds that the server requests."""
     answer: Any = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
-    status, code, after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
+    status, code, retry_after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
     if isinstance(answer, dict):
         code = str(answer.get("Error", {}).get("Code") or "")
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or status
     with contextlib.suppress(TypeError, KeyError, ValueError):
-        after_s = float(headers["Retry-After"])
-    return (status if type(status) is int and 400 <= status < 600 else None), code, after_s
+        retry_after_s = float(headers["Retry-After"])
+    return (status if type(status) is int and 400 <= status < 600 else None), code, retry_after_s
 
 
 @functools.cache
@@ -152,10 +154,10 @@ def http_system() -> Any:
                             continue
                         if not requested_range:
                             raise OSError(
-                                f"it answered more than {limit:,} bytes; expected the list of a folder's files"
+                                f"the server answered more than {limit:,} bytes; expected the list of a folder's files"
                             )
                         if self.status != 200 or limit != files.LARGE_BYTES:
-                            raise _no_ranges(f"more than {limit:,} bytes", limit)
+                            raise _unsupported_range_error(f"more than {limit:,} bytes", limit)
                         # The server does not support ranges, so this is the entire file.
                         files.check_large(len(body), bytes(body[:PREFIX_BYTES]), shown(str(self.url)))
                 except BaseException:
@@ -193,7 +195,7 @@ def s3_system() -> Any:
                 status = answer["ResponseMetadata"]["HTTPStatusCode"]
                 limit = _limit_bytes(status, options["Range"], answer.get("ContentRange", ""))
                 if (nbytes := answer.get("ContentLength", 0)) > limit:
-                    raise _no_ranges(f"{nbytes:,} bytes", limit)
+                    raise _unsupported_range_error(f"{nbytes:,} bytes", limit)
             return answer
 
     return CheckedS3
@@ -210,26 +212,26 @@ def _limit_bytes(status: int, requested_range: str, content_range: str) -> int:
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range)
         if match is None or int(match[1]) != begin or int(match[2]) >= end:
             raise OSError(
-                f"it answered {content_range or 'no Content-Range'!r} to a request for bytes {begin}-{end - 1}: the "
-                "server, or a proxy in front of it, serves ranges incorrectly; copy the file, or use another server"
+                f"the server answered {content_range or 'no Content-Range'!r} to a request for bytes {begin}-{end - 1}"
+                ": it, or a proxy in front of it, serves ranges incorrectly; copy the file, or use another server"
             )
         if int(match[2]) + 1 < end and match[3] not in ("*", str(int(match[2]) + 1)):
-            raise Short(f"{content_range} for a request of bytes {begin}-{end - 1}")
+            raise ShortResponse(f"{content_range} for a request of bytes {begin}-{end - 1}")
     elif begin:
-        raise _no_ranges("the entire file", end - begin)
+        raise _unsupported_range_error("the entire file", end - begin)
     return end - begin
 
 
-def _no_ranges(what: str, nbytes: int) -> OSError:
+def _unsupported_range_error(answer: str, nbytes: int) -> OSError:
     return OSError(
-        f"it answered {what} to a request for {nbytes:,} bytes: it does not support ranges, which all reads other than "
-        "those of image files need; copy the file, or use another server"
+        f"the server answered {answer} to a request for {nbytes:,} bytes: it does not support ranges, which all reads "
+        "other than those of image files need; copy the file, or use another server"
     )
 
 
-def check_whole(begin: int, end: int, data: bytes) -> bytes:
+def check_length(begin: int, end: int, data: bytes) -> bytes:
     if len(data) < end - begin:
-        raise Short(f"{len(data):,} of the {end - begin:,} requested bytes at offset {begin:,}")
+        raise ShortResponse(f"{len(data):,} of the {end - begin:,} requested bytes at offset {begin:,}")
     if len(data) > end - begin:
-        raise _no_ranges(f"{len(data):,} bytes", end - begin)
+        raise _unsupported_range_error(f"{len(data):,} bytes", end - begin)
     return data

@@ -78,7 +78,7 @@ class Store(Dataset):
         return self._read(self._handle, numbers)
 
     def _numbers(self, indices: Iterable[SupportsIndex]) -> list[int]:
-        """Convert indices, of which negative ones count from the end, to numbers from 0."""
+        """Convert indices to numbers from 0; negative indices count from the end."""
         count = len(self)
         return [
             index
@@ -132,7 +132,7 @@ def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
-    """Return the size and the modification time of a file, by which changes are detected (for a URL, its version)."""
+    """Return the size and the modification time (for a URL, the version) of a file, to detect changes."""
     if is_url(path):
         (file,) = client(remote).stat([path])
         return file.size, file.mtime_ns
@@ -150,13 +150,13 @@ def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> Non
         )
 
 
-def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
+def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
     """Return labels as an array with one entry per sample; None if `labels` is None.
 
     Args:
         labels: anything that `numpy.asarray` accepts.
         count: the number of samples.
-        what: a description of the samples, for the error message.
+        samples: a description of the samples, for the error message.
 
     Raises:
         TypeError: labels are neither numbers nor strings, or differ in shape.
@@ -167,11 +167,13 @@ def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
     try:
         array = np.asarray(labels)
     except ValueError as error:
-        raise TypeError(f"labels must form an array with one entry per sample, all of one shape: {error}") from None
+        raise TypeError(
+            f"labels must form an array with one entry per sample, all of the same shape: {error}"
+        ) from None
     if array.dtype.kind not in "biufU":
         raise TypeError(f"labels must be numbers or strings, one per sample, got {array.dtype} of shape {array.shape}")
     if array.ndim == 0 or len(array) != count:
-        raise ValueError(f"labels must have one entry for each of {what}, got shape {array.shape}")
+        raise ValueError(f"labels must have one entry for each of {samples}, got shape {array.shape}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["LACKING", "DaliBackend"]
 
 INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
-NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image that is doubled"
-BICUBIC: Final = "DALI does not clamp bicubic overshoots between columns and rows: up to 23 levels from Pillow's"
+NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image whose size is doubled"
+BICUBIC: Final = "DALI does not clamp bicubic overshoots between columns and rows: up to 23 levels from Pillow"
 WARP: Final = "DALI's warp computes coordinates in float32, and blends the fill with the image along its border"
 NONE: Final = "DALI has no such operator"
 
 # The operations in `gpuload.transforms.program.ops.OPS` that DALI implements differently from Pillow, or not at all.
 LACKING: Final = {
-    "contrast": "DALI's pivots around a constant, Pillow's around the mean of the image",
-    "saturation": "DALI's is a scaling in YIQ, Pillow's a blend with the grey levels",
-    "hue": "DALI's is a rotation in YIQ, Pillow's in 8-bit HSV",
-    "grayscale": "DALI reduces three channels to one, and for one colour in 770 differs by a level from Pillow's",
-    "equalize": "DALI's is OpenCV's, not Pillow's",
-    "jpeg": "DALI's is not libjpeg's",
+    "contrast": "DALI scales around a constant, Pillow around the mean of the image",
+    "saturation": "DALI scales in YIQ, Pillow blends with the grey levels",
+    "hue": "DALI rotates in YIQ, Pillow in 8-bit HSV",
+    "grayscale": "DALI reduces three channels to one, and differs by a level from Pillow for one colour in 770",
+    "equalize": "DALI uses OpenCV's algorithm, not Pillow's",
+    "jpeg": "DALI's compression differs from libjpeg's",
     "noise": "DALI draws its own noise",
     "warp": WARP,
     "pillow_blur": "DALI has no box blur",
@@ -46,7 +46,7 @@ LACKING: Final = {
 }
 KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
-    Mix: "DALI's operators see one image at a time",
+    Mix: "DALI's operators process each image separately",
     Mixture: "DALI does not mix the results of several chains of operations",
     Turn: "DALI transposes all images of a batch, or none",
     Warp: WARP,
@@ -66,7 +66,7 @@ class DaliBackend(Backend):
             from gpuload.stage.dali.engine import Engine
         except ImportError as error:
             raise BackendError(
-                f"backend='dali' needs DALI with its dynamic mode; this one cannot be used ({error}): {INSTALL}"
+                f"backend='dali' needs DALI with its dynamic mode, which cannot be imported here ({error}): {INSTALL}"
             ) from error
         self._engine: Engine = Engine(device)
 

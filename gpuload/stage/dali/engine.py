@@ -8,7 +8,7 @@ constant arguments, so values that change from batch to batch are always passed 
 **On CUDA**, operators are issued on torch's current stream. If that is the legacy default stream, which DLPack cannot
 name unambiguously, they are issued on a side stream of the engine, and each of the two streams waits for the other.
 DALI frees its memory in stream order, so the host never waits. This part was written without access to a GPU, and has
-not been run on one.
+not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def evaluated(batch: ndd.Batch) -> ndd.Batch:
 
 
 def samples(batch: ndd.Batch) -> list[ndd.Tensor]:
-    """Return the images of a batch one by one. Unlike here, the tensors of `Batch.tensors` and their batch reference
-    each other, so their memory is only freed by the garbage collector."""
+    """Return the images of a batch one by one. `Batch.tensors` is not used, because its tensors and the batch
+    reference each other, so only the garbage collector would free their memory."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]

@@ -7,8 +7,8 @@ operator call processes the entire batch; images that a record does not apply to
 **Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
 levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
-The results of all other images are bit-identical to those of a batch without padding. DALI keeps floats between columns
-and rows, where Pillow rounds to levels, so differences of one level remain.
+The results of all other images are bit-identical to the results of a batch without padding. DALI keeps floats between
+columns and rows, where Pillow rounds to levels, so differences of one level remain.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _blur(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
 # Operations of `gpuload.transforms.program.ops`, each with its neutral values. `gpuload.stage.dali.backend.LACKING`
-# lists the unsupported ones.
+# lists the unsupported operations.
 OPERATIONS: Final[dict[str, tuple[Operation, tuple[float, ...]]]] = {
     "identity": (lambda batch, values: batch, ()),
     "brightness": (_brightness, (1.0,)),

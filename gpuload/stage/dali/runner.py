@@ -4,7 +4,7 @@ Inputs are views that are passed to DALI through DLPack without a copy. Results 
 once, and converts them to float16 or bfloat16 if needed. In between, images are levels, uint8 H×W×C: a batch of 64 at
 224×224 has 10 MB, where float32 would have 39 MB that every operator reads and writes. The last operator converts
 levels to values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small. Only
-the engine is kept between calls; its operators keep no images.
+the engine is kept between batches; its operators keep no images.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
 
 
 def _changed_rows(on_finished: Program) -> np.ndarray:
-    """Return the rows that a record flips or erases a box in, int64."""
+    """Return the rows in which a record flips the image or erases a box, int64."""
     changes = np.zeros(len(on_finished), np.bool_)
     for record in on_finished.records:
         rows = slice(None) if record.rows is None else record.rows

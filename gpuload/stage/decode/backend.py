@@ -15,9 +15,9 @@ from gpuload.decode.header import upright
 
 __all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
 
-# Destination of a region: its upright shape H×W×C, the EXIF orientation to apply, the offset of its first byte.
+# Destination of a region: its upright shape H×W×C, the EXIF orientation to apply, and the offset of its first byte.
 PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
-MAX_LEVELS: Final = 4.0  # mean difference allowed between two decoders; a larger one is an error
+MAX_DIFFERENCE: Final = 4.0  # mean difference in levels allowed between two decoders
 
 
 class NoRoom(Exception):
@@ -58,7 +58,7 @@ class Pixels(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An image that was not decoded, with the decoder's message if there is one."""
+    """An image that was not decoded, and the reason."""
 
     reason: str
 
@@ -86,7 +86,7 @@ def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
 
 
 def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]], device: torch.device) -> str:
-    """Return the fault that a decoder shows on a small test image; "" if there is none."""
+    """Decode a small test image; return what is wrong with the result, or "" if nothing is."""
     from PIL import Image
 
     ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
@@ -98,4 +98,4 @@ def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]]
     if isinstance(answer, Refused):
         return answer.reason
     difference = np.abs(fetch(answer, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
-    return "" if difference <= MAX_LEVELS else f"its test image is wrong (off by {difference:.0f} levels)"
+    return "" if difference <= MAX_DIFFERENCE else f"it decodes a test image wrongly (off by {difference:.0f} levels)"

@@ -1,7 +1,7 @@
 """Chooses a device's decoder, or finds out why there is none, once per session, in the main process.
 
 A missing decoder is not an error: if the requested device cannot decode, the CPU does, with one warning, and
-`Plan.decoder` has the reason.
+`Plan.decoder` gives the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     Attributes:
         decoder: the device's decoder; None if the device does not decode.
         share: the fraction of samples that the device decodes, 0 to 1.
-        text: what decodes and why, for `Plan.decoder`; None means that workers decode, as requested.
+        text: the decoder and why it is used, for `Plan.decoder`; None means that workers decode, as requested.
         warning: a warning to show once, if the device was requested but cannot decode; else "".
     """
 
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 def choose(options: Decode, device: torch.device, threads: int) -> Choice:
-    """Decide what decodes for a loader on this device; the main process may use `threads` CPU threads for decoding."""
+    """Choose the decoder for a loader on this device; the main process may use `threads` CPU threads for decoding."""
     if options.where == "cpu":
         return Choice(None, 0.0, None)
     try:
@@ -56,7 +56,7 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
             f"Decode(where={options.where!r}): {device} cannot decode, so workers decode all images: {reason}",
         )
     share = options.device_share or 1.0
-    split = f", {share:.0%} of the samples; {WORKERS}, the others" if options.where == "both" else ""
+    split = f", {share:.0%} of the samples; {WORKERS} for the others" if options.where == "both" else ""
     note = f" ({decoder.note})" if decoder.note else ""
     return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{split}")
 
@@ -95,7 +95,7 @@ def _mismatch(device: torch.device) -> str:
     """Return a hint about mismatched CUDA versions, which can be why a GPU cannot decode; "" if versions match."""
     if device.type == "cpu":
         return ""
-    majors, driver = sorted(_installed()), driver_version()
+    majors, driver = sorted(_installed_majors()), driver_version()
     packages = " and ".join(f"{PACKAGE}{major}" for major in majors)
     if driver is not None and majors and majors[0] > driver[0]:
         return (
@@ -108,7 +108,7 @@ def _mismatch(device: torch.device) -> str:
     return ""
 
 
-def _installed() -> set[int]:
+def _installed_majors() -> set[int]:
     """Return the major CUDA versions for which nvImageCodec is installed."""
     names = (distribution.metadata["Name"] or "" for distribution in importlib.metadata.distributions())
     matches = (re.fullmatch(PACKAGE + r"(\d+)", name.lower().replace("_", "-")) for name in names)

@@ -1,7 +1,7 @@
 """The kernel that copies the crops of decoded images into a batch's memory, with one launch for all images.
 
-Each image is wherever its decoder put it. So a crop is described by the address of its first upright pixel and by two
-steps in bytes, to the next row and to the next column; for a rotated or flipped image the steps may be negative.
+Each image is wherever its decoder put it. A crop is therefore described by the address of its first upright pixel and
+by two steps in bytes, to the next row and to the next column; for a rotated or flipped image the steps may be negative.
 
 Runs in the main process, on the current stream; the caller keeps the images alive until the kernel has finished.
 """
@@ -47,9 +47,9 @@ def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
     column = (offset - row * row_bytes) // channels
     channel = offset - row * row_bytes - column * channels
     source = address + (first_row + row) * row_step + column * column_step + channel
-    inside = begin + lane < nbytes
-    level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=inside)
-    tl.store(target_ptr + start + begin + lane, level, mask=inside)
+    is_inside = begin + lane < nbytes
+    level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=is_inside)
+    tl.store(target_ptr + start + begin + lane, level, mask=is_inside)
 
 
 def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:

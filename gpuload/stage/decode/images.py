@@ -9,12 +9,12 @@ would have reported.
 **Memory.** The device's decoder returns either entire images, which are cropped afterwards, or only their regions. It
 decodes a few images at a time, which are kept until the device has copied their crops. Their memory must not be freed
 earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The host
-waits for these copies only if the kept images and the next ones together would exceed `limit_bytes`; the crops of a
+waits for these copies only if the kept images and the next images together would exceed `limit_bytes`; the crops of a
 batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
 the limit. A single image that is too large goes to the CPU.
 
-**Time.** Python code that runs per image is the time that decoding takes from the training loop, so sizes, places and
-crops are stored in columns.
+**Time.** The Python code that runs once per image is the time that decoding takes away from the training loop, so
+sizes, places and crops are stored in columns.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Images(NamedTuple):
 
 
 class ImageDecoder:
-    """Decoder of the images that workers left to the device.
+    """A decoder for the images that workers left to the device.
 
     Args:
         decoder: the device's decoder.
@@ -78,13 +78,13 @@ class ImageDecoder:
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
-        refused: the number of images that the device's decoder refused, by reason; the CPU decoded or also refused
+        refused: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
         halved: how often the device ran out of memory.
-        seconds: host time spent here.
-        images: the number of images so far.
-        limit_bytes: the limit for decoded images that are kept at the same time.
-        peak_bytes: the largest total size of such images so far.
+        seconds: host time spent on decoding.
+        images: the number of images processed so far.
+        limit_bytes: the maximum total size of decoded images that are kept at the same time.
+        peak_bytes: the largest such total size so far.
     """
 
     def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
@@ -111,7 +111,7 @@ class ImageDecoder:
         return failed
 
     def close(self) -> None:
-        """Free all memory; nothing may read it any more."""
+        """Free all memory, which must no longer be in use."""
         self._copying.clear()
         self._decoder.close()
 
@@ -122,9 +122,9 @@ class ImageDecoder:
         failed: dict[int, dict[int, ErrorRecord]] = {}
         ends, start = images.nbytes.cumsum(), 0
         while start < len(images.sources):
-            before = ends[start - 1] if start else 0
-            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(before + self._piece_bytes, "right")))
-            nbytes = int(ends[start + count - 1] - before)
+            start_bytes = ends[start - 1] if start else 0
+            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(start_bytes + self._piece_bytes, "right")))
+            nbytes = int(ends[start + count - 1] - start_bytes)
             if (results := self._decode_on_device(images.sources[start : start + count], nbytes)) is None:
                 continue
             rows = [row for row, result in enumerate(results, start) if isinstance(result, Pixels)]
@@ -147,7 +147,7 @@ class ImageDecoder:
         return [(part, _remove(part, failed[id(part)])) for part in parts if id(part) in failed]
 
     def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
-        """Decode images on the device. None means that it ran out of memory, and that another attempt may succeed."""
+        """Decode images on the device. None means that the device ran out of memory, and that a retry may succeed."""
         if nbytes > self.limit_bytes:  # only possible for a single image
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
         bytes_in_use = self._free(self.limit_bytes - nbytes)

@@ -36,10 +36,10 @@ __all__ = ["CPU", "ENGINE", "GPU", "REGIONS_RIGHT", "NvImageCodec", "load_librar
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
 CPU: Final = "nvImageCodec (batch)"
-# For each decoder, the versions that decode a region to exactly the same pixels as the whole image; with other
-# versions, whole images are decoded. `gpuload doctor` tests this in a separate process. A version is added when it has
-# passed on different GPU models and has no reported bugs. 0.9.0 is not listed for GPUs: an H200 once refused a region,
-# and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
+# For each decoder, the versions that decode a region to exactly the same pixels as the entire image; with other
+# versions, entire images are decoded. `gpuload doctor` tests this in a separate process. A version is added when it has
+# passed this test on different GPU models and has no reported bugs. 0.9.0 is not listed for GPUs: an H200 once refused
+# a region, and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
 REGIONS_RIGHT: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # Upsample the chroma planes as libjpeg does, which all CPU decoders are based on; the default repeats pixels.
@@ -47,7 +47,7 @@ OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
 # order.
 DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
-SHARED_POOL: Final = "it would write to memory that {} has freed while it is still being read"
+SHARED_POOL: Final = "it would write to memory that {} has freed, but that is still being read"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 NO_REASON: Final = Refused("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
@@ -55,14 +55,14 @@ Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 def load_library() -> Any:
     """Return the module; raise an ImportError if it is missing or too old."""
-    before = os.environ.get(VERBOSITY)
+    previous = os.environ.get(VERBOSITY)
     os.environ[VERBOSITY] = "0"  # read at import; otherwise C++ prints errors that bypass the C library's stderr
     try:
         library: Any = importlib.import_module("nvidia.nvimgcodec")
     finally:
         del os.environ[VERBOSITY]
-        if before is not None:
-            os.environ[VERBOSITY] = before
+        if previous is not None:
+            os.environ[VERBOSITY] = previous
     check_version(library)
     return library
 
@@ -78,12 +78,12 @@ class NvImageCodec:
         only: the name of the only decoder to use; "" for all decoders.
 
     Attributes:
-        names: its decoders, as `Stats.decoders` names them, in the order in which they are called.
+        names: the names of its decoders in `Stats.decoders`, in the order in which the decoders are called.
         note: information about the decoders for the user, or "".
         regions: whether memory is needed only for regions; if False, some images are decoded completely.
 
     Raises:
-        RuntimeError: no decoder works here; the message says why for each.
+        RuntimeError: no decoder works here; the message gives the reason for each.
     """
 
     def __init__(
@@ -140,7 +140,8 @@ class NvImageCodec:
         return library.Decoder(device_id=device_id, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """Return a result for each image, in order; raise NoRoom if the device has no memory for all of them."""
+        """Return a result for each image, in order; raise NoRoom if the device does not have enough memory for
+        all of them."""
         results: list[Pixels | Refused] = [NO_REASON] * len(sources)
         undecided = list(range(len(sources)))
         for name, decoder in self._decoders.items():
@@ -187,19 +188,21 @@ class NvImageCodec:
             if box is not None:
                 code, (_, height, width, *_) = codes[row], sources[row]
                 if code.height != height or code.width != width:  # pixels outside the image would be padding
-                    raise ValueError(f"the header says {height}×{width} pixels, nvImageCodec reads another size")
+                    raise ValueError(f"the header says {height}×{width} pixels, but nvImageCodec reads another size")
                 codes[row] = code.get_sub_code_stream(region=region(*box))
         return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)
 
     def _pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refused:
-        """Return the region of a source from its decoded image, which covers the box or the whole image."""
+        """Return the region of a source from its decoded image, which covers the box or the entire image."""
         _, image_height, image_width, grey, (top, left, height, width) = source
         first_row, first_column, end_row, end_column = box or (0, 0, image_height, image_width)
         channels = 1 if grey else 3
         memory: Any = np.asarray(image) if self._on_cpu else image.__cuda_array_interface__
         shape = memory.shape if self._on_cpu else memory["shape"]
         if shape != (end_row - first_row, end_column - first_column, channels):
-            return Refused(f"the header says {image_height}×{image_width} pixels, the decoded image has another size")
+            return Refused(
+                f"the header says {image_height}×{image_width} pixels, but the decoded image has another size"
+            )
         top, left = top - first_row, left - first_column
         if self._on_cpu:
             return Pixels(memory[top : top + height, left : left + width], name)
@@ -208,7 +211,7 @@ class NvImageCodec:
 
 
 def _box(source: Source) -> Box | None:
-    """Return the box to decode for a source's region; None means the whole image."""
+    """Return the box to decode for a source's region; None means the entire image."""
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None
@@ -217,7 +220,7 @@ def _box(source: Source) -> Box | None:
 
 
 def _shared_pool_user(device: torch.device) -> str:
-    """Return the library that shares CUDA's memory pool of a device with nvImageCodec; "" if there is none."""
-    if devices.shares_its_memory(device):
+    """Return the name of the library that shares a device's CUDA memory pool with nvImageCodec; "" if there is none."""
+    if devices.shares_memory_pool(device):
         return "torch's allocator cudaMallocAsync"
     return f"DALI ({DALI_POOL}=1)" if os.environ.get(DALI_POOL, "0") not in ("", "0") else ""

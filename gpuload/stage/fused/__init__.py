@@ -1,4 +1,5 @@
-"""Fused Triton kernels. `kernel` has the kernel; `gpuload.transforms.program.fusing` turns a program into its jobs."""
+"""Fused Triton kernels. `kernel` contains the kernel; `gpuload.transforms.program.fusing` turns a program into its
+jobs."""
 
 from gpuload.stage.fused.backend import FusedBackend
 

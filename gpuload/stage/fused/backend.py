@@ -27,15 +27,15 @@ __all__ = ["FusedBackend"]
 
 # Operations that are not functions of single pixels, of a small neighbourhood, or of a statistic.
 LACKING: Final = {
-    "jpeg": "blocks are coded by torch",
+    "jpeg": "blocks are encoded by torch",
     "noise": "a normal number for each pixel and channel is drawn by torch",
-    "pillow_blur": "three box blurs along each axis are six passes",
+    "pillow_blur": "three box blurs along each axis would need six passes",
 }
 
 
 class FusedBackend(Backend):
-    """The backend of fused kernels, for images with 1 or 3 channels. They support all transforms except noise, Pillow's
-    blur, AugMix, elastic deformation, JPEG, and resampling with lanczos or without antialiasing."""
+    """The backend of fused kernels, for images with 1 or 3 channels. The kernels support all transforms except noise,
+    Pillow's blur, AugMix, elastic deformation, JPEG, and resampling with lanczos or without antialiasing."""
 
     name: ClassVar[str] = "fused"
 
@@ -54,8 +54,8 @@ class FusedBackend(Backend):
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
         if device.type == "cpu" and not interpreted:
             return (
-                f"the backend 'fused' runs on a GPU, got device {str(device)!r}; use backend='torch' there (or set "
-                "TRITON_INTERPRET=1 before Python starts, to try it slowly)"
+                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' there (or set "
+                "TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
             )
         return None
 
@@ -67,16 +67,16 @@ class FusedBackend(Backend):
         if outline.kind is Mixture:
             return "several results of an image are mixed by torch"
         if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):
-            return f"images of {len(outline.numbers.mean)} channels are left to torch"
+            return f"images with {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
             return rare_filter(outline.filters)
         lacking = (name for name in outline.operations if name not in passes.OPERATIONS)
-        return next((LACKING.get(name, f"the kernels do not know {name}") for name in lacking), None)
+        return next((LACKING.get(name, f"the kernels do not support {name}") for name in lacking), None)
 
     def levels(self, finish: Finish) -> Levels:
         if finish.channels not in (None, *CHANNELS):
             return TorchBackend(self.device).levels(finish)
-        from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
+        from gpuload.stage.fused.runner import FusedRunner  # imports Triton, which is optional and slow to import
 
         return FusedRunner(finish, self.device)
 
@@ -101,12 +101,12 @@ class FusedBackend(Backend):
         try:
             if not _interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
-                    "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
+                    "Triton needs a C compiler, but neither gcc nor clang was found; install one, or set CC to its path"
                 )
             from gpuload.stage.fused.runner import trial
 
             trial(device)
-        except torch.OutOfMemoryError:  # not caused by the compiler; the user has to see it
+        except torch.OutOfMemoryError:  # the compiler did not cause it, and the user has to see it
             raise
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"

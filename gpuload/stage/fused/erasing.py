@@ -1,7 +1,7 @@
 """Random erasing of finished images: boxes are filled with a constant, a random colour, or normal numbers.
 
-The fused kernel erases the boxes of a tile before it writes the tile (`erase`). Images that have already been written,
-as after MixUp, are erased in place (`erase_images`).
+The fused kernel erases the boxes of a tile before it writes the tile (`erase`). In images that have already been
+written, for example by MixUp, boxes are erased in place (`erase_images`).
 
 The normal numbers are bit-identical to those of `gpuload.stage.noise` if the kernel is launched with
 ``enable_fp_fusion=False``. Number i of a key comes from Philox block i // 8, so each pixel computes its own number,
@@ -11,7 +11,7 @@ Runs in the stage's process, on the current stream; `erase` is a device function
 256 KB, is stored once per device, and fits in a GPU's cache.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SINE: Final = tl.constexpr(ROTATION[1])
 
 
 def erase_images(outputs: Outputs, erase: Erase) -> None:
-    """Erase boxes of finished images, in place. Reads only the bounding box of an image's boxes.
+    """Erase boxes of finished images, in place. Accesses only the bounding box of an image's boxes.
 
     Args:
         outputs: N×C×H×W in any memory format, or a list of C×H×W; 1 or 3 channels.
@@ -61,21 +61,21 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
             erase_images(outputs[row][None], erase.take(np.array([number]), None))
         return
     is_drawn = boxes[:, :, 2] > 0
-    chosen = np.flatnonzero(is_drawn.any(axis=1))
-    if not len(chosen):
+    indices = np.flatnonzero(is_drawn.any(axis=1))
+    if not len(indices):
         return
-    # Boxes that were not drawn are zeros, which must not count for the minimum.
-    starts = np.where(is_drawn[chosen][:, :, np.newaxis], boxes[chosen, :, :2], np.iinfo(np.int64).max).min(axis=1)
-    ends = (boxes[chosen, :, :2] + boxes[chosen, :, 2:]).max(axis=1)
-    around = np.concatenate([rows[chosen, None], starts, ends], axis=1)
+    # Boxes that were not drawn are zeros, which must not affect the minimum.
+    starts = np.where(is_drawn[indices][:, :, np.newaxis], boxes[indices, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    ends = (boxes[indices, :, :2] + boxes[indices, :, 2:]).max(axis=1)
+    bounds = np.concatenate([rows[indices, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    records = erased_boxes(erase, channels)[chosen]
+    records = erased_boxes(erase, channels)[indices]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
-        for portion in portions(len(chosen), programs=down * across):
-            _erase_images[down * across, len(chosen[portion])](
+        for portion in portions(len(indices), programs=down * across):
+            _erase_images[down * across, len(indices[portion])](
                 outputs,
-                upload(around[portion], device),
+                upload(bounds[portion], device),
                 upload(records[portion], device),
                 boxes.shape[1],
                 quantile_table(device),
@@ -88,15 +88,15 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
             )
 
 
-# These arguments depend on draws and sizes. If one is 1 or divisible by 16, or an image begins at such an address,
-# Triton would compile another kernel in the middle of an epoch, without any gain.
+# These arguments depend on draws and sizes. If one of them were 1 or divisible by 16, or the address of the images were
+# divisible by 16, Triton would compile another kernel in the middle of an epoch, without any gain.
 @triton.jit(
     do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"],
     do_not_specialize_on_alignment=["images_ptr"],
 )
 def _erase_images(
     images_ptr,
-    around_ptr,
+    bounds_ptr,
     records_ptr,
     count,
     quantiles_ptr,
@@ -109,25 +109,25 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Erase boxes in a tile of an image's bounding box, which `around_ptr` has as row, top, left, bottom and right.
-    Grid: (tiles, images)."""
-    around_ptr += tl.program_id(1) * 5
-    ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    is_inside = (ys < tl.load(around_ptr + 3))[:, None] & (xs < tl.load(around_ptr + 4))[None, :]
-    places = images_ptr + tl.load(around_ptr) * image_stride
-    places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
-    red = tl.load(places, is_inside, 0).to(tl.float32)
+    """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as row, top, left, bottom and
+    right. Grid: (tiles, images)."""
+    bounds_ptr += tl.program_id(1) * 5
+    ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    is_inside = (ys < tl.load(bounds_ptr + 3))[:, None] & (xs < tl.load(bounds_ptr + 4))[None, :]
+    pixel_ptrs = images_ptr + tl.load(bounds_ptr) * image_stride
+    pixel_ptrs += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
+    red = tl.load(pixel_ptrs, is_inside, 0).to(tl.float32)
     green, blue = red, red
     if CHANNELS == 3:
-        green = tl.load(places + channel_stride, is_inside, 0).to(tl.float32)
-        blue = tl.load(places + 2 * channel_stride, is_inside, 0).to(tl.float32)
+        green = tl.load(pixel_ptrs + channel_stride, is_inside, 0).to(tl.float32)
+        blue = tl.load(pixel_ptrs + 2 * channel_stride, is_inside, 0).to(tl.float32)
     records_ptr += tl.program_id(1) * count * RECORD
     red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
-    tl.store(places, round_to(red, images_ptr.dtype.element_ty), is_inside)
+    tl.store(pixel_ptrs, round_to(red, images_ptr.dtype.element_ty), is_inside)
     if CHANNELS == 3:
-        tl.store(places + channel_stride, round_to(green, images_ptr.dtype.element_ty), is_inside)
-        tl.store(places + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), is_inside)
+        tl.store(pixel_ptrs + channel_stride, round_to(green, images_ptr.dtype.element_ty), is_inside)
+        tl.store(pixel_ptrs + 2 * channel_stride, round_to(blue, images_ptr.dtype.element_ty), is_inside)
 
 
 @triton.jit
@@ -153,15 +153,15 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         across = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
         width = tl.load(record_ptr + 3).to(tl.int32)
-        # Skip the box quickly if it does not touch the tile, as for nearly all tiles.
+        # Skip the box quickly if it does not touch the tile, as in nearly all tiles.
         if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
             y, x = ys - down, xs - across
-            inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
+            is_inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
-                red = tl.where(inside, _number(record_ptr + 5), red)
-                green = tl.where(inside, _number(record_ptr + 6), green)
-                blue = tl.where(inside, _number(record_ptr + 7), blue)
+                red = tl.where(is_inside, _number(record_ptr + 5), red)
+                green = tl.where(is_inside, _number(record_ptr + 6), green)
+                blue = tl.where(is_inside, _number(record_ptr + 7), blue)
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
@@ -171,13 +171,13 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                 place = tl.where(kind >= _PIXEL, y[:, None] * down_step + x[None, :] * across_step, 0) + first
                 plane = tl.where(kind >= _PIXEL, height * width, 1)
                 # The loop's bound is hidden from the compiler, so that it does not unroll the loop. All channels at
-                # once need 181 registers in the fused kernel (sm_90, 8 pixels per thread); one by one they need 128.
+                # once need 181 registers in the fused kernel (sm_90, 8 pixels per thread); one by one, they need 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
-                    numbers = _normal(place, key, quantiles_ptr, inside)
-                    red = tl.where(inside & (channel == 0), numbers, red)
-                    green = tl.where(inside & (channel == 1), numbers, green)
-                    blue = tl.where(inside & (channel == 2), numbers, blue)
+                    numbers = _normal(place, key, quantiles_ptr, is_inside)
+                    red = tl.where(is_inside & (channel == 0), numbers, red)
+                    green = tl.where(is_inside & (channel == 1), numbers, green)
+                    blue = tl.where(is_inside & (channel == 2), numbers, blue)
                     place += plane
                     channel += 1
         number += 1

@@ -4,21 +4,21 @@ A kernel is compiled for one kind of geometry, because a kernel for all kinds wo
 demanding kind. All other parameters are in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). `geometry`
 returns three float32 blocks rows × columns, red, green and blue, of integral levels 0 … 255 (for one channel, the same
 block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result. No
-byte outside the source is read, whatever a job says. Device functions of Triton, without state.
+byte outside the source is read, whatever a job says. All functions are stateless device functions of Triton.
 
 If a tile has at least 32 columns per warp, each GPU thread should hold entire columns of it. The compiler chooses this
 layout only if it knows that the elements of a row are adjacent in memory. Otherwise it distributes the rows of a column
-over neighbouring threads, which then read and write small pieces and exchange them. So `tl.max_contiguous` claims that
-pairs in a row are adjacent. They do not have to be: the compiler knows nothing about their alignment, so it never reads
-a pair with one instruction.
+among neighbouring threads, which then read and write small pieces and exchange them. So `tl.max_contiguous` claims that
+pairs in a row are adjacent. They need not actually be adjacent: the compiler knows nothing about their alignment, so it
+never reads a pair with one instruction.
 
-This file has copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's `Image.transform`,
-as in `gpuload.stage.reference.warp`); `separable` has the filters of resizing and blur. Maps compute coordinates and
-filters in float64, in the same order as the reference, because filtered levels are truncated, not rounded. Launched
-with ``enable_fp_fusion=False``, kernels produce the reference's levels.
+This file contains copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's
+`Image.transform`, as in `gpuload.stage.reference.warp`); `separable` contains the filters of resizing and blur. Maps
+compute coordinates and filters in float64, in the same order as the reference, because filtered levels are truncated,
+not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's levels.
 """
 
-# Type checkers do not understand that calls in kernels return.
+# Type checkers do not understand that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -78,11 +78,10 @@ def geometry(
         table_ptr: int32; a job's TABLE_AT is an offset from it.
         weights_ptr: int32; a job's WEIGHTS_X and WEIGHTS_Y are offsets from it.
         ints_ptr, floats_ptr: the job's numbers, int64 and float64.
-        tile, columns: the number of the tile among those above each other in the pass's result, and its columns, int32
-            (columns,).
+        tile, columns: the tile's number, counted from the top of the pass's result, and its columns, int32 (columns,).
         ys, xs: int32 (rows,) and (columns,), the tile's coordinates in the geometry's result.
         CHANNELS: 1 or 3.
-        GEOMETRY: the job's KIND; COPY also for TABLE.
+        GEOMETRY: the job's KIND, or COPY if that is TABLE.
 
     Returns:
         red, green, blue.
@@ -141,10 +140,10 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
         table_ptr += tl.load(ints_ptr + TABLE_AT)
         ys = tl.load(table_ptr + ys)
         xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
-    inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
+    is_inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
     byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
     red, green, blue = read(source_ptr, tl.max_contiguous(byte_offsets, [1, 2]), channel_step, CHANNELS)
-    return filled(red, green, blue, inside, floats_ptr, CHANNELS)
+    return filled(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
 
 # -- sharpness ---------------------------------------------------------------------------------------------------------
@@ -196,11 +195,11 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     filter_kind = tl.load(ints_ptr + FILTER)
     if filter_kind == FIXED_POINT:
-        y, x, inside = _fixed(floats_ptr, ys, xs, height, width)
+        y, x, is_inside = _fixed(floats_ptr, ys, xs, height, width)
         r, g, b = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
     else:
-        down, across, inside = _mapped(floats_ptr, ys, xs, height, width)
+        down, across, is_inside = _mapped(floats_ptr, ys, xs, height, width)
         if filter_kind == NEAREST:
             byte_offsets = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
             r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
@@ -224,7 +223,7 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
                     green = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
                     source_ptr += channel_step
                     blue = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
-    return filled(red, green, blue, inside, floats_ptr, CHANNELS)
+    return filled(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
 
 @triton.jit
@@ -242,26 +241,26 @@ def _mapped(floats_ptr, ys, xs, height, width):
         is_finite = scale != 0
         scale = tl.where(is_finite, scale, 1.0)
         across, down = across / scale, down / scale
-    inside = is_finite & (down >= 0) & (down < height) & (across >= 0) & (across < width)
-    return tl.where(inside, down, 0.5), tl.where(inside, across, 0.5), inside
+    is_inside = is_finite & (down >= 0) & (down < height) & (across >= 0) & (across < width)
+    return tl.where(is_inside, down, 0.5), tl.where(is_inside, across, 0.5), is_inside
 
 
 @triton.jit
 def _fixed(floats_ptr, ys, xs, height, width):
     """Map pixels to source pixels in 16.16 fixed point; return y, x and whether they are inside the source."""
-    y, y_inside = _places(floats_ptr + 3, ys, xs, height)
-    x, x_inside = _places(floats_ptr, ys, xs, width)
-    inside = y_inside & x_inside
-    return tl.where(inside, y, 0), tl.where(inside, x, 0), inside
+    y, y_inside = _fixed_axis(floats_ptr + 3, ys, xs, height)
+    x, x_inside = _fixed_axis(floats_ptr, ys, xs, width)
+    is_inside = y_inside & x_inside
+    return tl.where(is_inside, y, 0), tl.where(is_inside, x, 0), is_inside
 
 
 @triton.jit
-def _places(floats_ptr, ys, xs, length):
+def _fixed_axis(floats_ptr, ys, xs, length):
     across, down, first = tl.load(floats_ptr), tl.load(floats_ptr + 1), tl.load(floats_ptr + 2)
     first = _units(first + across * 0.5 + down * 0.5)
     rows, columns = ys.to(tl.int64) * _units(down), xs.to(tl.int64) * _units(across)
-    places = (rows[:, None] + (columns + first)[None, :]) >> 16
-    return places.to(tl.int32), (places >= 0) & (places < length)
+    coordinates = (rows[:, None] + (columns + first)[None, :]) >> 16
+    return coordinates.to(tl.int32), (coordinates >= 0) & (coordinates < length)
 
 
 @triton.jit
@@ -270,11 +269,11 @@ def _units(number):
 
 
 @triton.jit
-def _split(place):
+def _split(coordinate):
     """Split a coordinate into the pixel with the last centre before it, and the distance from that centre."""
-    place -= 0.5
-    before = tl.floor(place)
-    return before.to(tl.int32), place - before
+    coordinate -= 0.5
+    pixel = tl.floor(coordinate)
+    return pixel.to(tl.int32), coordinate - pixel
 
 
 @triton.jit

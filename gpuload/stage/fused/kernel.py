@@ -1,12 +1,12 @@
 """The fused kernel: one pass over the images of a batch.
 
 A program computes a tile of one image's result: it samples the tile's pixels as the job says (`geometry`), applies the
-job's operations in the order in which they are stored (`operate`), and, in the last pass, converts levels to finished
-values and erases boxes (`erase`). So each byte of a source is read about once, each result is written once, and no
-intermediate is written to memory. Device functions of Triton, without state.
+job's operations in their stored order (`operate`), and, in the last pass, converts levels to finished values and erases
+boxes (`erase`). So each byte of a source is read about once, each result is written once, and no intermediate is
+written to memory. All functions on the device are stateless.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _VALUES: Final = tl.constexpr(VALUES)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
 
 
-@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can be a user's own memory
+@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can point to a user's memory
 def one_pass(
     source_ptr,
     places_ptr,
@@ -75,9 +75,9 @@ def one_pass(
     COLUMNS: tl.constexpr,
 ):
     """Compute a tile of a job. Grid: (tiles of the largest result, jobs). A result of 48 megapixels has 187,500 tiles,
-    which only the first axis of a grid allows.
+    and only the first axis of a grid can be that long.
 
-    All jobs of a launch have the same kind of GEOMETRY, and have operations only with OPERATES. The columns of their
+    All jobs of a launch have the same kind of GEOMETRY. Jobs have operations only with OPERATES. The columns of their
     results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap rows and
     columns of some images. With FINISHED, levels are multiplied by the first three float32 at `constants_ptr`, and the
     next three are added; without it, results are levels. With ERASES, boxes are erased afterwards.
@@ -153,8 +153,8 @@ def _write(output_ptr, offsets, numbers, is_inside):
 def options_of(geometry: int, warps: int) -> dict[str, Any]:
     """Return the compiler options of the kernel for a kind of geometry.
 
-    Without a limit, the kernel uses so many registers that few programs run at a time. With these limits, no registers
-    are spilled.
+    Without a register limit, the kernel uses so many registers that few programs run at a time. With these limits, no
+    registers are spilled.
     """
     options = {"num_warps": warps, "enable_fp_fusion": False}
     if torch.version.hip is None:

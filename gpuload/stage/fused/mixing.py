@@ -1,13 +1,13 @@
 """MixUp and CutMix of finished images, in place, with one kernel for all pairs of a batch.
 
 Both images of a pair need the other's original pixels, so a program reads a piece of both images before it writes
-either. The data of a pair says what happens to each image: it is blended, pasted into, or unchanged. For pasting, only
-the boxes are read.
+to either. The data of a pair says what happens to each image: it is blended, pasted into, or unchanged. For pasting,
+only the boxes are read.
 
 Runs in the stage's process, on the current stream. Batches are N×C×H×W in any memory format.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDE: Final = np.dtype([("box_tlhw", "i8", 4), ("shares", "i8", 2)])
 PAIR: Final = np.dtype([("rows", "i8", 2), ("sides", SIDE, 2)])
 BLENDED: Final = -1
 
-LANES: Final = 16  # elements that a thread can load at once, if an image's size is a multiple of it
+LANES: Final = 16  # a thread can load this many elements at once, if an image's size is a multiple of this number
 OPTIONS: Final = {"enable_fp_fusion": False}
 BLOCK: Final = 2048  # elements of each image that a program processes
 
@@ -70,7 +70,7 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
                 CHANNELS=channels,
                 DENSE=is_channels_last or outputs.is_contiguous(),
                 CHANNELS_LAST=is_channels_last and not outputs.is_contiguous(),
-                WHOLE=count % LANES == 0,
+                ALIGNED=count % LANES == 0,
                 BLOCK=BLOCK,
                 **OPTIONS,
             )
@@ -106,27 +106,27 @@ def _mix(
     CHANNELS: tl.constexpr,
     DENSE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr,
-    WHOLE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are numbered in memory order; with `WHOLE`,
-    the size of an image is a multiple of `LANES`."""
+    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are numbered in memory order; with
+    `ALIGNED`, the size of an image is a multiple of `LANES`."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     side1_ptr = pair_ptr + 2
     side2_ptr = side1_ptr + _SIDE
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    indices = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = CHANNELS * height * width
-    if WHOLE:
+    if ALIGNED:
         count = tl.multiple_of(count, _LANES)
         # Dense images then also begin at multiples of `LANES`, which allows wide loads.
         image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
-    is_inside = places < count
+    is_inside = indices < count
     if CHANNELS_LAST:
-        channel, x, y = places % CHANNELS, places // CHANNELS % width, places // CHANNELS // width
+        channel, x, y = indices % CHANNELS, indices // CHANNELS % width, indices // CHANNELS // width
     else:
-        x, y, channel = places % width, places // width % height, places // width // height
+        x, y, channel = indices % width, indices // width % height, indices // width // height
     if DENSE:
-        offsets = places
+        offsets = indices
     else:
         offsets = channel.to(tl.int64) * channel_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
     image1_ptrs = images_ptr + tl.load(pair_ptr) * image_stride + offsets

@@ -3,7 +3,7 @@ reference.
 
 Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference;
 where the reference rounds once, kernels call `multiply_add`. Triton's interpreter rounds a fused multiply-add twice and
-truncates bfloat16, so both operations are written out for it. Device functions of Triton, without state.
+truncates bfloat16, so both operations are written out for it. All functions are stateless device functions of Triton.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["INTERPRETED", "filled", "multiply_add", "offsets", "read", "round_to
 INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
 # The columns of a job, explained in `gpuload.transforms.program.fusing.jobs`. Kernels import them one by one, because
-# the constants among a kernel's globals are part of its key in Triton's disk cache, but attributes of modules are not:
-# otherwise a kernel compiled for an older layout could be launched.
+# the constants among a kernel's globals are part of its key in Triton's disk cache, but attributes of modules are not.
+# If kernels read attributes of the module, a kernel compiled for an older layout could be launched.
 JOB, FLOATS = map(tl.constexpr, (R.JOB, R.FLOATS))
 KIND, BASE, ROW_STEP, COLUMN_STEP = map(tl.constexpr, (R.KIND, R.BASE, R.ROW_STEP, R.COLUMN_STEP))
 CHANNEL_STEP, HEIGHT, WIDTH = map(tl.constexpr, (R.CHANNEL_STEP, R.HEIGHT, R.WIDTH))
@@ -55,22 +55,22 @@ def read(source_ptr, byte_offsets, channel_step, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
-    """Convert levels to float32, and replace those that are not inside by the job's fill."""
-    red = tl.where(inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
+def filled(red, green, blue, is_inside, floats_ptr, CHANNELS: tl.constexpr):
+    """Convert levels to float32, and replace levels outside the source by the job's fill."""
+    red = tl.where(is_inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
     if CHANNELS == 3:
-        green = tl.where(inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
-        blue = tl.where(inside, blue.to(tl.float32), tl.load(floats_ptr + FILL + 2).to(tl.float32))
+        green = tl.where(is_inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
+        blue = tl.where(is_inside, blue.to(tl.float32), tl.load(floats_ptr + FILL + 2).to(tl.float32))
     else:
         green, blue = red, red
     return red, green, blue
 
 
 @triton.jit
-def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, places):
-    """Return the byte offsets of rows or columns from the first; places outside the source are clamped to it."""
+def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, coordinates):
+    """Return the byte offsets of rows or columns from the first; coordinates outside the source are clamped to it."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
-    return tl.minimum(tl.maximum(places, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
+    return tl.minimum(tl.maximum(coordinates, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
 
 
 @triton.jit

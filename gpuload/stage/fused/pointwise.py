@@ -2,11 +2,11 @@
 
 A tile's pixels, and the results, are three float32 blocks rows × columns, red, green and blue, of integral levels in
 0 … 255. The arithmetic is the same, step by step, as in `color` and `points` of `gpuload.stage.reference`. Operations
-that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. Device
-functions of Triton, without state.
+that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. All
+functions are stateless device functions of Triton.
 """
 
-# Outside kernels, calling a kernel function raises, and type checkers assume that it always does.
+# Outside kernels, calling a kernel function raises an error, and type checkers assume that it always does.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
     elif code == _ERASE_BOX:
-        inside = _inside(ys, xs, values_ptr)
-        red = tl.where(inside, tl.load(values_ptr + 4).to(tl.float32), red)
-        green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
-        blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
+        is_inside = _inside(ys, xs, values_ptr)
+        red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
+        green = tl.where(is_inside, tl.load(values_ptr + 5).to(tl.float32), green)
+        blue = tl.where(is_inside, tl.load(values_ptr + 6).to(tl.float32), blue)
     if CHANNELS == 1:  # this makes the code above that computes green and blue dead code
         green, blue = red, red
     return red, green, blue

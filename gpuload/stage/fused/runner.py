@@ -7,7 +7,7 @@ and erases boxes after mixing; erasing before mixing is part of the pass that wr
 process, on the current stream.
 """
 
-# Type checkers do not understand how a kernel is launched.
+# Type checkers do not understand how kernels are launched.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ REACH: Final = 1 << 31  # bytes; kernels address the pixels of an image with int
 
 
 class FusedRunner:
-    """A runner for records that work on levels, and for the erasing right after them. Images with other numbers of
-    channels than 1 and 3 are left to the reference.
+    """A runner for records that work on levels, and for the erasing right after them. The reference processes images
+    whose number of channels is neither 1 nor 3.
 
     Args:
         finish: the end of the chain, for 1 or 3 channels.
@@ -57,7 +57,7 @@ class FusedRunner:
     Attributes:
         tile: the size of tiles.
         operates, transposes: whether kernels are always compiled with operations, and with results whose rows and
-            columns can be swapped. Then batches for which neither was drawn need no additional kernels.
+            columns can be swapped. If so, batches for which neither was drawn need no additional kernels.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
@@ -214,7 +214,7 @@ def _reaches_far(images: RaggedImages) -> bool:
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return a slice of a tensor, or the tensor itself if the slice is complete, which saves the time of a view."""
+    """Return a slice of a tensor, or the tensor itself if the slice is complete, which saves creating a view."""
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 

@@ -1,19 +1,19 @@
 """Separable filters inside a kernel: Pillow's resampling, and Gaussian blur.
 
 A tile of the result needs a range of source rows. Each source row is filtered horizontally once, and then added to all
-rows of the tile, multiplied by its vertical weight for each. The weights of a resampling and their sums are integers,
-rounded to levels between the axes, so the results are exactly Pillow's.
+rows of the tile, multiplied by its vertical weight for each tile row. In a resampling, weights and sums are integers,
+and sums are rounded to levels between the axes, so the results are exactly Pillow's.
 
 A separate kernel runs first and makes tables of the weights. For each result column, a table has the first source pixel
-and the weights of that and the following pixels. For each tile, it has the weights of every needed source row for every
+and the weights of this and the following pixels. For each tile, it has the weights of every needed source row for every
 row of the tile. The weights of a resampling are computed in float64 as in the reference, except that divisions are
 replaced by faster multiplications with the inverse (none of 150 million weights differed). The weights of a blur are
 float32. A blur mirrors the image at its borders: a pixel beyond the border adds its weight to the pixel that it
-mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its tables anew, in memory
+mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its own tables, in memory
 from the device's allocator.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LINES_AT_ONCE: Final = tl.constexpr(jobs.LINES_AT_ONCE)
 OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
 _ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
 _ROOT: Final = tl.constexpr(0.8493218002880191)  # √(log2(e) / 2): a Gaussian is 2 ** -(_ROOT · distance / sigma)²
-_CHUNK: Final = tl.constexpr(16)  # source rows whose weights are computed at a time
+_CHUNK: Final = tl.constexpr(16)  # source rows for which weights are computed at a time
 BITS: Final = tl.constexpr(PRECISION_BITS)
 HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
@@ -133,7 +133,8 @@ def _separable(
     CURVE: tl.constexpr,
     FORWARD: tl.constexpr,
 ):
-    """Filter a tile. FORWARD: pixels are adjacent in memory, and rows have at least as many pixels as taps."""
+    """Filter a tile. FORWARD means that pixels are adjacent in memory, and that rows have at least as many pixels as
+    there are taps."""
     tl.static_assert(TAPS_AT_ONCE == 2)
     tl.static_assert(LINES_AT_ONCE == 4)
     last_row, last_column = tl.load(ints_ptr + HEIGHT).to(tl.int32) - 1, tl.load(ints_ptr + WIDTH).to(tl.int32) - 1
@@ -327,24 +328,24 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
     first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, xs, width, 1, CURVE)
     # If the source has at least as many pixels as taps, all pixels read are inside it.
-    place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
-    tl.store(weights_ptr + columns, place, is_inside)
+    first_pixel = tl.maximum(tl.minimum(first - corner, width - taps), 0)
+    tl.store(weights_ptr + columns, first_pixel, is_inside)
     weights_ptr += out_width + TAPS_AT_ONCE * columns
     tap = 0
     while tap < taps:
-        pixels = place + tap + corner
+        pixels = first_pixel + tap + corner
         weights = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
-        before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
-        tl.store(weights_ptr + before * out_width + tap - before, weights, is_inside)
+        group = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
+        tl.store(weights_ptr + group * out_width + tap - group, weights, is_inside)
         tap += 1
 
 
 @triton.jit
-def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
+def _reach(ints_ptr, floats_ptr, out_pixels, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
     """Return the filter's extent and parameters for some pixels of a result, along one axis.
 
     Returns:
-        first, end: the first source pixel that the filter reads, mirrored or not, and the one after the last, int32.
+        first, end: the range of source pixels that the filter reads, mirrored or not, without `end`, int32.
         corner: the source's first pixel, in the coordinates of `first` and `end`.
         shape: the size of a blur's kernel; for a resize, the distance of each first pixel from the centre, float64.
         scale: the factor from pixels to the filter's units.
@@ -352,9 +353,9 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
     """
     if CURVE == GAUSSIAN:
         shape, corner = tl.load(ints_ptr + KERNEL_H + AXIS).to(tl.int32), 0
-        before = shape // 2
-        first = tl.where(before < length, tl.maximum(places - before, 0), 0)
-        end = tl.where(before < length, tl.minimum(places + before + 1, length), length)
+        radius = shape // 2
+        first = tl.where(radius < length, tl.maximum(out_pixels - radius, 0), 0)
+        end = tl.where(radius < length, tl.minimum(out_pixels + radius + 1, length), length)
         scale, norm = _gaussian(shape, tl.load(floats_ptr + SIGMA_Y + AXIS))
     else:
         corner = tl.load(ints_ptr + CORNER_Y + AXIS).to(tl.int32)
@@ -363,7 +364,7 @@ def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.c
         stretch = tl.maximum(step, 1.0)
         # Along an axis that is not resized, the filter covers one pixel.
         reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
-        centre = (places.to(tl.float64) + 0.5) * step
+        centre = (out_pixels.to(tl.float64) + 0.5) * step
         first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
         end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
         shape, scale = first.to(tl.float64) - centre + 0.5, 1.0 / stretch
@@ -396,14 +397,14 @@ def _curve(distance, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
-    """Return the weights of source pixels for the result's pixels at `places`: integers in Pillow's units, or the bits
+def _weight(pixels, out_pixels, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
+    """Return the weights of source pixels for the result's pixels `out_pixels`: integers in Pillow's units, or the bits
     of a float32 for a Gaussian."""
     if CURVE == GAUSSIAN:
-        result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
+        result = _weight_of_blur(pixels, out_pixels, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
-        inside = (pixels >= first) & (pixels < end)
-        weight = tl.where(inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
+        is_inside = (pixels >= first) & (pixels < end)
+        weight = tl.where(is_inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
         half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
         result = (weight + half).to(tl.int32)  # truncated
     return result
@@ -428,18 +429,18 @@ def _bell(distance, scale):
 
 
 @triton.jit
-def _weight_of_blur(pixels, places, kernel, length, scale, norm):
+def _weight_of_blur(pixels, out_pixels, kernel, length, scale, norm):
     """Return the weights of source pixels, plus the weights of all their mirror images under the kernel. A kernel can
     reach across both borders, and across a small image more than once."""
-    before, last = kernel // 2, length - 1
-    period = tl.maximum(2 * last, 1)
-    has_mirror_image = (pixels > 0) & (pixels < last)  # the first and last pixel are not repeated
-    weight = tl.zeros_like((pixels - places).to(tl.float32))
-    repeat = -(before // period + 1)
-    while repeat <= before // period + 1:
-        distance = tl.abs(repeat * period + pixels - places)
-        weight += tl.where(distance <= before, _bell(distance, scale), 0.0)
-        distance = tl.abs(repeat * period - pixels - places)
-        weight += tl.where(has_mirror_image & (distance <= before), _bell(distance, scale), 0.0)
+    radius, last_pixel = kernel // 2, length - 1
+    period = tl.maximum(2 * last_pixel, 1)
+    has_mirror_image = (pixels > 0) & (pixels < last_pixel)  # the first and last pixel are not repeated
+    weight = tl.zeros_like((pixels - out_pixels).to(tl.float32))
+    repeat = -(radius // period + 1)
+    while repeat <= radius // period + 1:
+        distance = tl.abs(repeat * period + pixels - out_pixels)
+        weight += tl.where(distance <= radius, _bell(distance, scale), 0.0)
+        distance = tl.abs(repeat * period - pixels - out_pixels)
+        weight += tl.where(has_mirror_image & (distance <= radius), _bell(distance, scale), 0.0)
         repeat += 1
-    return tl.where(pixels <= last, weight * norm, 0.0)
+    return tl.where(pixels <= last_pixel, weight * norm, 0.0)

@@ -8,7 +8,7 @@ exactly the reference's.
 Runs in the stage's process, on the current stream. The counts, 3 KB per image, live as long as the call.
 """
 
-# Type checkers understand neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def tables(
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(max_pixels, BLOCK * ROUNDS)
     with device_of(pixels):
-        for portion in portions(n, programs=pieces):  # a single large image means many pieces for all small ones, too
+        for portion in portions(n, programs=pieces):  # one large image causes many pieces for all small images, too
             portion_jobs = jobs[portion.start * JOB : portion.stop * JOB]
             _count[portion.stop - portion.start, pieces](
                 pixels, portion_jobs, counts[portion], CHANNELS=channels, BLOCK=BLOCK
@@ -69,9 +69,9 @@ def tables(
     return result
 
 
-@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can be a user's own memory
+@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can point to a user's memory
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count one part of an image, and add the counts to the image's counts. Grid: (jobs, parts)."""
+    """Count the levels in one part of an image, and add the counts to the image's counts. Grid: (jobs, parts)."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
     image_ptr = pixels_ptr + tl.load(job_ptr)
     height, width = tl.load(job_ptr + 1).to(tl.int32), tl.load(job_ptr + 2).to(tl.int32)
@@ -102,19 +102,19 @@ def _counts(
     BLOCK: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """Count the levels in this program's part of an image, int32 (256,) per channel. DENSE: there are no gaps between
-    rows."""
+    """Count the levels in this program's part of an image, int32 (256,) per channel. DENSE means that there are no gaps
+    between rows."""
     size = height * width
     reds = tl.zeros((256,), tl.int32)
     greens, blues = reds, reds
     start = tl.program_id(1) * BLOCK
     while start < size:
-        places = start + tl.arange(0, BLOCK)
-        is_inside = places < size
+        indices = start + tl.arange(0, BLOCK)
+        is_inside = indices < size
         if DENSE:
-            pixel_ptr = image_ptr + places.to(tl.int64) * column_step
+            pixel_ptr = image_ptr + indices.to(tl.int64) * column_step
         else:
-            pixel_ptr = image_ptr + (places // width).to(tl.int64) * row_step + (places % width) * column_step
+            pixel_ptr = image_ptr + (indices // width).to(tl.int64) * row_step + (indices % width) * column_step
         reds += tl.histogram(tl.load(pixel_ptr, is_inside, 0).to(tl.int32), 256, is_inside)
         if CHANNELS == 3:
             greens += tl.histogram(tl.load(pixel_ptr + channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
@@ -167,11 +167,11 @@ def _total(counts, levels):
 @triton.jit
 def _equalize(counts, levels):
     """Compute `points.equalize_table`."""
-    last = tl.max(tl.where(counts > 0, levels, 0))
-    total = tl.sum(tl.where(levels == last, 0, counts))
+    last_level = tl.max(tl.where(counts > 0, levels, 0))
+    total = tl.sum(tl.where(levels == last_level, 0, counts))
     step = total // 255
-    before = tl.cumsum(counts) - counts
-    table = tl.minimum((before + step // 2) // tl.maximum(step, 1), 255)
+    lower_counts = tl.cumsum(counts) - counts
+    table = tl.minimum((lower_counts + step // 2) // tl.maximum(step, 1), 255)
     return tl.where(step > 0, table, levels)
 
 

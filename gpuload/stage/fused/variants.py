@@ -1,11 +1,11 @@
-"""Determines which kernels a run of transforms may launch before anything is drawn, so that all of them can be compiled
-when a session starts. Compiling a kernel takes seconds, for which the GPU would otherwise wait in the middle of an
-epoch.
+"""Determines, before anything is drawn, which kernels a run of transforms may launch, so that all of them can be
+compiled when a session starts. Compiling a kernel takes seconds, during which the GPU would otherwise wait in the
+middle of an epoch.
 
 Triton compiles a variant of a kernel for each set of constants and pointer types, and for numbers that are 1 or
 divisible by 16. Nothing that selects a variant depends on draws or on the images' sizes, only on the chain, the batch's
-dtype and memory format, and the number of channels. The possible geometries of passes are found by tracking all states
-that an image's pass can be in through the outlines, as `gpuload.transforms.program.fusing.passes` does for records.
+dtype and memory format, and the number of channels. The possible geometries of passes are found by following all
+possible states of an image's pass through the outlines, as `gpuload.transforms.program.fusing.passes` does for records.
 Runs in the main process.
 """
 
@@ -70,7 +70,7 @@ class Variant:
         try:
             compiled.run  # noqa: B018  this property loads the kernel
         except BaseException:
-            compiled._run = None  # otherwise Triton would believe that the kernel is loaded
+            compiled._run = None  # otherwise Triton would assume that the kernel is loaded
             raise
 
 
@@ -120,8 +120,8 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
     for outline in (item for outlines in steps for item in outlines):
         if outline.kind is Mix:
             constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
-            for is_whole in (False, True):
-                constants |= {"WHOLE": is_whole, "BLOCK": mixing.BLOCK}
+            for is_aligned in (False, True):
+                constants |= {"ALIGNED": is_aligned, "BLOCK": mixing.BLOCK}
                 variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
@@ -132,7 +132,7 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
 
 def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     """Compile the variants that have not been compiled yet, in parallel threads, because compilers run outside Python.
-    Errors are ignored: if such a kernel is ever launched, it fails again there."""
+    Errors are ignored: a kernel that failed to compile raises the error again when it is launched."""
     unique = list(dict.fromkeys(variants))
     if INTERPRETED.value or not unique:
         return
@@ -148,10 +148,10 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
 
     with ThreadPoolExecutor(min(len(unique), os.cpu_count() or 1), "gpuload-compile") as pool:
         try:
-            for done, _ in enumerate(as_completed([pool.submit(compile_variant, variant) for variant in unique]), 1):
+            for n, _ in enumerate(as_completed([pool.submit(compile_variant, variant) for variant in unique]), 1):
                 if (is_shown or time.monotonic() - start > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
                     is_shown = True
-                    print(f"\rgpuload: compiling kernels, {done} of {len(unique)}", end="", file=sys.stderr, flush=True)
+                    print(f"\rgpuload: compiling kernels, {n} of {len(unique)}", end="", file=sys.stderr, flush=True)
         except BaseException:  # ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -170,7 +170,7 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
     earlier_kinds, has_counts = set[int](), False
     for outlines in steps:
         while True:  # a transform can have any of its effects, in any order, until no new state appears
-            before = len(states) + len(earlier_kinds)
+            old_count = len(states) + len(earlier_kinds)
             for outline in outlines:
                 for kind, begins_pass in _effects(outline):
                     has_counts |= kind is None
@@ -178,15 +178,15 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
                         if kind is None or (begins_pass and not state[1]):
                             earlier_kinds.add(state[0])
                         states.add((R.COPY if kind is None else kind if begins_pass else state[0], False))
-            if len(states) + len(earlier_kinds) == before:
+            if len(states) + len(earlier_kinds) == old_count:
                 break
     return {kind for kind, _ in states}, earlier_kinds, has_counts
 
 
 def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
     """Return the possible effects of an outline's records on a pass: (kind, True) begins a pass with this kind of
-    geometry, unless the current pass has only selected pixels and can take it on; (any kind, False) changes pixels
-    within the current pass; (None, True) begins a pass for which levels are counted."""
+    geometry, unless the current pass has only selected pixels and can take on this geometry; (any kind, False) changes
+    pixels within the current pass; (None, True) begins a pass for which levels are counted."""
     if outline.kind is Box:
         is_resize = outline.padding_mode is None and set(outline.filters) != {"nearest"}
         effects = [(R.RESIZE, True)] if is_resize else []

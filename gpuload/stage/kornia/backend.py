@@ -18,17 +18,17 @@ __all__ = ["LACKING", "KorniaBackend"]
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
 FINISHED: Final = "torch changes finished images in place"
 RESIZE: Final = "Kornia's resize differs by up to 87 levels from Pillow's"
-NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's takes the one at the centre"
-BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): up to 28 levels"
+NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's the pixel at the centre"
+BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): a difference of up to 28 levels"
 
 # The operations in `gpuload.transforms.program.ops.OPS` that Kornia implements differently from Pillow, or not at all.
 # The differences in levels were measured on photographs of 220×180 and on random images.
 LACKING: Final = {
-    "contrast": "Kornia's multiplies the levels, up to 143 from Pillow's, or blends with a mean that is not rounded",
-    "saturation": "Kornia's works in HSV, up to 195 levels from Pillow's, or does not round the grey levels",
-    "hue": "Kornia's does not round hue and saturation to 8 bits, as Pillow does: up to 17 levels",
-    "sharpness": "Kornia's does not round the smoothed image, as Pillow does",
-    "autocontrast": "Kornia's turns a channel with a single level black, and rounds in another order than Pillow",
+    "contrast": "Kornia multiplies the levels (up to 143 levels from Pillow), or blends with an unrounded mean",
+    "saturation": "Kornia works in HSV (up to 195 levels from Pillow), or does not round the grey levels",
+    "hue": "Kornia does not round hue and saturation to 8 bits, as Pillow does: a difference of up to 17 levels",
+    "sharpness": "Kornia does not round the smoothed image, as Pillow does",
+    "autocontrast": "Kornia turns a channel with a single level black, and rounds in another order than Pillow",
     "noise": "Kornia draws its own noise",
     "permute": "Kornia draws its own order of channels",
     "solarize_add": "Kornia has no solarize that only adds",
@@ -38,7 +38,8 @@ LACKING: Final = {
 
 
 class KorniaBackend(Backend):
-    """The backend of Kornia's operators, applied with our draws; raises a BackendError if Kornia cannot be imported."""
+    """The backend of Kornia's operators, applied with gpuload's draws; raises a BackendError if Kornia cannot be
+    imported."""
 
     name: ClassVar[str] = "kornia"
 

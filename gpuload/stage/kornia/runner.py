@@ -1,8 +1,8 @@
-"""Kornia's runner on levels: the reference's runner for batches, with operators replaced by Kornia's.
+"""Kornia's runner on levels: the reference's runner for batches, with its operators replaced by Kornia's.
 
 Crops and padding use the reference's code, because they only copy pixels. Images of one size are processed together, so
 each Kornia function is called once for all images that drew it. If sizes differ between two transforms, images are
-processed one by one. Runs on any device, in the stage's process; keeps nothing between calls.
+processed one by one. Runs on any device, in the stage's process; keeps no state between calls.
 
 Levels are uint8 N×C×H×W when pixels are moved, and float32 within operations, whose results are rounded to levels. If
 Kornia has more than one function for an operation, the function that agrees with Pillow is used, such as
@@ -48,9 +48,9 @@ __all__ = ["OPERATIONS", "KorniaRunner", "images_at_once"]
 # Temporary memory per level of an image within Kornia, in bytes. 42 bytes were measured for a blur, which works in
 # float64, and 39 for a bilinear map.
 BYTES_PER_LEVEL: Final = 64
-# Memory for a piece on the CPU, which is enough for 10 images of 224×224. Kornia allocates a tensor at each step. At
-# this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and take 1.2
-# to 3.3 times as long.
+# Memory for a piece on the CPU, which is enough for 10 images of 224×224. Kornia allocates a tensor at each step. With
+# pieces of this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and
+# take 1.2 to 3.3 times as long.
 CPU_BYTES: Final = 100_000_000
 GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory, which training needs as well
 
@@ -130,8 +130,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 class KorniaRunner(BatchRunner):
     """A runner for the records that `KorniaBackend.lacks` does not leave to the reference.
 
-    Batches are processed in pieces: on the CPU of the fastest size, on a GPU as large as memory allows. Results do not
-    depend on the size of pieces.
+    Batches are processed in pieces: on the CPU, in pieces of the fastest size; on a GPU, in pieces as large as memory
+    allows. Results do not depend on the size of pieces.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
@@ -202,19 +202,19 @@ class KorniaRunner(BatchRunner):
             points = mapped_points(levels, coefficients, size, corners)
             # In float32, points are off by about 3e-5 of a pixel, which moves one value in 100 to the level below.
             dtype, shift = torch.float64, 0.5
-        inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
-        inside = inside[0] & inside[1]
+        is_inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
+        is_inside = is_inside[0] & is_inside[1]
         # Points outside can be infinite or NaN and are replaced. All points are scaled to -1 … 1 here, because Kornia
         # would copy two numbers to the device for that, and wait for it.
         y, x = (
-            torch.where(inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
+            torch.where(is_inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
             for axis, length in zip(points, lengths, strict=True)
         )
         sampled = remap(
             levels.to(dtype), x, y, interpolation, "border", align_corners=True, normalized_coordinates=True
         )
         outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1, 1), levels.device)
-        return torch.where(inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
+        return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
 
 
 def images_at_once(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:

@@ -1,1 +1,1 @@
-"""The reference backend: all transforms with torch and numpy, image by image on the CPU and in batches on CUDA."""
+"""The reference backend: every transform in torch and numpy, image by image on the CPU and in batches on CUDA."""

@@ -1,4 +1,4 @@
-"""The backend ``"torch"``, the reference: it supports all records, and runs those that other backends lack."""
+"""The backend ``"torch"``, the reference: it supports all records and runs those that other backends do not."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference backend. If no `runner` is given, the device determines it: single on the CPU, else batched."""
+    """The reference backend. The default `runner` is single on the CPU and batched on other devices."""
 
     name: ClassVar[str] = "torch"
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
         super().__init__(device)
-        self._single = device.type == "cpu" if runner is None else runner == "single"
+        self._is_single = device.type == "cpu" if runner is None else runner == "single"
 
     def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         return None
 
     def levels(self, finish: Finish) -> Levels:
-        return SingleRunner(finish) if self._single else BatchRunner(finish, self.device)
+        return SingleRunner(finish) if self._is_single else BatchRunner(finish, self.device)
 
     def on_finished(self) -> Late:
         return apply_late

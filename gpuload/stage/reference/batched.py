@@ -43,11 +43,11 @@ from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["BatchRunner", "Branches", "changed_by_key"]
 
-PIECE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two axes
+PIECE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two passes
 PIECE_CHANNELS: Final = 4  # images with more channels are processed in smaller pieces
 
 WARP: Final = code_of("warp")
-UNCHANGED: Final = (NOTHING, code_of("identity"))
+NO_CHANGE: Final = (NOTHING, code_of("identity"))
 NOT_WARPED: Final = -1  # replaces the filter's code for images that are not warped
 
 
@@ -98,7 +98,7 @@ class BatchRunner:
                 index = slice(None) if record.rows is None else record.rows
                 change = partial(self._apply, record=record, before=before[index], after=after[index])
                 branches.change(record.rows, change)
-        levels = branches.whole().dense()
+        levels = branches.all_images().dense()
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
@@ -181,17 +181,17 @@ class BatchRunner:
     def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
         """Apply each image's operations. Images with the same operation at a position are processed together."""
         filters = filter_codes(record.filters, record.codes.shape)
-        for turn in range(record.codes.shape[1]):
-            codes = record.codes[:, turn]
+        for position in range(record.codes.shape[1]):
+            codes = record.codes[:, position]
             # Warps are also grouped by filter.
-            keys = zip(codes.tolist(), np.where(codes == WARP, filters[:, turn], 0).tolist(), strict=True)
+            keys = zip(codes.tolist(), np.where(codes == WARP, filters[:, position], 0).tolist(), strict=True)
             for (code, number), rows in rows_by_key(keys).items():
-                if code in UNCHANGED:
+                if code in NO_CHANGE:
                     continue
-                values, index = record.values[rows, turn], upload(rows, levels.device)
+                values, index = record.values[rows, position], upload(rows, levels.device)
                 if code == WARP:
-                    size, moved = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
-                    levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
+                    size, images = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
+                    levels[index] = self._warped(images, values, size, FILTERS[number], record.fill).to(torch.float32)
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
         if record.channels in (None, levels.shape[1]):
@@ -200,18 +200,18 @@ class BatchRunner:
 
 
 def _can_batch(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
-    """Return whether the images of each record have one size, and all results too. Images of any size can go through
-    their first box, flip or turn, which reads pixels directly from the input."""
-    untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
+    """Return whether the images of each record have the same size, before it and after it, and so do all results. An
+    image's first box, flip or turn reads pixels directly from the input, so there the input sizes can differ."""
+    is_untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
     for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
         before, after = before[rows, 2:], after[rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
-        gathers = isinstance(record, Box | Flip | Turn) and untouched[rows].all()
-        if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
+        reads_input = isinstance(record, Box | Flip | Turn) and is_untouched[rows].all()
+        if (not reads_input and (before != before[0]).any()) or (after != after[0]).any():
             return False
-        untouched[rows] = False
+        is_untouched[rows] = False
     results = windows[-1][:, 2:]
     return not (results != results[0]).any()
 
@@ -245,20 +245,20 @@ class Branches:
             images = change(self._images_of(rows))
             self._groups.append((rows, images))
 
-    def whole(self) -> Source:
-        """Return all images of the batch; afterwards there are no groups left."""
+    def all_images(self) -> Source:
+        """Return all images of the batch, and leave no groups."""
         return self._images_of(self._all_rows)
 
     def _images_of(self, rows: np.ndarray) -> Source:
         groups, self._groups = self._groups, []
         parts: list[tuple[np.ndarray, Source]] = []
         for group_rows, images in groups:
-            inside = np.isin(group_rows, rows, assume_unique=True)
-            if inside.all():
+            is_selected = np.isin(group_rows, rows, assume_unique=True)
+            if is_selected.all():
                 parts.append((group_rows, images))
-            elif inside.any():
-                parts.append((group_rows[inside], images.take(np.flatnonzero(inside))))
-                self._groups.append((group_rows[~inside], images.take(np.flatnonzero(~inside))))
+            elif is_selected.any():
+                parts.append((group_rows[is_selected], images.take(np.flatnonzero(is_selected))))
+                self._groups.append((group_rows[~is_selected], images.take(np.flatnonzero(~is_selected))))
             else:
                 self._groups.append((group_rows, images))
         if len(parts) == 1:

@@ -2,7 +2,7 @@
 
 Levels of batches are float32 N×C×H×W and hold integers in 0 … 255. All sums are exact in their float type, so results
 depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur are integer
-multiples of 2**-16; its first pass needs the 24 bits of float32, and its second pass 40 of float64's 53 bits.
+multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's 53 bits.
 
 The Gaussian blur of one image on the CPU is bit-identical. Each pass is a matrix product with a band of weights, cut
 into tiles of `TILE` columns so that the product contains few zeros (224×224×3 with 23×23 weights, one core: 0.2 ms for
@@ -10,8 +10,9 @@ rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 
 
 `box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs along rows, then three along columns. A single image
 on the CPU goes through Pillow itself. A box has an integer radius and a fraction of the next pixel on either side, in
-units of 2**-24. Sums are integers below 2**33, which are exact in float64, so both give the same levels. These differ
-by a few levels from torchvision's Gaussian kernel, `blur`. Source: Gwosdek et al., SSVM 2011.
+units of 2**-24. Sums are integers below 2**33, which are exact in float64, so Pillow and this module give the same
+levels. They differ by a few levels from those of `blur`, which uses torchvision's Gaussian kernel. Source: Gwosdek et
+al., SSVM 2011.
 
 Runs in the process of the stage, one thread.
 """
@@ -53,8 +54,8 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
     density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
     weights[width // 2] += WEIGHT_UNIT - weights.sum()
-    above_zero = np.flatnonzero(weights)
-    weights = weights[above_zero[0] : above_zero[-1] + 1]
+    nonzero = np.flatnonzero(weights)
+    weights = weights[nonzero[0] : nonzero[-1] + 1]
     weights.flags.writeable = False
     return weights
 
@@ -95,7 +96,7 @@ def sharpness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def smooth(levels: torch.Tensor) -> torch.Tensor:
-    """Average 3×3 pixels, where the centre counts five times: Pillow's `ImageFilter.SMOOTH`; borders do not change."""
+    """Average 3×3 pixels, with the centre weighted five times: Pillow's `ImageFilter.SMOOTH`; borders do not change."""
     height, width = levels.shape[2:]
     if height < 3 or width < 3:
         return levels.clone()
@@ -128,9 +129,9 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     boxes = [_box(radius) for radius in values[:, 0].tolist()]
     radius = max(box_radius for box_radius, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))
-    for row, (box_radius, inside, edge) in enumerate(boxes):
-        weights[row, : box_radius + 1] = inside
-        weights[row, box_radius + 1] = edge
+    for row, (box_radius, inside_weight, edge_weight) in enumerate(boxes):
+        weights[row, : box_radius + 1] = inside_weight
+        weights[row, box_radius + 1] = edge_weight
     taps = upload(weights, levels.device)[:, :, None, None, None]
     blurred = levels.to(torch.float64)
     for axis in (3, 2):
@@ -147,8 +148,8 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def _box(radius: float) -> tuple[int, int, int]:
-    """Return a box's integer radius, and the weights of a pixel inside and of the two next pixels, computed in float32
-    like in Pillow."""
+    """Return a box's integer radius, the weight of a pixel inside it, and the weight of the next pixel on either side,
+    computed in float32 as in Pillow."""
     deviation = np.float32(radius)
     variance = deviation * deviation / np.float32(PASSES)
     box_radius = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
@@ -156,8 +157,8 @@ def _box(radius: float) -> tuple[int, int, int]:
     share = (two * box_radius + one) * (box_radius * (box_radius + one) - three * variance)
     share /= six * (variance - (box_radius + one) * (box_radius + one))
     real_radius = box_radius + share
-    inside = int(np.float32(UNIT) / (real_radius * two + one))
-    return int(real_radius), inside, (UNIT - (2 * int(real_radius) + 1) * inside) // 2
+    inside_weight = int(np.float32(UNIT) / (real_radius * two + one))
+    return int(real_radius), inside_weight, (UNIT - (2 * int(real_radius) + 1) * inside_weight) // 2
 
 
 TILE: Final = 32
@@ -167,23 +168,23 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     """Apply `blur` to the image on a canvas."""
     source = canvas.floats().tensor
     channels, height, width = source.shape
-    across, down = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
-    if len(across) > 1:
-        padded = _padded(source, 2, len(across) // 2, torch.float32).view(channels * height, -1)
-        band = _band(across, torch.float32)
+    weights_x, weights_y = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
+    if len(weights_x) > 1:
+        padded = _padded(source, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
+        band = _band(weights_x, torch.float32)
         rows = source.view(channels * height, width)
         for start in range(0, width, TILE):
             size = min(TILE, width - start)
-            reach = size + len(across) - 1
+            reach = size + len(weights_x) - 1
             torch.mm(padded[:, start : start + reach], band[:reach, :size], out=rows[:, start : start + size])
-    if len(down) > 1:
-        padded = _padded(source, 1, len(down) // 2, torch.float64)
-        band = _band(down, torch.float64).T.contiguous()
+    if len(weights_y) > 1:
+        padded = _padded(source, 1, len(weights_y) // 2, torch.float64)
+        band = _band(weights_y, torch.float64).T.contiguous()
         scratch = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
         for channel in range(channels):
             for start in range(0, height, TILE):
                 size = min(TILE, height - start)
-                reach = size + len(down) - 1
+                reach = size + len(weights_y) - 1
                 torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=scratch[:size])
                 source[channel, start : start + size].copy_(scratch[:size].round_())
     else:

@@ -1,4 +1,4 @@
-"""One image on its way through a chain on the CPU, and the forms of its memory.
+"""One image on its way through a chain on the CPU, and its memory layouts.
 
 Levels are a numpy array H×W×C, so crops and flips are views and cost nothing. Colour operations work on a float32
 scratch array C×H×W that holds integers. A canvas and its scratch memory live as long as its runner, and are used by one
@@ -24,7 +24,7 @@ class Floats:
 
 
 class Canvas:
-    """An image in its most recent form: levels H×W×C of the image's dtype, or floats."""
+    """An image in its current form: levels H×W×C of the image's dtype, or floats C×H×W."""
 
     def __init__(self) -> None:
         self._image: np.ndarray | None = None

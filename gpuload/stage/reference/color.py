@@ -6,7 +6,7 @@ blends are truncated, not rounded. Statistics of an image are sums and counts of
 they depend neither on the batch nor on the order of summation. Non-linear mappings use tables of 256 entries.
 
 Batches are float tensors N×C×H×W with levels 0 … 255. The functions in `ADJUST` work in place; `factor` is one number
-for all images, or a tensor of shape (N, 1, 1, 1). `POINTS` are the operations on pixels.
+for all images, or a tensor of shape (N, 1, 1, 1). `POINTS` holds the operations on pixels.
 
 `single_colors` gives the same results for one image. The time for contrast and hue depends on the number of passes over
 an image's planes and on whether the planes stay in the cache, so they work in place on float32 C×H×W. numpy and torch
@@ -55,7 +55,7 @@ LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 HALF: Final = torch.tensor(0.5, device="cpu")
 
 # An affine blend, m + f (x - m) = f x + (1 - f) m, loses its last bits if x = m, and truncation would make it a level
-# too low. This summand is larger than the loss (6e-5 at 511), and shifts one level in 10,000.
+# too low. This summand is larger than the loss (6e-5 at 511), and changes one level in 10,000.
 GUARD: Final = 1e-4
 
 TINY: Final = 1e-20  # added to integer divisors that can be 0, to avoid dividing 0 by 0
@@ -122,11 +122,11 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
     shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
     sixths = _wrap(turns + shift, 256).mul_(6 / 255)
     # The maximum distance of a channel below the value: the saturation, rounded down, times the value.
-    lack = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)
-    value = value - lack + 0.5
+    max_drop = (chroma * 255).div_(value + TINY).floor_().mul_(value).mul_(1 / 255)
+    value = value - max_drop + 0.5
     for channel, start, sign, centre in ((red, -1, 1, 3), (green, 2, -1, 2), (blue, 2, -1, 4)):
         share = (sixths - centre).abs_().mul_(sign).add_(start).clamp_(0, 1)
-        torch.add(value, share.mul_(lack), out=channel)
+        torch.add(value, share.mul_(max_drop), out=channel)
     levels.floor_()
 
 
@@ -354,13 +354,13 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
 def single_colors() -> dict[str, ImageOperation]:
     """Return the operations of `ADJUST` and `POINTS` that have versions tuned for single images."""
 
-    def of_batch(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
+    def on_batch_of_one(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
         return lambda canvas, values: adjust(canvas.floats().tensor[None], values[0])
 
     return {
-        "brightness": of_batch(brightness),
+        "brightness": on_batch_of_one(brightness),
         "contrast": _contrast,
-        "saturation": of_batch(saturation),
+        "saturation": on_batch_of_one(saturation),
         "hue": _SingleHue(),
         "invert": _invert,
         "posterize": _posterize,

@@ -1,7 +1,7 @@
 """The reference backend's resampling and cropping of batches, with tensor operations.
 
 A `Source` describes where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
-``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. So ragged batches and dense tensors are handled
+``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. Ragged batches and dense tensors are thus handled
 alike, and crops and flips only change numbers on the host. Pixels move only when a result is gathered; loops run over
 the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed point
 (along the rows, rounded to levels, then along the columns). Other images become float32 when they are gathered, and the
@@ -22,7 +22,7 @@ import torch
 
 from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.resample import exact
+from gpuload.stage.reference.resample import normalized
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]
@@ -89,23 +89,23 @@ class Source:
         return cls.of_dense(result)
 
     def take(self, rows: np.ndarray) -> Source:
-        """Return some of the images."""
+        """Select images by their indices."""
         return replace(self, **{name: getattr(self, name)[rows] for name in PER_IMAGE})
 
     def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
-        """Mirror some of the images."""
+        """Mirror the images selected by `flipped`, bool (n,)."""
         step, length = (self.column_step, self.widths) if horizontally else (self.row_step, self.heights)
         base = np.where(flipped, self.base + (length - 1) * step, self.base)
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
     def transpose(self, transposed: np.ndarray) -> Source:
-        """Swap rows and columns of some of the images."""
-        swapped = {}
+        """Swap rows and columns of the images selected by `transposed`, bool (n,)."""
+        swapped_fields = {}
         for name, other_name in (("row_step", "column_step"), ("heights", "widths")):
-            swapped[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
-            swapped[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
-        return replace(self, **swapped)
+            swapped_fields[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
+            swapped_fields[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
+        return replace(self, **swapped_fields)
 
     @cached_property
     def _steps(self) -> torch.Tensor:
@@ -125,7 +125,7 @@ class Source:
         return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
     def dense(self) -> torch.Tensor:
-        """Return all pixels of images of one size, N×C×H×W, read-only: a view if contiguous, else a copy."""
+        """Return all pixels of images of the same size, N×C×H×W, read-only: a view if contiguous, else a copy."""
         count, height, width = len(self.base), int(self.heights[0]), int(self.widths[0])
         length, first = self.channels * height * width, int(self.base[0])
         is_contiguous = (
@@ -188,7 +188,7 @@ def resize(
     Args:
         source: parts of the boxes.
         corners: int64 (n, 2), the top and left of these parts in the boxes.
-        boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes before and after.
+        boxes_hw, sizes_hw: int64 (n, 2), the sizes of the boxes before and after resizing.
         windows_tlhw: int64 (n, 4), the requested parts of the results.
         interpolation: the filter.
 
@@ -211,13 +211,13 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
-        weights = exact(weights) if is_deep else weights
+        weights = normalized(weights) if is_deep else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
     last_row, last_column = (upload(lengths - 1, device)[:, None] for lengths in (source.heights, source.widths))
     rows = torch.minimum(_range(source.heights, source.pixels), last_row)
     total: Any = None
-    # Taps with zero weight can be outside the windows.
+    # Indices are clamped because taps with zero weight can be outside the windows.
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column).clamp_(min=0))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
@@ -232,7 +232,7 @@ def resize(
 
 
 def _range(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
-    """Return 0, 1, 2 … up to the greatest length for each image: (n, length)."""
+    """Return 0, 1, 2 … below the greatest length, repeated for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=pixels.device).expand(len(lengths), -1)
 
 

@@ -1,10 +1,10 @@
-"""JPEG artefacts: compression and decompression at a quality, with colour at half the resolution.
+"""JPEG artefacts: compression at a given quality, with colour at half the resolution, and decompression.
 
 A single image on the CPU goes through Pillow (libjpeg-turbo). For batches, tensor operations perform libjpeg's steps
 with bit-identical results: YCbCr in 16.16 fixed point, colour averaged over 2×2 pixels, borders repeated to complete
-the blocks, cosine transforms of 8×8 blocks in 13-bit fixed point, division by the quality's table, and the inverse of
-these steps, with a triangle filter for the colour ("fancy upsampling"). Products are integers in float64, which is
-exact.
+the blocks, cosine transforms of 8×8 blocks in 13-bit fixed point, division by the quantization table, and the inverse
+of these steps, with a triangle filter for the colour ("fancy upsampling"). Products are integers, which float64 holds
+exactly.
 
 Sources: ITU-T T.81 (the tables of its annex K); jccolor.c, jcsample.c, jfdctint.c, jidctint.c (Loeffler, Ligtenberg,
 Moschytz, "Practical fast 1-D DCT algorithms with 11 multiplications", ICASSP 1989), jdsample.c and jdcolor.c of
@@ -30,7 +30,7 @@ __all__ = ["compress", "compress_image"]
 BLOCK: Final = 8
 HALF: Final = 1 << 15  # one half in the 16.16 fixed point of colours
 BITS: Final = 13  # fractional bits of the cosine transform
-MORE_BITS: Final = 2  # additional bits kept between its two passes
+EXTRA_BITS: Final = 2  # additional bits kept between the transform's two passes
 LUMINANCE: Final = (
     *(16, 11, 10, 16, 24, 40, 51, 61), *(12, 12, 14, 19, 26, 58, 60, 55), *(14, 13, 16, 24, 40, 57, 69, 56),
     *(14, 17, 22, 29, 51, 87, 80, 62), *(18, 22, 37, 56, 68, 109, 103, 77), *(24, 35, 55, 64, 81, 104, 113, 92),
@@ -75,12 +75,12 @@ def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     # libjpeg repeats border columns before it averages, and border rows afterwards.
     colour = pad(torch.stack([cb, cr], 1).double(), (0, -width % 16, 0, height % 2), mode="replicate").to(torch.int64)
     halved = _coded(_halved(colour), tables[1])[..., : -(-height // 2), : -(-width // 2)]
-    blue, red = (_doubled(halved)[..., :height, :width] - 128).unbind(1)
-    return _to_rgb(luma, blue, red).to(levels.dtype)
+    cb_out, cr_out = (_doubled(halved)[..., :height, :width] - 128).unbind(1)
+    return _to_rgb(luma, cb_out, cr_out).to(levels.dtype)
 
 
 def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
-    """Return the divisors for these qualities, float64 (N, 1, 1, 1, 8, 8)."""
+    """Return the quantization tables for these qualities, float64 (N, 1, 1, 1, 8, 8)."""
     quality = np.clip(qualities.astype(np.int64), 1, 100)[:, None]
     scale = np.where(quality < 50, 5000 // quality, 200 - 2 * quality)
     table = np.clip((np.array(base) * scale + 50) // 100, 1, 255)
@@ -94,11 +94,11 @@ def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
     basis = upload(np.array(COSINES, np.float64), planes.device)
-    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # scaled by 8
-    steps = torch.copysign(((forward.abs() + 4 * table) / (8 * table)).floor(), forward)
-    between = _shifted(basis.T @ (steps * table), BITS - MORE_BITS)
-    back = _shifted(between @ basis, BITS + MORE_BITS + 3).add_(128).clamp_(0, 255)
-    return back.transpose(3, 4).reshape(n, channels, height, width).to(torch.int64)
+    coefficients = _shifted(basis @ _shifted(blocks @ basis.T, BITS - EXTRA_BITS), BITS + EXTRA_BITS)  # scaled by 8
+    quantized = torch.copysign(((coefficients.abs() + 4 * table) / (8 * table)).floor(), coefficients)
+    partial = _shifted(basis.T @ (quantized * table), BITS - EXTRA_BITS)
+    restored = _shifted(partial @ basis, BITS + EXTRA_BITS + 3).add_(128).clamp_(0, 255)
+    return restored.transpose(3, 4).reshape(n, channels, height, width).to(torch.int64)
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
@@ -115,13 +115,13 @@ def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(planes)
 
 
-def _to_rgb(luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor) -> torch.Tensor:
-    """Convert integers N×H×W to RGB; `blue` and `red` are Cb and Cr centred at 0."""
+def _to_rgb(luma: torch.Tensor, cb: torch.Tensor, cr: torch.Tensor) -> torch.Tensor:
+    """Convert integers N×H×W to RGB; `cb` and `cr` are centred at 0."""
     return torch.stack(
         [
-            luma + ((91881 * red + HALF) >> 16),
-            luma + ((-22554 * blue - 46802 * red + HALF) >> 16),
-            luma + ((116130 * blue + HALF) >> 16),
+            luma + ((91881 * cr + HALF) >> 16),
+            luma + ((-22554 * cb - 46802 * cr + HALF) >> 16),
+            luma + ((116130 * cb + HALF) >> 16),
         ],
         dim=1,
     ).clamp_(0, 255)
@@ -134,7 +134,7 @@ def _halved(planes: torch.Tensor) -> torch.Tensor:
 
 
 def _doubled(planes: torch.Tensor) -> torch.Tensor:
-    """Double the size along both axes: three quarters of the nearest pixel plus one quarter of the next."""
+    """Double the size along both axes: three quarters of the nearest pixel plus one quarter of the second nearest."""
     if planes.shape[-1] <= 2:  # too narrow for libjpeg's filter
         return planes.repeat_interleave(2, 2).repeat_interleave(2, 3)
     above = torch.cat([planes[:, :, :1], planes[:, :, :-1]], 2)

@@ -3,11 +3,12 @@ on the CPU; and mixtures of chains of operations (AugMix).
 
 `OPERATIONS` process batches. Levels and results are float32 N×C×H×W, integers in 0 … 255. An operation may modify its
 input, and returns its result. `values`, float64 (N, `VALUES`), holds the drawn parameters of each image; it is on the
-host because some operations need a parameter before they launch a kernel. Operations that Pillow has follow Pillow.
+host because some operations need a parameter before they launch a kernel. Operations that exist in Pillow follow it.
 Statistics of an image are sums and counts of integers, so an image's result never depends on its batch. The callers
 handle ``"warp"`` and ``"identity"`` themselves.
 
-`image_operations` give the same results for one image, as a batch of one unless there is a faster way.
+The operations from `image_operations` give the same results for one image. Operations without a version for single
+images process the image as a batch of one.
 
 A mixture multiplies levels by their shares, adds them up in float32 (first the image, then each chain in order) and
 truncates the sum, as torchvision does. Single images and batches use the same products and sums, so results are equal.
@@ -41,7 +42,7 @@ GUARD: Final = 1e-4  # rounding loses at most about 6e-5: four roundings of numb
 
 def _adjustment(name: str) -> Operation:
     adjust = ADJUST[name]
-    # A hue shift is truncated to 255ths. It must not be rounded first: 51 / 255 less one bit would become 50.
+    # A hue shift is truncated to 255ths. Rounding it to float32 first could turn 51 / 255 into 50 / 255.
     dtype = np.float64 if name == "hue" else np.float32
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -52,7 +53,7 @@ def _adjustment(name: str) -> Operation:
 
 
 def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Add normal noise, truncated as torchvision does for uint8 images; levels outside 0 … 255 are clamped or wrap."""
+    """Add normal noise, truncated as in torchvision for uint8 images; clamp levels to 0 … 255 or wrap them around."""
     mean_and_std = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
     keys = upload(values[:, 2:4], levels.device)
     normal = batch_normals(keys, levels[0].numel()).view_as(levels)
@@ -75,8 +76,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def image_operations() -> list[ImageOperation]:
-    """Return the operation of each code for one image on the CPU; the operations have their own scratch memory."""
-    tuned: dict[str, ImageOperation] = {
+    """Return the operations for one image on the CPU, indexed by code; they have their own scratch memory."""
+    tuned_operations: dict[str, ImageOperation] = {
         **single_colors(),
         "blur": blur_image,
         "noise": _noise,
@@ -84,7 +85,7 @@ def image_operations() -> list[ImageOperation]:
         "jpeg": compress_image,
         "identity": lambda canvas, values: None,
     }
-    return [tuned.get(name) or _batched(name) for name in OPS]
+    return [tuned_operations.get(name) or _batched(name) for name in OPS]
 
 
 def _batched(name: str) -> ImageOperation:
@@ -109,7 +110,7 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas by its mixture with the results of chains, which work on that canvas. `shares`,
+    """Replace the image on a canvas with its mixture with the results of chains, which work on that canvas. `shares`,
     float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
     image = canvas.image()
     total = image * shares[0]

@@ -2,17 +2,18 @@
 
 uint8 images go through torch's antialiasing kernels (AVX2; Pillow's algorithm in 16-bit fixed point, within one level
 of Pillow's result), which take a third of Pillow's time. Like Pillow up to version 12, they process rows first; newer
-versions of Pillow begin with the cheaper axis, which gives a different result if bicubic overshoots 0 … 255 in between.
-The kernels always start at the image's first pixel. To compute part of a result (the window of a crop after a resize),
-the source is placed at its position in the complete image, next to pixels that do not affect the window. The result is
-computed up to the window's end with an explicit scale, and is bit-identical to that part of the complete result.
+versions of Pillow begin with the cheaper axis, which gives a different result if bicubic overshoots 0 … 255 between the
+passes. The kernels always start at the image's first pixel. To compute part of a result (the window of a crop after a
+resize), the source is placed at its position in the complete image, next to pixels that do not affect the window. The
+result is computed up to the window's end with an explicit scale, and is bit-identical to that part of the complete
+result.
 
 `_resampled` covers the cases for which torch has no kernel: images that are not uint8, and uint8 with lanczos and plain
 filters. For uint8 it uses Pillow's fixed point along the rows, rounds to levels, and continues along the columns. Plain
-filters instead keep integers in between that can exceed 0 … 255, because torch clips only at the end. For other images,
-these weights are divided by their sum, in float32. Products and sums are rounded separately, and uint16 results are
-rounded to levels once, at the end. Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter
-reaches. `gpuload.stage.reference.gather` processes batches with bit-identical results.
+filters instead keep intermediate integers outside 0 … 255, because torch clips only at the end. For other images, the
+weights are divided by their sum, in float32. Products and sums are rounded separately, and uint16 results are rounded
+to levels once, at the end. Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter reaches.
+`gpuload.stage.reference.gather` processes batches with bit-identical results.
 
 Used by the process that runs the stage.
 """
@@ -29,7 +30,7 @@ from gpuload.stage.finish import TOPS
 from gpuload.stage.reference.canvas import planes
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
-__all__ = ["exact", "image_on_grid", "on_grid", "resized"]
+__all__ = ["image_on_grid", "normalized", "on_grid", "resized"]
 
 # The functions behind torch.nn.functional.interpolate(antialias=True); a call through torch.ops takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
@@ -51,7 +52,7 @@ def resized(
     Args:
         image: h×w×C, part of the box.
         corner: the top and left of this part in the box.
-        box_hw, size_hw: the size of the complete box before and after.
+        box_hw, size_hw: the size of the complete box before and after resizing.
         window: the requested part of the result: top, left, height, width.
         interpolation: the filter.
 
@@ -60,8 +61,8 @@ def resized(
     """
     (top, left), (height, width) = corner, window[2:]
     if box_hw == size_hw:
-        start, first = window[0] - top, window[1] - left
-        return image[start : start + height, first : first + width]
+        first_row, first_column = window[0] - top, window[1] - left
+        return image[first_row : first_row + height, first_column : first_column + width]
     if interpolation == "nearest":
         rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
         columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
@@ -76,7 +77,7 @@ def resized(
         if size_hw[axis] == box_hw[axis]:
             source_end = end  # equal lengths make the kernel skip this axis, which is not resized
         elif end == source_end:
-            end += 1  # the lengths must differ here; one more pixel exists, otherwise this would be the entire axis
+            end += 1  # the lengths must differ; another pixel exists, because this is not the entire axis
         ends.append(end)
         source_hw.append(source_end)
     source = np.empty((*source_hw, image.shape[2]), np.uint8)
@@ -86,7 +87,7 @@ def resized(
     return result[window[0] :, window[1] :][:height, :width]
 
 
-def exact(weights: np.ndarray) -> np.ndarray:
+def normalized(weights: np.ndarray) -> np.ndarray:
     """Convert fixed-point weights (…, taps) to float32 weights whose sum is 1."""
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
@@ -112,7 +113,7 @@ def _resampled(
         taps = (image.take(place, axis) for place in places)
         shape = (-1, count, 1, 1) if axis == 0 else (-1, count, 1)
         if dtype != np.uint8:
-            image = _float_sum(taps, exact(weights[0]).T.reshape(shape))
+            image = _float_sum(taps, normalized(weights[0]).T.reshape(shape))
             continue
         image = _fixed_point_sum(taps, weights[0].T.reshape(shape))
         if not is_plain:

@@ -1,9 +1,9 @@
-"""The reference backend on the CPU: a chain is applied to one image after the other.
+"""The reference backend on the CPU: a chain is applied to one image at a time.
 
-An image goes through all its transforms while it is in the cache, and its result is written only once, into the memory
-of the batch. An image of 224×224 RGB takes 150 KB as levels and 600 KB as float32, whereas a batch takes 38 MB. The
-program of a batch is converted once into steps, which are functions of (index among the record's rows, canvas). Each
-image then goes through its own steps.
+An image goes through all its transforms while it is in the CPU's cache, and its result is written only once, into the
+memory of the batch. An image of 224×224 RGB takes 150 KB as levels and 600 KB as float32, whereas a batch takes 38 MB.
+The program of a batch is converted once into steps, which are functions of (index among the record's rows, canvas).
+Each image then goes through its own steps.
 
 Runs in the process of the stage. A runner keeps scratch memory between images, so it must not be shared between
 threads. The result for an image does not depend on its batch.
@@ -221,10 +221,10 @@ def _cut(windows_tlhw: np.ndarray) -> Step:
 
 
 def _turn(transposed: np.ndarray, flipped: np.ndarray) -> Step:
-    moves, transposes, flips = (transposed | flipped.any(axis=1)).tolist(), transposed.tolist(), flipped.tolist()
+    changes, transposes, flips = (transposed | flipped.any(axis=1)).tolist(), transposed.tolist(), flipped.tolist()
 
     def step(row: int, canvas: Canvas) -> None:
-        if moves[row]:
+        if changes[row]:
             image, (upside_down, mirrored) = canvas.image(), flips[row]
             image = image.transpose(1, 0, 2) if transposes[row] else image
             canvas.set(image[VIEWS[upside_down], VIEWS[mirrored]])
@@ -236,7 +236,7 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, str(record.padding_mode)
     is_changed = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
     if not is_changed.any():
-        return None  # the decoded or resampled window already is the crop
+        return None  # the decoded or resampled window is already the crop
 
     def gather(row: int, canvas: Canvas) -> None:
         if not is_changed[row]:
@@ -251,15 +251,15 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
         return gather
     # With a constant fill, the part inside the image is copied as a block, or is a view if there is nothing to fill.
     # Gathering pixels instead made a detection recipe take three times as long.
-    first = np.clip(-starts, 0, after[:, 2:])
-    parts_hw = (np.clip(sizes_hw - starts, first, after[:, 2:]) - first).tolist()
-    corners, firsts, results_hw = (starts + first - before[:, :2]).tolist(), first.tolist(), after[:, 2:].tolist()
-    fill, changed_rows = np.array(record.fill, dtype), is_changed.tolist()
+    inset = np.clip(-starts, 0, after[:, 2:])
+    parts_hw = (np.clip(sizes_hw - starts, inset, after[:, 2:]) - inset).tolist()
+    corners, insets, results_hw = (starts + inset - before[:, :2]).tolist(), inset.tolist(), after[:, 2:].tolist()
+    fill, is_row_changed = np.array(record.fill, dtype), is_changed.tolist()
 
     def copy(row: int, canvas: Canvas) -> None:
-        if not changed_rows[row]:
+        if not is_row_changed[row]:
             return
-        (top, left), (down, across), (height, width) = corners[row], firsts[row], parts_hw[row]
+        (top, left), (down, across), (height, width) = corners[row], insets[row], parts_hw[row]
         image = canvas.image()
         result = part = image[top : top + height, left : left + width]
         if [height, width] != results_hw[row]:
@@ -274,7 +274,7 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
 def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
     corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
     boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
-    filters = _names(record.filters, len(before))
+    filters = _filter_names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
         canvas.set(resized(canvas.image(), corners[row], boxes[row], sizes[row], windows[row], filters[row]))
@@ -284,10 +284,10 @@ def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
 
 def _warp(record: Warp) -> Step:
     coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
-    warped, filters = record.warped.tolist(), _names(record.filters, len(sizes))
+    is_warped, filters = record.warped.tolist(), _filter_names(record.filters, len(sizes))
 
     def step(row: int, canvas: Canvas) -> None:
-        if warped[row]:
+        if is_warped[row]:
             canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
 
     return step
@@ -301,7 +301,7 @@ def _deform(record: Elastic) -> Step:
     return step
 
 
-def _names(filters: np.ndarray | str, count: int) -> list[str]:
+def _filter_names(filters: np.ndarray | str, count: int) -> list[str]:
     return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
 
 
@@ -315,7 +315,7 @@ def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:
             return
-        image = canvas.image().copy()  # the image itself can be in the ring
+        image = canvas.image().copy()  # the original can be a view of the ring
         for top, left, height, width in corners[row]:
             image[top : top + height, left : left + width] = levels
         canvas.set(image)

@@ -5,17 +5,17 @@ On the CPU, Pillow itself applies projective maps (224×224 RGB takes 0.1, 0.9 a
 bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. They are
 bit-identical if Pillow was built without fused multiply-adds, as it is for x86-64:
 
-- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that point is
-  outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered levels are
-  truncated, not rounded.
+- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, computed in float64. If that
+  point is outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered
+  levels are truncated, not rounded.
 - The nearest pixel is found in one of three ways: by adding up steps along each axis for a map that only scales and
-  shifts, in 16.16 fixed point for any other affine map, and as above for a projective map.
+  shifts, in 16.16 fixed point for other affine maps with coordinates below 2**15, and as above for all other maps.
 
 Images that are not uint8 are converted to Pillow's floats, and rounded afterwards if they are uint16.
 
-In an elastic deformation (`deform`), each pixel shows the input at a smooth random displacement. The noise comes from
-`gpuload.transforms.program.fields` and is the same on every device. It is smoothed by sums over taps in a fixed order,
-so an image's field does not depend on its batch. torch's `grid_sample` samples the image, with borders as in
+In an elastic deformation (`deform`), each pixel shows the input at a smooth random displacement. The noise is defined
+in `gpuload.transforms.program.fields` and is the same on every device. It is smoothed by sums over taps in a fixed
+order, so an image's field does not depend on its batch. torch's `grid_sample` samples the image, with borders as in
 torchvision: pixels outside get the fill, and a filtered pixel next to the border is mixed with the fill.
 
 No state is kept between calls.
@@ -120,7 +120,7 @@ def warp_batch(
     *,
     corners: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """Warp images of one size, each by its own map.
+    """Warp images of the same size, each by its own map.
 
     Args:
         levels: N×C×H×W uint8; or float32, whose results are not rounded.
@@ -137,7 +137,7 @@ def warp_batch(
         corners = np.zeros((n, 2), np.int64)
     flat = levels.reshape(n, channels, height * width)
     kind = np.uint8 if levels.dtype == torch.uint8 else np.float32
-    outside = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
+    fill_levels = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
         y, x = nearest_pixels(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -148,7 +148,7 @@ def warp_batch(
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
         # Points outside can be infinite or NaN. The plain number 0.5 does not cause a copy from the host.
         values = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
-    return torch.where(inside[:, None], values, outside).view(n, channels, *size_hw)
+    return torch.where(inside[:, None], values, fill_levels).view(n, channels, *size_hw)
 
 
 def mapped_points(
@@ -165,9 +165,9 @@ def mapped_points(
 def nearest_pixels(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest pixels, y and x, int64 (N, H'·W'); outside the image if there is none."""
-    scaling, fixed = nearest_methods(coefficients, corners + np.array(size_hw))
-    groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
+    """Return the nearest pixels, y and x, int64 (N, H'·W'); coordinates outside the image mean that there is none."""
+    is_scaling, is_fixed = nearest_methods(coefficients, corners + np.array(size_hw))
+    groups = rows_by_key(np.where(is_scaling, 0, np.where(is_fixed, 1, 2)).tolist())
     if len(groups) == 1:
         return NEAREST[min(groups)](levels, coefficients, size_hw, corners)
     pixels = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=levels.device)
@@ -177,14 +177,14 @@ def nearest_pixels(
     return pixels[0], pixels[1]
 
 
-def _scaled(
+def _nearest_scaled(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = (upload(numbers, levels.device) for numbers in scaled_pixels(coefficients, size_hw, corners))
     return y[:, :, None].expand(-1, -1, size_hw[1]).flatten(1), x[:, None, :].expand(-1, size_hw[0], -1).flatten(1)
 
 
-def _fixed(
+def _nearest_fixed_point(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c, d, e, f, _, _ = coefficients.T
@@ -199,14 +199,14 @@ def _fixed(
     return pixels[0], pixels[1]
 
 
-def _floating(
+def _nearest_float(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = mapped_points(levels, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
 
 
-NEAREST: Final = (_scaled, _fixed, _floating)
+NEAREST: Final = (_nearest_scaled, _nearest_fixed_point, _nearest_float)
 
 
 def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -232,13 +232,13 @@ def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[li
 def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     rows, down = _taps(y, height, 0, 2)
     columns, across = _taps(x, width, 0, 2)
-    lines = [_between([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
-    return _between(lines, down).to(flat.dtype)
+    lines = [_linear([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
+    return _linear(lines, down).to(flat.dtype)
 
 
-def _between(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+def _linear(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     first, second = taps
-    return first + (second - first) * share
+    return first + (second - first) * fraction
 
 
 def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -249,16 +249,16 @@ def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, 
     return (numbers.clamp_(0, 255) if flat.dtype == torch.uint8 else numbers).to(flat.dtype)
 
 
-def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     """Apply Keys' cubic with a = -1, adding in Pillow's order, which affects the result."""
     v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
-    return v2 + share * ((v3 - v1) + share * (square + share * cube))
+    return v2 + fraction * ((v3 - v1) + fraction * (square + fraction * cube))
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
-    """Deform images of one size, N×C×H×W of any dtype, by the fields of these rows of a record."""
+    """Deform images of the same size, N×C×H×W of any dtype, by the fields of these rows of a record."""
     n, channels, height, width = levels.shape
     fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
     down, across = (
@@ -297,8 +297,8 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
 def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
     """Compute weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
-    wider = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
-    total = wider.narrow(axis, 0, length) * float(np.float32(weights[0]))
+    padded = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
+    total = padded.narrow(axis, 0, length) * float(np.float32(weights[0]))
     for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
-        total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round differently
+        total.add_(padded.narrow(axis, tap, length) * weight)  # a fused multiply-add would round differently
     return total

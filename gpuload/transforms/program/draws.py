@@ -59,7 +59,7 @@ class Program:
 
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The window of each image needed before each record, int64 (B, 4), and finally the complete results."""
+        """The window of each image that each record needs as input, int64 (B, 4), followed by the complete results."""
         windows = [full := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
@@ -93,12 +93,12 @@ class Program:
         Args:
             images: `IMAGE` (B,).
         """
-        resized = (images["shape"][:, :2] != images["region_tlhw"][:, 2:]).any(axis=1)
-        if not resized.any():
+        is_resized = (images["shape"][:, :2] != images["region_tlhw"][:, 2:]).any(axis=1)
+        if not is_resized.any():
             return self, images
         resize = self.resize
         assert resize is not None
-        full, mask = full_windows(resize.size_hw), resized[:, None]
+        full, mask = full_windows(resize.size_hw), is_resized[:, None]
         box = np.where(mask, full, resize.box_tlhw)
         new_resize = replace(resize, box_tlhw=box, sizes_hw=np.where(mask, resize.size_hw, resize.sizes_hw))
         records = tuple(new_resize if record is resize else record for record in self.records)
@@ -144,4 +144,4 @@ class Program:
         return reduce(lambda sizes, record: record.resized(sizes), self.records[:number], self.sizes_hw)
 
 
-Draws = Program
+Draws = Program  # the former name

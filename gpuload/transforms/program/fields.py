@@ -22,7 +22,7 @@ __all__ = ["displaced", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
-    """Return the number of weights, which is odd."""
+    """Return the number of weights in a Gaussian kernel, which is odd."""
     return int(8 * sigma + 1) // 2 * 2 + 1
 
 
@@ -33,19 +33,19 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, i: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `rounded` maps
+def displaced(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `to_pixels` maps
     their coordinates to."""
     size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
-    pixels = np.clip(rounded(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
+    pixels = np.clip(to_pixels(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
     key = Key(*record.keys[i].tolist())
     for plane in (0, 1):
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])
-            near = np.arange(size) - size // 2
+            offsets = np.arange(size) - size // 2
             columns, rows = (
-                padded_places(pixels[:, axis, None] + near, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
+                padded_places(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
             )
             across, down = (gaussian(sigma, size) for sigma in record.sigma)
             noise = _noise(key, plane, rows[:, :, None], columns[:, None, :], size_hw)

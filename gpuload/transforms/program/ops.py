@@ -5,8 +5,8 @@ RandomResizedCrop, Pad and RandomZoomOut all become a `Box`, rotations become a 
 whose order is data. A record applies to some rows of a batch or to all rows: a transform that contains other transforms
 becomes several records, each with its own rows. An `Outline` describes in advance the records that a transform makes.
 
-The first axis of all arrays is the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are int64
-(n, 4): top, left, height, width.
+The first axis of all arrays is that of the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are
+int64 (n, 4): top, left, height, width.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Record:
-    """A step of a program.
+    """The draws of one transform for rows of a batch.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that it applies to, ascending; None means all.
+        rows: int64 (n,), the rows of the batch that the record applies to, ascending; None means all.
         sizes_hw: the sizes of its input images.
-        step: the position, in its line of transforms, of the transform that drew it.
+        step: the position, in its line of transforms, of the transform that drew the record.
         name: the name of that transform, for messages.
     """
 
@@ -151,14 +151,14 @@ class Box(Record):
         if (windows_tlhw[:, 2:] == self.size_hw).all():  # the windows are the complete results
             return self.box_tlhw
         codes = filter_codes(self.filters, len(windows_tlhw))
-        inner = source_windows(windows_tlhw, self.size_hw, self.box_tlhw[:, 2:], codes)
-        inner[:, :2] += self.box_tlhw[:, :2]
-        return inner
+        source = source_windows(windows_tlhw, self.size_hw, self.box_tlhw[:, 2:], codes)
+        source[:, :2] += self.box_tlhw[:, :2]
+        return source
 
 
 @dataclass(eq=False, repr=False)
 class Flip(Record):
-    """A mirrored image.
+    """The mirroring of images.
 
     Attributes:
         flipped: bool (n,), the images to mirror.
@@ -307,7 +307,7 @@ class Mixture(WholeImageRecord):
 
 @dataclass(eq=False, repr=False)
 class Erase(Record):
-    """Erased boxes.
+    """The erasing of boxes.
 
     Attributes:
         boxes_tlhw: int64 (n, maximum number of boxes, 4); entries with height 0 are not boxes.
@@ -379,7 +379,7 @@ class Gather(WholeImageRecord):
         groups: int64 (n, 2 or 4), the rows of each sample's group: its own row, the row of the sample at position p XOR
             1, …; a missing sample is replaced by its own row. Set when the batch is assembled.
         covered: for CopyPaste, the pixels of each image that show its partner: a bool tensor H×W, or None for no
-            pixels. Also set later.
+            pixels. Set when the batch is assembled.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
@@ -411,8 +411,8 @@ class Gather(WholeImageRecord):
         """
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]
-        beyond = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
-        corners = np.where(beyond, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
+        is_beyond = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
+        corners = np.where(is_beyond, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
         start = np.maximum(corners, windows_tlhw[:, None, :2])
         end = np.minimum(corners + sizes, (windows_tlhw[:, :2] + windows_tlhw[:, 2:])[:, None])
         return rows, corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)

@@ -1,7 +1,7 @@
 """Moving boxes and keypoints together with their image.
 
 A point is (x, y) in pixels, measured from the top left corner of the image; the centre of pixel (0, 0) is at (½, ½).
-Boxes are (left, top, right, bottom). A map moves a box to the smallest box around its four moved corners. The result is
+Boxes are (left, top, right, bottom). A map moves a box to the bounding box of its four moved corners. The result is
 clipped to the image where torchvision does so: after crops, padding and warps, but not after a flip or a plain resize.
 Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
@@ -91,8 +91,8 @@ def _step(record: Record, i: int, trail: Trail) -> None:
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
         case Call():
-            trail.boxes = [_called(record, "apply_boxes", i, boxes, size_hw) for boxes in trail.boxes]
-            trail.points = [_called(record, "apply_keypoints", i, points, size_hw) for points in trail.points]
+            trail.boxes = [_moved_by_call(record, "apply_boxes", i, boxes, size_hw) for boxes in trail.boxes]
+            trail.points = [_moved_by_call(record, "apply_keypoints", i, points, size_hw) for points in trail.points]
         case ClampPoints():
             last_xy = np.maximum(size_hw[::-1] - 1, 0)
             trail.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in trail.points]
@@ -117,27 +117,27 @@ def _step(record: Record, i: int, trail: Trail) -> None:
             trail.points = [_moved_points(record, i, points) for points in trail.points]
 
 
-def _called(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _moved_by_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Move boxes or keypoints with a user-defined transform."""
     if not record.transform.has(method):
         return points
     height, width = size_hw.tolist()
-    moved = getattr(record.transform, method)(
+    result = getattr(record.transform, method)(
         points.copy(), in_params(record.params, lambda array: array[i]), (height, width)
     )
-    if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
-        got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
+    if not isinstance(result, np.ndarray) or result.shape != points.shape:
+        got = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
         raise ValueError(
             f"{record.name}.{method} must return a numpy array of the input's shape, {points.shape}; got {got}"
         )
-    return moved.astype(points.dtype)
+    return result.astype(points.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that are large enough and within the image."""
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
-    return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
+    is_large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
+    return is_large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
 def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
@@ -156,7 +156,7 @@ def _moved_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.
         return boxes
     if isinstance(record, Box):
         moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
-        if record.cuts or not _is_whole(record, i):
+        if record.cuts or not _covers_image(record, i):
             moved = _clipped(moved, record.box_tlhw[i, 2:])
         return _scaled(moved, record, i)
     corners = boxes[:, CORNERS]
@@ -176,11 +176,11 @@ def _moved_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> n
 
 def _stays(record: Box | Elastic | Warp, i: int) -> bool:
     if isinstance(record, Box):
-        return _is_whole(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
+        return _covers_image(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
     return isinstance(record, Warp) and not record.warped[i]
 
 
-def _is_whole(record: Box, i: int) -> bool:
+def _covers_image(record: Box, i: int) -> bool:
     return np.array_equal(record.box_tlhw[i], [0, 0, *record.sizes_hw[i]])
 
 
@@ -197,8 +197,8 @@ def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
     """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
 
     The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
-    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so boxes differed between
-    CPUs.
+    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so with them boxes
+    differed between CPUs.
     """
     a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)

@@ -1,10 +1,10 @@
 """The resampling filters and padding modes, shared by all backends and the decode plan.
 
 Pillow's definition (libImaging/Resample.c): output pixel i of n, computed from a box of length m, has its centre at
-(i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `support` times that to both sides. It is
+(i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `support` times that on both sides. It is
 cut off at the borders of the *image* for a resize, and of the *box* for a resized crop. *Plain* filters are torch's
 filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched, and the border of the box is
-repeated outside it. Pure functions.
+repeated outside it. All functions are pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def source_windows(
 def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
     """Return the input pixels that `count` output pixels from `start` on are copied from, along one axis.
 
-    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides if an
+    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides whether an
     output pixel's centre falls between two input pixels.
     """
     step = length / output
@@ -120,11 +120,11 @@ def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str)
     weights = _filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
     places = np.clip(taps, 0, (lengths - 1)[:, None, None])
     firsts = places[:, :, 0]
-    gathered = np.zeros_like(weights)
+    merged = np.zeros_like(weights)
     for tap in range(2 * reach):
         offsets = (places[:, :, tap] - firsts)[:, :, None]
-        np.put_along_axis(gathered, offsets, np.take_along_axis(gathered, offsets, 2) + weights[:, :, tap, None], 2)
-    return firsts, _fixed_point(gathered)
+        np.put_along_axis(merged, offsets, np.take_along_axis(merged, offsets, 2) + weights[:, :, tap, None], 2)
+    return firsts, _fixed_point(merged)
 
 
 def _fixed_point(weights: np.ndarray) -> np.ndarray:
@@ -172,14 +172,14 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
     end = np.clip(last, start + 1, sizes_hw)
     if mode in ("reflect", "symmetric"):
         # Mirrored padding can show any part of the image.
-        outside = (first < 0) | (last > sizes_hw)
-        start, end = np.where(outside, 0, start), np.where(outside, sizes_hw, end)
+        is_outside = (first < 0) | (last > sizes_hw)
+        start, end = np.where(is_outside, 0, start), np.where(is_outside, sizes_hw, end)
     return np.concatenate([start, end - start], axis=1)
 
 
 def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
     """Map indices, which can be outside 0 … length - 1, to the pixels that padding shows there, along one axis. With
-    ``"constant"``, which shows no pixels outside, indices are clamped."""
+    ``"constant"``, which shows a fill instead of pixels, indices are clamped."""
     if mode == "reflect":
         period = np.maximum(2 * (length - 1), 1)
         indices = indices % period
@@ -208,14 +208,14 @@ def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.n
         ends_hw: int64 (N, 2), the bottom and right ends of the results.
     """
     _, b, _, d, _, _, g, h = coefficients.T
-    affine = (g == 0) & (h == 0)
-    scaling = affine & (b == 0) & (d == 0)
+    is_affine = (g == 0) & (h == 0)
+    is_scaling = is_affine & (b == 0) & (d == 0)
     maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
     corners_hw = np.zeros((len(maps), 2, 1, 2))  # the first and the last corner along each axis
     corners_hw[:, :, 0, 1] = ends_hw
     across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
     mapped = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # all four corners
-    return scaling, affine & ~scaling & (abs(mapped) < FIXED_LIMIT).all(axis=(1, 2, 3))
+    return is_scaling, is_affine & ~is_scaling & (abs(mapped) < FIXED_LIMIT).all(axis=(1, 2, 3))
 
 
 def scaled_pixels(

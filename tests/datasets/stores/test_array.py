@@ -118,7 +118,9 @@ def test_labels(tmp_path: Path) -> None:
     message = f"labels must have one entry for each of the 12 samples of {str(path)!r}, got shape (11,)"
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path, labels=range(11))
-    with pytest.raises(TypeError, match=r"^labels must form an array with one entry per sample, all of one shape: "):
+    with pytest.raises(
+        TypeError, match=r"^labels must form an array with one entry per sample, all of the same shape: "
+    ):
         ArrayFile(path, labels=[[1], [2, 3]] * 6)
     with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one per sample, got object"):
         ArrayFile(path, labels=[None] * 12)
@@ -205,7 +207,7 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
         (
             b"abcdef",
             {"dtype": "u1", "shape": ()},
-            "holds a single number; expected an array whose first axis is the samples",
+            "holds a single number; expected an array with samples along its first axis",
         ),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),

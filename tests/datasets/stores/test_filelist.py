@@ -270,7 +270,11 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
             {},
             "has no column 'path'; its first line is ['file', 'label']. Select columns with path=",
         ),
-        ("path,label\na.jpg,1\nb.jpg\n", {}, "line 3 of {} has 1 fields, but column 1 (from 0) is needed: ['b.jpg']"),
+        (
+            "path,label\na.jpg,1\nb.jpg\n",
+            {},
+            "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b.jpg']",
+        ),
         (
             "path,label\na.jpg,\n",
             {},
@@ -293,8 +297,8 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (
             "a.jpg;1\n",
             {"path": 0, "target": 1},
-            "line 1 of {} has 1 fields, but column 1 (from 0) is needed: ['a.jpg;1']; if ';' separates them, pass "
-            "delimiter=';'",
+            "line 1 of {} has 1 fields, but column 1 (counted from 0) is needed: ['a.jpg;1']; if ';' separates them, "
+            "pass delimiter=';'",
         ),
         (
             "path, label\n",
@@ -331,8 +335,8 @@ def test_a_csv_file_that_is_not_utf_8(folder: Path) -> None:
 @pytest.mark.parametrize("path", ["../secret.jpg", "sub/../../secret.jpg", "/etc/passwd"])
 def test_no_path_leads_out_of_the_root(folder: Path, path: str) -> None:
     message = (
-        f"line 2 of '{folder}/list.csv' has the path {path!r}, which leads out of {str(folder)!r}; pass a root= that "
-        "holds all images"
+        f"line 2 of '{folder}/list.csv' has the path {path!r}, which points outside {str(folder)!r}; pass a root= that "
+        "contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         listed(folder, f"path,label\n{path},1\n", root=folder)
@@ -430,10 +434,10 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": []}, "target must be a column, or a list of different columns, got []"),
+        ({"target": []}, "target must be a column, or a list of distinct columns, got []"),
         (
             {"target": ["a", "a"]},
-            "target must be a column, or a list of different columns, got ['a', 'a']",
+            "target must be a column, or a list of distinct columns, got ['a', 'a']",
         ),
         (
             {"target": ["a"], "classes": ["x"]},

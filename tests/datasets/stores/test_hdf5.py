@@ -253,10 +253,10 @@ def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, mon
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Choose one with image="):
         HDF5(tmp_path / "a.h5")
     assert len(looked) < 50
-    monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 5)
+    monkeypatch.setattr("gpuload.datasets.stores.hdf5.MAX_SEARCHED", 5)
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Choose one"):
         HDF5(tmp_path / "a.h5")
-    monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 1)
+    monkeypatch.setattr("gpuload.datasets.stores.hdf5.MAX_SEARCHED", 1)
     with pytest.raises(ValueError, match=r"it has none among its first 1 objects\. Choose one"):
         HDF5(tmp_path / "a.h5")
 

@@ -240,7 +240,7 @@ def test_what_lmdb_says_of_a_damaged_page_names_the_file(tmp_path: Path) -> None
             ValueError,
             "has no keys that match '{}.png'; its first keys are: b'00000000', b'00000001', ",
         ),
-        ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= exclude each other"),
+        ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= cannot be combined"),
         ({"labels": [1]}, ValueError, "labels must have one entry for each of the 12 keys of"),
         ({"decode": 3}, TypeError, "decode must be a function of (key, value), got 3"),
         ({"target_type": "float"}, ValueError, "target_type must be 'int' or 'text', got 'float'"),

@@ -295,13 +295,13 @@ def test_columns_that_do_not_fit(
 
 
 def test_paths_that_name_no_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=exactly(f"the folder {str(tmp_path)!r} has no *.parquet in it")):
+    with pytest.raises(FileNotFoundError, match=exactly(f"the folder {str(tmp_path)!r} contains no *.parquet files")):
         Parquet(tmp_path)
     with pytest.raises(FileNotFoundError, match=exactly(f"no files match '{tmp_path}/train-*.parquet'")):
         Parquet(tmp_path / "train-*.parquet")
     with pytest.raises(FileNotFoundError, match=r"none.parquet' does not exist; expected a Parquet file, a folder of"):
         Parquet([tmp_path / "none.parquet"])
-    with pytest.raises(FileNotFoundError, match=r"^paths names no files; expected at least one Parquet file$"):
+    with pytest.raises(FileNotFoundError, match=r"^paths is empty; expected at least one Parquet file$"):
         Parquet([])
 
 

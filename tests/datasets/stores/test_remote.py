@@ -109,7 +109,7 @@ def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
         (503, OSError, r"the server answered 503, in each of 3 attempts: 'http://.*/a.bin'"),
         ("reset", ConnectionError, r"the connection failed or was closed early \(ServerDisconnected.*each of 3 att"),
         ("short", ConnectionError, r"the response has fewer bytes than announced .*in each of 3 attempts"),
-        ("less", ConnectionError, r"the response has fewer bytes than announced \(Short: bytes 10-54/300000 for a"),
+        ("less", ConnectionError, r"response has fewer bytes than announced \(ShortResponse: bytes 10-54/300000 for a"),
         ("stall", TimeoutError, r"no complete response within 0.1.* s, in each of 3 attempts"),
     ],
 )  # fmt: skip
@@ -155,7 +155,7 @@ def test_what_another_attempt_does_not_mend_is_told_at_once(
 def test_a_server_without_ranges_is_told_of(server: Server) -> None:
     server.always = "whole"
     with pytest.raises(
-        OSError, match=r"it answered the entire file to a request for 90 bytes: it does not support ranges"
+        OSError, match=r"the server answered the entire file to a request for 90 bytes: it does not support ranges"
     ):
         read(client(), server, (10, 100))
     assert client().read_files([server.url + "/a.bin"]) == [DATA]
@@ -165,7 +165,7 @@ def test_a_server_without_ranges_is_told_of(server: Server) -> None:
 def test_other_bytes_than_asked_for_are_refused(server: Server, begin: int, told: str) -> None:
     server.always = "other"
     with pytest.raises(
-        OSError, match=rf"it answered 'bytes {told}/300000' to a request for bytes {begin}-{begin + 89}:"
+        OSError, match=rf"the server answered 'bytes {told}/300000' to a request for bytes {begin}-{begin + 89}:"
     ):
         read(client(), server, (begin, begin + 90))
 
@@ -173,9 +173,9 @@ def test_other_bytes_than_asked_for_are_refused(server: Server, begin: int, told
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("other", r"it answered 'bytes 11-100/300000' to a request for bytes 10-99"),
-        ("whole", r"it answered the entire file to a request for 90 bytes: it does not support ranges"),
-        ("less", r"the response has fewer bytes than announced \(Short: bytes 10-54/300000 for a"),
+        ("other", r"the server answered 'bytes 11-100/300000' to a request for bytes 10-99"),
+        ("whole", r"the server answered the entire file to a request for 90 bytes: it does not support ranges"),
+        ("less", r"the response has fewer bytes than announced \(ShortResponse: bytes 10-54/300000 for a"),
     ],
 )
 def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) -> None:
@@ -195,7 +195,7 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
     [
         (
             lambda reader, server: read(reader, server, (10, 100)),
-            r"it answered more than 90 bytes to a request for 90 bytes",
+            r"the server answered more than 90 bytes to a request for 90 bytes",
         ),
         (
             lambda reader, server: reader.read_files([server.url + "/a.bin"]),
@@ -203,7 +203,7 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
         ),
         (
             lambda reader, server: reader.files(server.url),
-            r"it answered more than 100,000 bytes; expected the list of a",
+            r"the server answered more than 100,000 bytes; expected the list of a",
         ),
     ],
 )

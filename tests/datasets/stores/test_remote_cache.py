@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuload.datasets.stores import remote_cache as module
-from gpuload.datasets.stores.remote_cache import Disk
+from gpuload.datasets.stores.remote_cache import DiskCache
 
 
 def files(folder: Path) -> list[Path]:
@@ -18,7 +18,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_what_is_put_is_got(tmp_path: Path) -> None:
-    disk = Disk(str(tmp_path / "new"), 10_000)
+    disk = DiskCache(str(tmp_path / "new"), 10_000)
     for data in (b"", b"x", bytes(range(256)) * 3 + b"abc"):
         disk.put("key", data)
         assert disk.get("key") == data
@@ -26,7 +26,7 @@ def test_what_is_put_is_got(tmp_path: Path) -> None:
 
 
 def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
-    disk = Disk(str(tmp_path), 10_000)
+    disk = DiskCache(str(tmp_path), 10_000)
     for number in range(40):
         disk.put(str(number), bytes(980))
         for path in files(tmp_path):  # one second older at each step
@@ -51,7 +51,7 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_absent(tmp_path: Path, damage) -> None:
-    disk = Disk(str(tmp_path), 10_000)
+    disk = DiskCache(str(tmp_path), 10_000)
     disk.put("key", bytes(range(104)))
     (file,) = files(tmp_path)
     file.write_bytes(damage(file.read_bytes()))
@@ -69,12 +69,12 @@ from gpuload.datasets.stores import remote_cache as disk
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 disk.os.replace = die
-disk.Disk({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
+disk.DiskCache({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
 """
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == -9
     (draft,) = files(tmp_path)
-    disk = Disk(str(tmp_path), 3000)
+    disk = DiskCache(str(tmp_path), 3000)
     assert disk.get("key") is None
     disk.put("key", b"whole")
     assert disk.get("key") == b"whole"
@@ -85,7 +85,7 @@ disk.Disk({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
 
 
 def test_a_lost_count_is_made_again(tmp_path: Path) -> None:
-    disk = Disk(str(tmp_path), 10_000)
+    disk = DiskCache(str(tmp_path), 10_000)
     disk.put("a", bytes(1000))
     (tmp_path / "used").write_bytes(b"abc")  # torn
     disk.put("b", bytes(1000))
@@ -94,7 +94,7 @@ def test_a_lost_count_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_nothing_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(str(tmp_path), 10_000)
+    disk = DiskCache(str(tmp_path), 10_000)
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -108,4 +108,4 @@ def test_a_full_disk_keeps_nothing_and_says_nothing(tmp_path: Path, monkeypatch:
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        Disk(str(tmp_path / "file" / "cache"), 1000)
+        DiskCache(str(tmp_path / "file" / "cache"), 1000)

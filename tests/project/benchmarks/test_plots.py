@@ -58,12 +58,12 @@ def test_rows_are_those_that_were_measured_the_fastest_first():
     assert made["whole"] == ""
     assert made["readme"].splitlines()[2:] == [
         "| gpuload | 70 |  | 2.00 | 35 |",
-        "| TurboLoader (CPU), each image decoded smaller | 80 | 0.88 × | 2.00 | – |",
+        "| TurboLoader (CPU), decoding at a reduced size | 80 | 0.88 × | 2.00 | – |",
         "| torch DataLoader + torchvision v2, Pillow | 50 | 1.40 × | 2.00 | 160 |",
     ]
     assert made["loaders"].splitlines()[2:] == [
         "| gpuload | 70 |  | 2 | 0.25 | 35 |",
-        "| TurboLoader, decodes smaller | 80 | 0.88 × (0.88 … 0.88) | 2 | – | – |",
+        "| TurboLoader, decoding at a reduced size | 80 | 0.88 × (0.88 … 0.88) | 2 | – | – |",
         "| DataLoader, Pillow | 50 | 1.40 × (1.40 … 1.40) | 2 | – | 160 |",
     ]
 

@@ -20,12 +20,12 @@ ERRORS = {
     "TooManyErrors",
     "WorkerError",
 }
-OWN = ERRORS | {"_Kind"}  # the bases of others
+OWN = ERRORS | {"_ForwardedError"}  # the bases of others
 # Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
 MAKERS = {
     "datasets/sample.py": {"too_deep"},
     "datasets/files.py": {"too_large", "no_image"},
-    "ring/ring.py": {"_lacking"},
+    "ring/ring.py": {"_shortage"},
     "stage/dali/backend.py": {"missing"},
     "stage/fused/backend.py": {"missing", "_cannot_compile"},
     "stage/kornia/backend.py": {"MISSING"},

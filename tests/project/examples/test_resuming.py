@@ -185,7 +185,7 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch,
         raise
     assert process.returncode == 0, errors
     saved = KILLED_AFTER // 2 * 2
-    assert f"goes on from two.pt, after step {saved}" in said
+    assert f"resuming from two.pt, after step {saved}" in said
     assert losses(said) == pytest.approx(undisturbed, abs=1e-4)
     before, after = samples(tmp_path, 0, ranks=2), samples(tmp_path, 1, ranks=2)
     assert before == whole[: len(before)]

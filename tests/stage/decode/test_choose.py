@@ -36,7 +36,7 @@ def test_the_plan_says_who_decodes():
     with decoding_with():
         assert plan(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
         both = plan(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
-        assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU), the others"
+        assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
         assert plan(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
 

@@ -133,11 +133,11 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
     old = ModuleType("nvidia.nvimgcodec")
     monkeypatch.setattr(old, "__version__", "0.7.0", raising=False)
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old)
-    with pytest.raises(ImportError, match=r"^version 0\.7\.0, and 0\.9 or newer is needed$"):
+    with pytest.raises(ImportError, match=r"^found version 0\.7\.0, but 0\.9 or newer is needed$"):
         load_library()
     choice = choose(DEVICE, HERE, 1)
     assert choice.decoder is None
-    said = "nvImageCodec cannot be imported (ImportError: version 0.7.0, and 0.9 or newer is needed); pip install"
+    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); pip install"
     assert said in str(choice.text)
 
 
@@ -301,20 +301,20 @@ def test_no_engine_writes_to_memory_that_others_share(gpu, monkeypatch, whose):
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
     decoder = gpu.decoder(engine=pictures, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} has freed while")
+    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} has freed, but")
 
 
 def test_a_decoder_whose_picture_is_another_one_is_not_used(gpu):
     decoder = gpu.decoder(engine=other, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert "its test image is wrong (" in decoder.note
+    assert "it decodes a test image wrongly (" in decoder.note
 
 
 def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
     with pytest.raises(RuntimeError) as there:
         gpu.decoder(engine=nothing, gpu=other)
     assert str(there.value).startswith(
-        f"{ENGINE}: it returned no image and no reason; {GPU}: its test image is wrong ("
+        f"{ENGINE}: it returned no image and no reason; {GPU}: it decodes a test image wrongly ("
     )
 
 
@@ -329,9 +329,9 @@ def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
 def test_an_image_that_is_not_as_large_as_its_header_says_is_refused(library):
     lying = source(photo(0))._replace(height=20, region_tlhw=(0, 0, 20, 70))
     decoder = NvImageCodec(HERE, 1, library)
-    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, the decoded image has another size")]
+    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, but the decoded image has another size")]
     found, good = decoder.decode([lying._replace(height=90, region_tlhw=(60, 0, 30, 9)), source(photo(0))])
-    assert found == Refused("ValueError: the header says 90×70 pixels, nvImageCodec reads another size")
+    assert found == Refused("ValueError: the header says 90×70 pixels, but nvImageCodec reads another size")
     assert isinstance(good, Pixels)
 
 

@@ -35,7 +35,7 @@ POINTERS = {
     "factors_ptr": "*fp64",
     "tables_ptr": "*u8",
     "pairs_ptr": "*i64",
-    "around_ptr": "*i64",
+    "bounds_ptr": "*i64",
     "records_ptr": "*i64",
     "quantiles_ptr": "*fp32",
     "source_ptr": "*u8",
@@ -75,8 +75,8 @@ for channels in (1, 3):
     compiled(statistics._tabulate, CHANNELS=channels)
     compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
 for images in ("*fp32", "*fp16", "*u8"):
-    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, WHOLE=True, BLOCK=512)
-compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, WHOLE=False, BLOCK=512)
+    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
+compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
 for kind in (jobs.RESIZE, jobs.BLUR):
     compiled(separable._weigh, GEOMETRY=kind, ROWS=8, COLUMNS=32, options={"num_warps": 1})

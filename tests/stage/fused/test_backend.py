@@ -17,7 +17,7 @@ from gpuload.stage.fused.backend import FusedBackend
 from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.stage.stage import _chosen
+from gpuload.stage.stage import _select
 from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
@@ -35,7 +35,7 @@ def test_what_it_lacks():
     assert reasons(T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])) == {
         "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
         "AugMix": "several results of an image are mixed by torch",
-        "TimmRandAugment": "three box blurs along each axis are six passes",
+        "TimmRandAugment": "three box blurs along each axis would need six passes",
         "RandomApply": "AugMix: several results of an image are mixed by torch",
     }
     levels = [T.RandomVerticalFlip(), T.Normalize([0.5], [0.5])]
@@ -55,8 +55,8 @@ def test_images_of_four_channels_are_left_to_torch():
     plan = compile_stage(chain, device="cpu", backend="fused").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [
         ("fused", None),
-        ("torch", "images of 4 channels are left to torch"),
-        ("torch", "done with Normalize before it"),
+        ("torch", "images with 4 channels are left to torch"),
+        ("torch", "combined with Normalize before it"),
     ]
 
 
@@ -68,14 +68,14 @@ def test_without_triton(monkeypatch):
 
 def test_on_a_cpu(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", lambda: False)
-    with pytest.raises(gl.BackendError, match=r"runs on a GPU, got device 'cpu'; use backend='torch' there \(or set"):
+    with pytest.raises(gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' there \(or set"):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
 def chosen(forced: bool):
     """What is chosen on a GPU, which need not be there for that."""
     device = torch.device("cuda:0")
-    return _chosen("fused", device, TorchBackend(device), forced=forced)
+    return _select("fused", device, TorchBackend(device), forced=forced)
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
@@ -88,7 +88,7 @@ def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypa
     assert len(caught) == 1
     assert backend.name == "torch"
     assert note is not None
-    assert "neither gcc nor clang is there; install one, or set CC" in note
+    assert "neither gcc nor clang was found; install one, or set CC" in note
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
@@ -131,7 +131,9 @@ def test_with_a_triton_that_is_broken(monkeypatch):
 def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
-    assert [(step.backend, step.reason) for step in plan.steps] == [("torch", "the kernels do not know solarize_add")]
+    assert [(step.backend, step.reason) for step in plan.steps] == [
+        ("torch", "the kernels do not support solarize_add")
+    ]
 
 
 @on_the_cpu

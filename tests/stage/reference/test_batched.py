@@ -57,7 +57,7 @@ def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
     branches.change(np.array([], np.int64), upper)
     branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
     branches.change(None, lambda images: letters(text(images).replace("F", "x")))
-    assert text(branches.whole()) == "cBaDex"
+    assert text(branches.all_images()) == "cBaDex"
 
 
 def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
         branches.change(np.array([1, 2]), upper)
         branches.change(np.array([0, 3]), lambda images: images)
     assert not merges
-    assert text(branches.whole()) == "aBCd"
+    assert text(branches.all_images()) == "aBCd"
     assert len(merges) == 1
 
 

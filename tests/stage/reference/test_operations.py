@@ -61,7 +61,7 @@ def test_a_greyscale_image_in_a_colour_transform(make_images, make_batch, transf
 
 def test_colours_of_other_images_are_refused(make_images, make_batch):
     with pytest.raises(
-        ValueError, match=r"Grayscale takes images of 1 or 3 channels, but .* has 4; drop or convert channels"
+        ValueError, match=r"Grayscale takes images with 1 or 3 channels, but .* has 4; drop or convert channels"
     ):
         both([T.Grayscale()], make_images(0, 2, channels=4), make_batch)
 

@@ -314,7 +314,7 @@ def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
         (T.GaussianBlur(3), "uint16", "GaussianBlur takes uint8 images, but image 0 is uint16; leave it out, replace"),
         (T.RandAugment(), "float32", "RandAugment takes uint8 images, but image 0 is float32"),
         (T.AugMix(), "float32", "AugMix takes uint8 images, but image 0 is float32"),
-        (T.ToDtype("uint8"), "float32", "ToDtype('uint8') leaves uint8 images as they are, but these are float32"),
+        (T.ToDtype("uint8"), "float32", "ToDtype('uint8') accepts only uint8 images, but these images are float32"),
     ],
 )
 def test_what_does_not_fit_a_dtype_is_refused_by_name(transform, dtype, text, make_batch):
@@ -325,5 +325,7 @@ def test_what_does_not_fit_a_dtype_is_refused_by_name(transform, dtype, text, ma
 
 def test_colour_refuses_many_channels_by_name(make_batch):
     chain = T.Chain([T.CenterCrop(30), T.ColorJitter(0.4)])
-    with pytest.raises(ValueError, match=re.escape("ColorJitter takes images of 1 or 3 channels, but image 0 has 13")):
+    with pytest.raises(
+        ValueError, match=re.escape("ColorJitter takes images with 1 or 3 channels, but image 0 has 13")
+    ):
         compile_stage(chain, device="cpu")(*make_batch(chain, deep_images("uint8", 13)))

@@ -19,7 +19,7 @@ from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import Lazy, from_start
-from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
+from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
@@ -63,10 +63,10 @@ class TarShards(Store):
             exists, and ``"__key__"`` is the key. A str yields that field itself. None yields a dict of all fields, with
             ``"__key__"``.
         mode: the pixel mode of images, see `Encoded`.
-        stream: read the archives in one pass, as an iterable dataset: compressed ones (gzip, bzip2, xz, zstd), pipes,
-            and ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
+        stream: read the archives in one pass, as an iterable dataset. They may also be compressed (gzip, bzip2, xz,
+            zstd), pipes, or ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
         shuffle_buffer: with `stream`: 0 keeps the order of the archives; otherwise each epoch reads the archives in a
-            different order and draws samples from a buffer of this many.
+            different order and draws samples from a buffer of this many samples.
         storage_options: for URLs, fsspec options or a `Remote`.
         workers: the number of processes that build indexes; by default one per available CPU, up to 16.
 
@@ -152,10 +152,10 @@ class TarShards(Store):
         return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fit_memory())
 
     def _fit_memory(self) -> bool:
-        """Return whether all archives fit in memory: page faults read more of a mapped file than is accessed."""
+        """Return whether all archives fit in memory, since page faults read more of a mapped file than is accessed."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         total = sum(shard.size for shard in self._shards)
-        return len(self._shards) <= KEPT_OPEN and total <= min(MAX_MAPPED_BYTES, memory // 2)
+        return len(self._shards) <= MAX_OPEN_FILES and total <= min(MAX_MAPPED_BYTES, memory // 2)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Return the samples; URLs are read in one batch, local files in index order."""
@@ -164,7 +164,7 @@ class TarShards(Store):
             samples = {row: self._read_one(file_of, numbers[row]) for row in np.argsort(numbers).tolist()}
             return [samples[row] for row in range(len(numbers))]
         plans = [self._plan(number) for number in numbers]
-        handle.look(self._shards[plan.shard].path for plan in plans if plan.members)
+        handle.open_urls(self._shards[plan.shard].path for plan in plans if plan.members)
         ranges = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.members]
         contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
         return [self._sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
@@ -192,7 +192,7 @@ class TarShards(Store):
             if len(content) < nbytes:
                 raise ValueError(
                     f"{path!r} returned {len(content):,} bytes at offset {offset:,}, but its index expects "
-                    f"{nbytes:,}: it was changed after it was opened; create the dataset again"
+                    f"{nbytes:,}: the archive was changed after it was opened; create the dataset again"
                 )
             data[name] = content
         return self._fields.sample(data, plan.fields, path, plan.key)

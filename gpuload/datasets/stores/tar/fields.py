@@ -43,49 +43,49 @@ class Fields:
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
         self.mode: Mode = check_mode(mode)
-        self.alone = isinstance(fields, str)
-        self.wanted: tuple[tuple[str, ...], ...] | None = None
+        self.is_single = isinstance(fields, str)
+        self.selection: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:
-            self.wanted = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
-            if not self.wanted:
+            self.selection = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
+            if not self.selection:
                 raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None selects all fields")
 
     @property
     def names(self) -> set[str] | None:
         """The names of all fields that can be selected; None means all fields."""
-        return None if self.wanted is None else {name for names in self.wanted for name in names}
+        return None if self.selection is None else {name for names in self.selection for name in names}
 
     def choose(self, available: Collection[str], shard: str, key: str) -> list[str]:
-        """Select fields from those that a sample has.
+        """Return the names of the selected fields, given all fields of a sample.
 
         Raises:
             LookupError: a field is absent.
         """
-        if self.wanted is None:
+        if self.selection is None:
             return list(available)
-        chosen = []
-        for alternatives in self.wanted:
+        field_names = []
+        for alternatives in self.selection:
             for name in alternatives:
                 if name in available or name == KEY:
-                    chosen.append(name)
+                    field_names.append(name)
                     break
             else:
                 names = " or ".join(map(repr, alternatives))
                 shown = ", ".join(map(repr, list(available)[:_MAX_LISTED])) or "none"
                 raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
-        return chosen
+        return field_names
 
-    def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
-        """Build a sample from the bytes of its chosen fields: a single value, a tuple, or a dict of all fields.
+    def sample(self, data: Mapping[str, bytes], field_names: Sequence[str], shard: str, key: str) -> Any:
+        """Build a sample from the bytes of its selected fields: a single value, a tuple, or a dict of all fields.
 
         Raises:
             ValueError: the bytes of a field do not have the format that its extension states.
         """
-        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
-        _make_image(values, chosen, self.wanted is None)
-        if self.wanted is None:
-            return {KEY: key, **dict(zip(chosen, values, strict=True))}
-        return values[0] if self.alone else tuple(values)
+        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in field_names]
+        _make_image(values, field_names, self.selection is None)
+        if self.selection is None:
+            return {KEY: key, **dict(zip(field_names, values, strict=True))}
+        return values[0] if self.is_single else tuple(values)
 
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
         is_image, is_mask, expected, convert = _kind(name)
@@ -141,7 +141,7 @@ def _array(data: bytes) -> np.ndarray:
     file = io.BytesIO(data)
     shape, is_fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
-        raise ValueError("it holds objects, which are pickled, and gpuload unpickles nothing; store numbers")
+        raise ValueError("it holds objects, which gpuload never unpickles; store numbers")
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if nbytes != len(data) - file.tell():
         raise ValueError(f"shape {shape} of {dtype} takes {nbytes:,} bytes, but it has {len(data) - file.tell():,}")

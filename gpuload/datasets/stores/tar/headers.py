@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 class Damage(ValueError):
-    """An archive that is truncated, damaged, or has an unsupported member; the message says what and where.
+    """The error for an archive that is truncated, damaged, or has an unsupported member; its message says where.
 
     Attributes:
         member: the name of the affected member, if known.
@@ -57,7 +57,7 @@ def members(
     shard: str,
     size: int | None = None,
     start: int = 0,
-    remark: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
     suffix: Callable[[], str] = str,
 ) -> Iterator[Member]:
     """Yield the regular files of an archive, in order.
@@ -67,26 +67,26 @@ def members(
         shard: the archive's name in errors.
         size: the archive's size in bytes, if known in advance.
         start: the offset of the first member's headers.
-        remark: called with a warning about the archive's end.
+        warn: called with the text of a warning about the archive's end.
         suffix: returns text to append to the warning about missing end-of-archive blocks.
 
     Raises:
         Damage: the archive is truncated, is not a tar, or has an unsupported member.
     """
     offset = begin = start
-    long_name, pax_size, sparse, closed = b"", None, False, False
+    long_name, pax_size, is_sparse, is_closed = b"", None, False, False
     while True:
         block = read_at(offset, BLOCK)
         if block == EMPTY:
             begin = offset = offset + BLOCK
-            long_name, pax_size, sparse, closed = b"", None, False, True
+            long_name, pax_size, is_sparse, is_closed = b"", None, False, True
             continue
-        if closed and not _is_header(block):
+        if is_closed and not _is_header(block):
             if block[257:262] == b"ustar":
                 raise _bad_header(block, offset, shard)
             if block.strip(b"\0"):
                 trailing = "bytes" if size is None else f"{size - offset:,} bytes"
-                remark(
+                warn(
                     f"{shard!r} has {trailing} after the end of the archive, at offset {offset:,}, that are not part "
                     "of an archive; they are ignored"
                 )
@@ -94,12 +94,12 @@ def members(
         if len(block) < BLOCK:
             if block or offset != begin or not offset:
                 raise _truncated(block, offset, shard)
-            remark(
+            warn(
                 f"{shard!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have been "
                 f"truncated between two members{suffix()}"
             )
             return
-        closed = False
+        is_closed = False
         name, kind, data = long_name or _name(block), block[156:157], offset + BLOCK
         try:
             nbytes = _number(block[124:136])
@@ -109,10 +109,10 @@ def members(
             raise _bad_header(block, offset, shard)
         if kind not in b"xgLK":
             nbytes = nbytes if pax_size is None else pax_size
-            kind = b"S" if sparse else kind
+            kind = b"S" if is_sparse else kind
         if nbytes < 0 or kind in REFUSED or (size is not None and data + nbytes > size and kind != FOLDER):
             raise _bad_member(name, kind, offset, nbytes, size or 0, shard)
-        after = data if kind == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
+        next_offset = data if kind == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
         if kind in b"xL":
             if nbytes > MAX_EXTENDED_BYTES:
                 raise Damage(f"{shard!r}: the long name or pax records at offset {offset:,} take {nbytes:,} bytes")
@@ -125,12 +125,12 @@ def members(
                 records = _records(content, offset, shard)
                 long_name = records.get(b"path", long_name).rstrip(b"\0")
                 pax_size = _pax_size(records[b"size"], offset, shard) if b"size" in records else None
-                sparse = any(key.startswith(b"GNU.sparse") for key in records)
+                is_sparse = any(key.startswith(b"GNU.sparse") for key in records)
         elif kind != b"K":
-            if kind not in SKIPPED and (kind != b"\0" or not name.endswith(b"/")):  # a folder, pre-POSIX
+            if kind not in SKIPPED and (kind != b"\0" or not name.endswith(b"/")):  # a folder in a pre-POSIX archive
                 yield Member(name, begin, data, nbytes)
-            long_name, pax_size, sparse, begin = b"", None, False, after
-        offset = after
+            long_name, pax_size, is_sparse, begin = b"", None, False, next_offset
+        offset = next_offset
 
 
 def compression_of(start: bytes) -> str | None:
@@ -146,7 +146,7 @@ def _is_header(block: bytes) -> bool:
         return False
     # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65521; it takes 0.3 µs, and sum() 3 µs.
     if zlib.adler32(block) & 0xFFFF != (1 + checksum - 256 + sum(block[148:156])) % 65521:
-        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])  # old writers
+        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])  # as old writers do
         return len(block) == BLOCK and checksum == 256 + signed
     return len(block) == BLOCK
 

@@ -1,4 +1,4 @@
-"""The index of one shard: its samples and the positions of their fields. Built from tar headers, stored in a file.
+"""The index of one shard: its samples and the positions of their fields, as read from tar headers.
 
 An index is one array of bytes, identical in memory and on disk; workers map a shared copy. Numbers are little-endian.
 
@@ -37,7 +37,7 @@ from gpuload.errors import visible
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["Shard", "Unusable", "build", "fields_of", "make_table", "read", "split_name", "with_mtime"]
+__all__ = ["Shard", "UnusableIndex", "build", "fields_of", "make_table", "read", "split_name", "with_mtime"]
 
 MAGIC: Final = b"gltar\0\0\3"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
@@ -46,7 +46,7 @@ META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's metadata
 in_litter = functools.lru_cache(1024)(is_litter)  # called with folders, which many members share
 
 
-class Unusable(ValueError):
+class UnusableIndex(ValueError):
     """The error for a truncated or damaged index file."""
 
 
@@ -78,7 +78,7 @@ class Shard:
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
-        table.flags.writeable = False  # like a table from a file: a `Cached` on disk compares pickles
+        table.flags.writeable = False  # as in tables from files: a `Cached` on disk compares pickles
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
 
     @functools.cached_property
@@ -100,17 +100,17 @@ class Shard:
         return f"Shard({self.path!r}: {self.samples} samples)"
 
 
-def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: Remote | None = None) -> Shard:
+def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Remote | None = None) -> Shard:
     """Build the index of a shard from its tar headers.
 
     Args:
         path: the path or URL of the archive.
-        remark: called with a text about each oddity of the archive.
+        warn: called with the text of each warning about the archive.
         remote: how to read a URL.
 
     Raises:
         OSError: the archive cannot be read.
-        Damage: it is truncated or not a tar archive, or has a forbidden member or two samples with the same key.
+        Damage: the archive is truncated or not a tar, or has a forbidden member or two samples with the same key.
     """
     file = open_file(path, remote)
     if kind := compression_of(file.read_at(0, 6)):
@@ -123,7 +123,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     field_numbers: dict[bytes, int] = {}  # keyed by name
     keys, key, left_out = bytearray(), b"", LeftOut()
     count = lambda: f"; it has {len(first)} samples"  # noqa: E731
-    archive = members(buffered_read_at(file, WINDOW), path, file.size, remark=remark, suffix=count)
+    archive = members(buffered_read_at(file, WINDOW), path, file.size, warn=warn, suffix=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
             first.append(len(blocks))
@@ -139,9 +139,9 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
         hint = f". {complete} complete samples precede the damage; repair the shard, or leave it out" if first else ""
         raise Damage(f"{damage}{hint}", damage.member) from None
     first.append(len(blocks))
-    after = open_file(path, remote)
-    if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
-        raise Damage(f"{path!r} changed while it was being indexed; wait until it is completely written")
+    reopened = open_file(path, remote)
+    if (reopened.size, reopened.mtime_ns) != (file.size, file.mtime_ns):
+        raise Damage(f"{path!r} changed while it was being indexed; wait until it is complete")
     columns, stamp = (first, ends, blocks, sizes, fields), (file.size, file.mtime_ns)
     return Shard(path, make_table(stamp, columns, bytes(keys), b"\0".join(field_numbers), left_out.files))
 
@@ -207,7 +207,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         remote: how to read `index`, if it is a URL.
 
     Raises:
-        Unusable: the file is truncated or damaged.
+        UnusableIndex: the file is truncated or damaged.
     """
     try:
         file = open_file(index, remote)
@@ -215,20 +215,20 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.frombuffer(file.read_at(0, file.size), np.uint8)
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
-        raise Unusable(f"it is truncated, or not an index file ({len(table):,} bytes)")
+        raise UnusableIndex(f"it is truncated, or not an index file ({len(table):,} bytes)")
     arrays = _arrays(table)
     if _checksum(table) != HEAD.unpack_from(table.data)[-2]:
-        raise Unusable("its checksum is wrong")
+        raise UnusableIndex("its checksum is wrong")
     shard = Shard(path, table)
     if (shard.size, shard.mtime_ns) != stamp:
         return None
     if not _points_into_archive(shard, arrays):
-        raise Unusable("it points to places outside the archive")
+        raise UnusableIndex("it points to places outside the archive")
     return shard
 
 
 def _points_into_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
-    """Return whether all positions in the index are valid. It may come from an untrusted source, with the archive."""
+    """Return whether all positions in the index are valid: like its archive, it may come from an untrusted source."""
     first, key_ends, blocks, sizes, fields, keys, names = arrays
     for ends, total in ((first, shard.members), (key_ends, len(keys))):
         if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():
@@ -266,11 +266,11 @@ def _arrays(table: np.ndarray) -> list[np.ndarray]:
     """Return the parts of a table.
 
     Raises:
-        Unusable: the header is damaged, or does not match the table's length.
+        UnusableIndex: the header is damaged, or does not match the table's length.
     """
     _, _, _, samples, members, key_bytes, name_bytes, *widths, _, _ = HEAD.unpack_from(table.data)
     if not set(widths) <= {1, 2, 4, 8}:
-        raise Unusable(f"its header is damaged (numbers of {widths} bytes)")
+        raise UnusableIndex(f"its header is damaged (numbers of {widths} bytes)")
     arrays, offset = [], HEAD.size
     counts = (samples + 1, samples + 1, members, members, members, key_bytes, name_bytes)
     for count, width in zip(counts, (*widths, 1, 1), strict=True):
@@ -278,7 +278,7 @@ def _arrays(table: np.ndarray) -> list[np.ndarray]:
         arrays.append(table[offset : offset + nbytes].view(f"<u{width}"))
         offset += -(-nbytes // 8) * 8
     if offset != len(table):
-        raise Unusable(f"it has {len(table):,} bytes, but its header states {offset:,}")
+        raise UnusableIndex(f"it has {len(table):,} bytes, but its header states {offset:,}")
     return arrays
 
 

@@ -30,7 +30,7 @@ from gpuload.datasets.stores.opening import client, is_url, open_file, scope_of
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
-from gpuload.datasets.stores.tar.index import Shard, Unusable
+from gpuload.datasets.stores.tar.index import Shard, UnusableIndex
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +47,7 @@ MAX_SHARDS: Final = 10_000_000
 SUFFIX: Final = ".gpuload-index"
 THREADS: Final = 8  # per process; they wait for the disk or the network
 MAX_PROCESSES: Final = 16
-FEW_BYTES: Final = 256 << 20  # archive bytes per process; fewer are indexed in the time that a process takes to start
+MIN_PROCESS_BYTES: Final = 256 << 20  # archive bytes that justify starting a process
 MAX_LISTED: Final = 3
 PIECE: Final = 1000  # characters; a quoted piece stays below 4096 bytes, up to which a write to a pipe is atomic
 
@@ -85,22 +85,22 @@ def open_shards(
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
     with _threads() as pool:
-        for path, (shard, remarks) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
-            _warn(remarks, 5)  # the line where the user creates a `TarShards`
+        for path, (shard, messages) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
+            _warn(messages, 5)  # the line where the user creates a `TarShards`
             if shard is not None and not again:
                 shards[path] = shard
                 progress(path, False)
-    missing = [path for path in unique if path not in shards]
+    missing_paths = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
-    for path, result, remarks in _index_missing(missing, workers, remote):
-        _warn(remarks, 5)
+    for path, result, messages in _index_missing(missing_paths, workers, remote):
+        _warn(messages, 5)
         if isinstance(result, Exception):
             errors[path] = result
         else:
             shards[path] = result
             progress(path, True)
     if errors:
-        raise _combined([errors[path] for path in missing if path in errors], len(unique))
+        raise _combined([errors[path] for path in missing_paths if path in errors], len(unique))
     return [shards[path] for path in paths]
 
 
@@ -114,13 +114,13 @@ def _index_missing(
         return
     count = min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
     nbytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
-    count = min(count, len(paths), nbytes // FEW_BYTES)
+    count = min(count, len(paths), nbytes // MIN_PROCESS_BYTES)
     remaining = dict.fromkeys(paths)
     if count > 1 and sys.executable:
-        for path, remarks in _build_in_processes(paths, count):
+        for path, messages in _build_in_processes(paths, count):
             if (shard := _from_cache(path)[0]) is not None:
                 del remaining[path]
-                yield path, shard, remarks
+                yield path, shard, messages
     yield from map(_build, remaining)  # also to get the errors of damaged shards
 
 
@@ -163,25 +163,25 @@ def build_here(shards: Sequence[tuple[int, str]]) -> None:
     lines intact."""
     with _threads() as pool:
         results = pool.map(_build, [path for _, path in shards])
-        for (number, _), (_, _, remarks) in zip(shards, results, strict=True):
-            text = json.dumps(remarks)
+        for (number, _), (_, _, messages) in zip(shards, results, strict=True):
+            text = json.dumps(messages)
             for begin in range(0, len(text), PIECE):
                 line = json.dumps([number, text[begin : begin + PIECE], begin + PIECE >= len(text)])
                 os.write(1, line.encode() + b"\n")
 
 
 def _build(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
-    remarks: list[str] = []
+    messages: list[str] = []
     try:
-        shard = index_file.build(path, remarks.append, remote)
+        shard = index_file.build(path, messages.append, remote)
     except (Damage, OSError) as error:
-        return path, error, remarks
-    return path, shard, remarks + _save_index(shard, remote)
+        return path, error, messages
+    return path, shard, messages + _save_index(shard, remote)
 
 
 def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
     """Return the shard with its saved index, or None; and warnings about unusable index files."""
-    remarks = []
+    messages = []
     try:
         current = stamp(path, remote)
     except OSError:
@@ -191,9 +191,9 @@ def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
             shard = _at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
             if shard is not None:
                 return shard, []
-        except (Unusable, OSError) as error:
-            remarks.append(f"the index file {file!r} cannot be used and is rebuilt: {error}")
-    return None, remarks
+        except (UnusableIndex, OSError) as error:
+            messages.append(f"the index file {file!r} cannot be used and is rebuilt: {error}")
+    return None, messages
 
 
 def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
@@ -260,9 +260,9 @@ def _cache() -> str:
     return os.path.join(cache_folder(), "tar")
 
 
-def _warn(remarks: list[str], stacklevel: int) -> None:
-    for remark in remarks:
-        warnings.warn(remark, stacklevel=stacklevel)
+def _warn(messages: list[str], stacklevel: int) -> None:
+    for message in messages:
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 def _combined(errors: list[Exception], count: int) -> Exception:
@@ -270,21 +270,21 @@ def _combined(errors: list[Exception], count: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
     shown = "".join(f"\n  {error}" for error in errors[:MAX_LISTED])
-    more = f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
+    suffix = f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
     kind = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
-    return kind(f"{len(errors)} of {count} shards cannot be indexed:{shown}{more}")
+    return kind(f"{len(errors)} of {count} shards cannot be indexed:{shown}{suffix}")
 
 
 def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
-    """Return absolute paths, in the order of the patterns; the matches of a wildcard are sorted. URLs are not checked
-    until they are opened.
+    """Return the absolute paths of shards, in the order of the patterns; the matches of a wildcard are sorted.
+    URLs are not checked until they are opened.
 
     Raises:
         FileNotFoundError: a wildcard matches nothing, or a file is missing.
         TypeError, ValueError: a pattern is not a path, or has a range that is too long.
     """
     pattern_list = as_list(patterns)
-    paths, missing = [], []
+    paths, missing_paths = [], []
     for pattern in pattern_list:
         if not isinstance(pattern, str | os.PathLike):
             raise TypeError(f"shards must be paths, got {pattern!r} ({type(pattern).__name__})")
@@ -301,18 +301,20 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
                     raise FileNotFoundError(f"no shards match {name!r} (searched for {path!r})")
                 paths += matches
             else:
-                missing.append(path)
-    if missing:
-        shown = ", ".join(map(repr, missing[:MAX_LISTED])) + (", …" if len(missing) > MAX_LISTED else "")
-        count = len(missing) + len(paths)
-        raise FileNotFoundError(f"{len(missing)} of {count} shards {'is' if count == 1 else 'are'} missing: {shown}")
+                missing_paths.append(path)
+    if missing_paths:
+        shown = ", ".join(map(repr, missing_paths[:MAX_LISTED])) + (", …" if len(missing_paths) > MAX_LISTED else "")
+        count = len(missing_paths) + len(paths)
+        raise FileNotFoundError(
+            f"{len(missing_paths)} of {count} shards {'is' if count == 1 else 'are'} missing: {shown}"
+        )
     if not paths:
         raise FileNotFoundError(f"no shards were found: the list of paths is empty, got {pattern_list!r}")
     return paths
 
 
 def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
-    """Return the patterns as a list, whether there is one or several."""
+    """Return the patterns as a list, even if there is only one."""
     return [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
 
 
@@ -356,7 +358,7 @@ def _range(pattern: str, first: str, last: str, step: str | None) -> Iterator[st
     start, stop, stride = int(first), int(last), abs(int(step or 1)) or 1
     if abs(stop - start) // stride >= MAX_SHARDS:
         raise ValueError(f"{pattern!r} expands to more than {MAX_SHARDS:,} shards; check its range")
-    padded = any(len(number.lstrip("-")) > 1 and number.lstrip("-")[0] == "0" for number in (first, last))
-    width = max(len(first), len(last)) if padded else 0
+    is_padded = any(len(number.lstrip("-")) > 1 and number.lstrip("-")[0] == "0" for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
     direction = 1 if stop >= start else -1
     return (f"{number:0{width}d}" for number in range(start, stop + direction, stride * direction))

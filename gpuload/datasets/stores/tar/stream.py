@@ -1,10 +1,10 @@
 """`TarStream`, the iterable dataset that ``TarShards(…, stream=True)`` returns: it reads archives in one pass.
 
-The shards of an epoch's order are dealt out to the workers of all ranks. Each worker reads its share (`TarPass`),
-decompresses shards if necessary (`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). The order depends
-only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few numbers: how many
-samples were drawn and read, and the position of the oldest sample in the buffer. On resuming, the contents of the
-buffer are read again, starting at that position.
+Each epoch puts the shards in order and deals them out to the workers of all ranks. Each worker reads its share
+(`TarPass`), decompresses shards if necessary (`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). The
+order depends only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few
+numbers: how many samples were drawn and read, and the position of the oldest sample in the buffer. On resuming, the
+contents of the buffer are read again, starting at that position.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
 
 DRAWS_PER_BLOCK: Final = 512
-REPLAYED: Final = 1 << 16  # draws per block when a stream is resumed
+REPLAY_DRAWS: Final = 1 << 16  # draws per block when a stream is resumed
 DECOMPRESSORS: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # zstd: Python 3.14
 PIECE: Final = 1 << 20  # bytes to read or skip per call
 
@@ -80,8 +80,8 @@ class TarStream:
 
     def __repr__(self) -> str:
         count = len(self.shards)
-        more = f" and {count - 1} more" if count > 1 else ""
-        return f"TarStream({self.shards[0]!r}{more}, shuffle_buffer={self.shuffle_buffer})"
+        suffix = f" and {count - 1} more" if count > 1 else ""
+        return f"TarStream({self.shards[0]!r}{suffix}, shuffle_buffer={self.shuffle_buffer})"
 
 
 class _Raw(NamedTuple):
@@ -119,8 +119,8 @@ class TarPass:
         self._shards = [stream.shards[number] for number in order[share::shares]]
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._left_out = LeftOut()
-        self._damaged: list[int] = []  # numbers of shards whose damage was reported
-        self._last, self._read = (0, 0, 0), 0  # the place of the last sample read, and the number of samples read
+        self._damaged_shards: list[int] = []  # numbers of shards whose damage was reported
+        self._last_place, self._samples_read = (0, 0, 0), 0
         self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
     def __iter__(self) -> TarPass:
@@ -144,14 +144,14 @@ class TarPass:
         if raw is None:
             self._left_out.log(self._shards)
         else:
-            self._last, self._read = raw.place, raw.place[2] + 1
+            self._last_place, self._samples_read = raw.place, raw.place[2] + 1
         return raw
 
     def _samples_from(
         self, first: int, offset: int, number: int, is_needed: Callable[[int], bool]
     ) -> Iterator[_Raw | BaseException]:
-        """Yield the samples starting at a place, with the bytes of those whose numbers are needed. For a damaged shard,
-        or after an interrupt, yield the exception (for each shard only once), and continue with the next shard."""
+        """Yield the samples starting at a place; read the bytes only of samples for which `is_needed` is true. For a
+        damaged shard (reported once) or an interrupt, yield the exception, and continue with the next shard."""
         for shard in range(first, len(self._shards)):
             try:
                 for raw in self._samples_of(shard, offset, number, is_needed):
@@ -160,8 +160,8 @@ class TarPass:
             except GeneratorExit:
                 raise
             except Exception as error:  # also a warning that was turned into an error
-                if shard not in self._damaged:
-                    self._damaged.append(shard)
+                if shard not in self._damaged_shards:
+                    self._damaged_shards.append(shard)
                     yield error
             except BaseException as error:  # raised here, a KeyboardInterrupt would end the generator, and the pass
                 yield error
@@ -170,7 +170,7 @@ class TarPass:
     def _samples_of(self, shard: int, offset: int, first: int, is_needed: Callable[[int], bool]) -> Iterator[_Raw]:
         path, selected = self._shards[shard], self._stream.fields.names
         with contextlib.closing(Sequential(path, self._stream._remote)) as file:
-            archive = members(file.read_at, path, start=offset, remark=warnings.warn)
+            archive = members(file.read_at, path, start=offset, warn=warnings.warn)
             samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
             for count, ((begin, key), fields) in enumerate(samples):
                 number, parts = first + count, {}
@@ -183,21 +183,21 @@ class TarPass:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the pass, as a few plain numbers."""
-        places = [raw.place for raw in self._buffer.slots if raw] or [self._last]
+        places = [raw.place for raw in self._buffer.slots if raw] or [self._last_place]
         return {
             **self._identity(),
             "given": self._buffer.items_drawn,
-            "read": self._read,
+            "read": self._samples_read,
             "ended": self._buffer.ended,
             "from": list(min(places, key=operator.itemgetter(2))),
-            "damaged": list(self._damaged),
+            "damaged": list(self._damaged_shards),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. The samples of the buffer are read again.
 
         Raises:
-            ValueError: the state was saved with other shards, another share of them, or another buffer.
+            ValueError: the state was saved with other shards, another share, or another buffer size.
         """
         for name, expected in self._identity().items():
             if state.get(name) != expected:
@@ -209,16 +209,17 @@ class TarPass:
         read = state["read"]
         self._buffer.restore(state["given"], read, state["ended"])
         needed = set(self._buffer.slots) - {None}
-        self._damaged = list(state["damaged"])
-        self._last = shard, offset, self._read = state["from"]
-        self._samples = self._samples_from(shard, offset, self._read, lambda n: n >= read or n in needed)
+        self._damaged_shards = list(state["damaged"])
+        self._last_place = shard, offset, self._samples_read = state["from"]
+        self._samples = self._samples_from(shard, offset, self._samples_read, lambda n: n >= read or n in needed)
         samples: dict[int, _Raw] = {}
-        while self._read < read and (raw := self._next_raw()) is not None:
+        while self._samples_read < read and (raw := self._next_raw()) is not None:
             if raw.place[2] in needed:
                 samples[raw.place[2]] = raw
-        if self._read < read or len(samples) < len(needed):
+        if self._samples_read < read or len(samples) < len(needed):
             raise ValueError(
-                f"the shards have fewer samples than the state expects ({self._read} of {read}); use the same files"
+                f"the shards have fewer samples than the state expects ({self._samples_read} of {read}); use the same "
+                "files"
             )
         self._buffer.slots = [samples.get(number) for number in self._buffer.slots]
 
@@ -259,7 +260,7 @@ class ShuffleBuffer:
     Args:
         capacity: the number of slots; 1 preserves the order.
         key: the epoch's key.
-        share, shares: the number of this share and of all shares, each of which has its own random draws.
+        share, shares: the index of this share, and the number of shares. Each share has its own random draws.
 
     Attributes:
         slots: the items; None in the slot of the last drawn item.
@@ -303,15 +304,14 @@ class ShuffleBuffer:
         return item
 
     def restore(self, items_drawn: int, read: int, ended: bool) -> None:
-        """Set the buffer to its state after these numbers of items were drawn and read. The slots then hold the numbers
-        of the items, in the order in which they were read."""
+        """Set the buffer to its state after these numbers of items were drawn and read. The slots then hold,
+        instead of items, their numbers, counted in the order of reading."""
         replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
-        for start in range(0, replaced, REPLAYED):
-            slots = self._draws(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
-            numbers[slots] = np.arange(start, start + len(slots)) + len(
-                numbers
-            )  # the last item drawn into a slot stays
+        for start in range(0, replaced, REPLAY_DRAWS):
+            slots = self._draws(start, min(REPLAY_DRAWS, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
+            # If a slot appears more than once, the last assignment wins.
+            numbers[slots] = np.arange(start, start + len(slots)) + len(numbers)
         self.slots, self._hole = numbers.tolist(), None
         self.items_drawn, self.ended = replaced, ended
         for _ in range(replaced, items_drawn):
@@ -344,10 +344,10 @@ class Sequential:
         self._file = open_stream(path, remote)
         self._stream: Any = self._file
         try:
-            kind = compression_of(self._file.peek(6))
-            self._seeks = kind is None and self._file.seekable()
-            if kind is not None:
-                self._stream = _decompressed(kind, self._file, path)
+            compression = compression_of(self._file.peek(6))
+            self._seeks = compression is None and self._file.seekable()
+            if compression is not None:
+                self._stream = _decompressed(compression, self._file, path)
         except BaseException:
             self._file.close()
             raise
@@ -395,11 +395,11 @@ class Sequential:
         self._file.close()
 
 
-def _decompressed(kind: str, file: Any, path: str) -> Any:
+def _decompressed(compression: str, file: Any, path: str) -> Any:
     try:
-        return importlib.import_module(DECOMPRESSORS[kind]).open(file)
+        return importlib.import_module(DECOMPRESSORS[compression]).open(file)
     except ModuleNotFoundError:
-        if kind != "zstd":
+        if compression != "zstd":
             raise
     try:
         import zstandard  # pyright: ignore[reportMissingImports]

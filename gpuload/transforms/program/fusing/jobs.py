@@ -43,7 +43,7 @@ WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = range(14, INTS)
 OUT_HEIGHT, OUT_WIDTH, Y, STEP_Y, X, STEP_X = range(INTS, INTS + 6)
 # The result's location in the output, in elements: the first element, and the steps between channels, between rows, and
 # between the pixels of a row. If rows are written as columns, the last two steps are swapped. OUT_PIXEL is read only by
-# the kernels of chains that do so.
+# kernels of chains that can write rows as columns.
 OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = range(INTS + 6, INTS + 10)
 # Operations: the index of the job's first operation among all, and their number; the number of its statistics table.
 OPERATIONS_AT, OPERATIONS, STATISTICS_AT = range(INTS + 10, INTS + 13)
@@ -52,8 +52,8 @@ BOXES_AT, BOXES = range(INTS + 13, INTS + 15)
 
 JOB: Final = INTS + 16  # int64 numbers per job; an even number, so that each job begins at a multiple of 16 bytes
 
-# float64. WARP: the eight coefficients, from index 0. BLUR: the sigmas, in pixels. SHARPNESS: the factor. TABLE and
-# WARP: the fill level of each channel outside the source.
+# The float64 numbers. WARP: the eight coefficients, from index 0. BLUR: the sigmas, in pixels. SHARPNESS: the factor.
+# TABLE and WARP: the fill level of each channel outside the source.
 SIGMA_Y, SIGMA_X = 0, 1
 FACTOR, FILL = 0, 8
 
@@ -68,7 +68,7 @@ START: Final = slice(Y, X + 1, X - Y)
 STEPS: Final = slice(STEP_Y, STEP_X + 1, STEP_X - STEP_Y)
 LEVELS: Final = slice(FILL, FILL + 3)
 
-# Kinds.
+# The kinds of geometry.
 COPY, TABLE, RESIZE, WARP, BLUR, SHARPNESS = range(6)
 
 # Filters. FIXED_POINT: the nearest pixel of an affine map for which `gpuload.stage.reference.warp` uses fixed point.
@@ -85,10 +85,10 @@ RECORD: Final = ERASED.itemsize // 8  # the size of an entry, in int64 numbers
 KINDS: Final = ("const", "rand", "pixel")  # the kinds of erasing
 TRANSPOSED_PIXEL: Final = len(KINDS)  # "pixel" in a result whose rows are written as columns
 
-# The number of taps and of source rows that the filter processes together; tables are padded with weights of 0.
+# The numbers of taps and of source rows that the filter processes at a time; tables are padded with weights of 0.
 TAPS_AT_ONCE: Final = 2
 LINES_AT_ONCE: Final = 4
-COLUMNS: Final = 32  # columns per program that makes tables
+COLUMNS: Final = 32  # the number of columns for which one program computes weights
 WIDTHS: Final = np.array([2 * SUPPORT[name] for name in FILTERS])  # filter widths, in pixels of the smaller image
 
 

@@ -1,11 +1,11 @@
-"""From a program to passes: the work of the fused kernels on each image of a batch, one pass after the other.
+"""Converting a program to passes: the sequence of passes that the fused kernels make over each image of a batch.
 
-A pass reads pixels through a geometry (copied, listed in a table, resized, warped, blurred or sharpened), applies any
-number of operations to single pixels, and writes a part of the result, possibly mirrored. A pass absorbs as many
-records of the program as possible. Crops and flips before a resize only change where the pass reads, crops and flips
-after it change where the pass writes, and operations on single pixels happen in between. A new pass begins where the
-complete image is needed: before a second resampling, an operation on a neighbourhood, or a statistic of the image. So
-the number of passes differs between images.
+A pass reads pixels through a geometry (a copy, table, resize, warp, blur or sharpening), applies any number of
+operations to single pixels, and writes a part of the result, possibly mirrored. A pass absorbs as many records of the
+program as possible. Crops and flips before a resize only change where the pass reads, crops and flips after it change
+where the pass writes, and operations on single pixels happen in between. A new pass begins where the complete image is
+needed: before a second resampling, an operation on a neighbourhood, or a statistic of the image. So the number of
+passes differs between images.
 
 All of this is arithmetic on host arrays, for all images of a batch together. No state is kept between batches.
 """
@@ -58,13 +58,14 @@ KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # a pixel more than this many sigmas from a blur's centre weighs less than a millionth of the centre
 FAR_OUTSIDE: Final = 2.0**30  # pixels; larger than any image
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # the supported operations
-WARPED: Final = code("warp")
+WARP_CODE: Final = code("warp")
 # The indices of a job's numbers along each axis.
 AXES: Final = (
     (R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
     (R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
 )
-# The requirement of each operation, indexed by its code; the last entry is for `NOTHING`.
+# The requirements of operations: no work, single pixels, a statistic of the image, or a geometry; or not supported.
+# `NEEDS` is indexed by code; its last entry is for `NOTHING`.
 IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
 NEEDS: Final = np.full(len(OPS) + 1, UNKNOWN)
 for _names, _need in ((OPERATIONS, GEOMETRY), (POINTWISE, SINGLE), (STATISTICS, STATISTIC), (("identity",), IDLE)):
@@ -75,8 +76,8 @@ NEEDS[NOTHING] = IDLE
 class Passes:
     """The passes of a batch, built record by record from its program.
 
-    Most batches treat all images alike. As long as they do, a number of all jobs is read and set through a contiguous
-    view, which is three times as fast as indexing by lists of passes and rows.
+    Most batches treat all images alike. As long as they do, each number is read and set for all jobs through a
+    contiguous view, which is three times as fast as indexing by lists of passes and rows.
 
     Args:
         images: `IMAGE` (B,), as decoded.
@@ -89,7 +90,7 @@ class Passes:
             passes read and write; only the location that the first pass reads is set here.
         last: int64 (B,), the number of each image's last pass.
         transposed: bool (B,), whether the rows of an image's result must be written as columns.
-        tables: int32 arrays of rows and columns, one after the other.
+        tables: int32 arrays, one for each group of jobs: each job's source rows, then its source columns.
     """
 
     def __init__(
@@ -104,34 +105,34 @@ class Passes:
         self.tables: list[np.ndarray] = []
         self._table_length = 0
         self._all_rows = np.arange(count)
-        self._level: int | None = 0  # the number of the last pass of all images; None means the numbers differ
+        self._common_last: int | None = 0  # the number of the last pass of all images; None means the numbers differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only selects pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        first, stored_channels = self.jobs[0], int(images["shape"][0, 2])
-        first[R.WHOLE] = images["shape"][:, :2].T
+        first_jobs, stored_channels = self.jobs[0], int(images["shape"][0, 2])
+        first_jobs[R.WHOLE] = images["shape"][:, :2].T
         self._steps, self._widths = steps, images["shape"][:, 1]
         if steps is None:
-            first[R.ROW_STEP], first[R.COLUMN_STEP], first[R.CHANNEL_STEP] = (
-                first[R.WIDTH] * stored_channels,
+            first_jobs[R.ROW_STEP], first_jobs[R.COLUMN_STEP], first_jobs[R.CHANNEL_STEP] = (
+                first_jobs[R.WIDTH] * stored_channels,
                 stored_channels,
                 1,
             )
         else:
-            first[R.SOURCE_STEPS] = steps.T
+            first_jobs[R.SOURCE_STEPS] = steps.T
         if stored_channels != channels:
-            first[R.CHANNEL_STEP] = 0
-        first[R.BASE] = images["offset"]
+            first_jobs[R.CHANNEL_STEP] = 0
+        first_jobs[R.BASE] = images["offset"]
         self._write_all(0, slice(None))
         self._cut(self._all_rows, images["region_tlhw"], windows_tlhw)
 
     @property
     def count(self) -> int:
         """The maximum number of passes of an image."""
-        return (int(self.last.max()) if self._level is None else self._level) + 1
+        return (int(self.last.max()) if self._common_last is None else self._common_last) + 1
 
     def after(self, number: int) -> Any:
-        """Return an index of the images that have a pass after pass `number`, which must be below the last pass."""
-        return slice(None) if self._level is not None else _entries(self.last > number)
+        """Return an index of the images that have a pass after pass `number`; at least one image must have one."""
+        return slice(None) if self._common_last is not None else _entries(self.last > number)
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all operations, grouped by job: codes, int64 (n,), and values, float64 (n, `VALUES`). Store the index
@@ -144,20 +145,20 @@ class Passes:
             order = jobs.argsort(kind="stable")  # stable: the operations of a job keep their order
             jobs, codes, values = jobs[order], codes[order], values[order]
         shape = len(self.jobs), len(self.last)
-        first = np.zeros(shape, np.int64)
-        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the last assignment to a job wins
-        self.jobs[:, R.OPERATIONS_AT] = first
-        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
+        first_operations = np.zeros(shape, np.int64)
+        first_operations.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the last assignment to a job wins
+        self.jobs[:, R.OPERATIONS_AT] = first_operations
+        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first_operations.size).reshape(shape)
         return codes, values
 
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
-        """Set numbers of all images' last passes, from pairs of an index and an int64 (B,) or one number for all."""
+        """Set numbers in each image's last pass, from pairs of an index and the values: int64 (B,), or one for all."""
         passes, images = self._index(self._all_rows)
         for column, number in numbers:
             self.jobs[passes, column, images] = number
 
     def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
-        """Add the records of a program, each from its input window to its output window."""
+        """Add the records of a program; `windows_tlhw` are the program's windows."""
         for number, record in enumerate(program.records):
             before, after = windows_tlhw[number], windows_tlhw[number + 1]
             rows = self._all_rows
@@ -239,35 +240,35 @@ class Passes:
         windows[:, :2] += box.box_tlhw[:, :2]
         starts = windows[:, :2]
         source_starts, source_ends = before[:, :2], before[:, :2] + before[:, 2:]
-        inside = ((starts >= source_starts) & (starts + after[:, 2:] <= source_ends)).all(axis=1)
-        self._cut(rows[inside], before[inside], windows[inside])
-        outside = np.flatnonzero(~inside)
-        if not len(outside):
+        is_inside = ((starts >= source_starts) & (starts + after[:, 2:] <= source_ends)).all(axis=1)
+        self._cut(rows[is_inside], before[is_inside], windows[is_inside])
+        outside_entries = np.flatnonzero(~is_inside)
+        if not len(outside_entries):
             return
-        passes = self._open_passes(rows[outside])
-        for group in _groups_of_one_size(after[outside, 2:]):
-            entries, places = outside[group], []
+        passes = self._open_passes(rows[outside_entries])
+        for group in _groups_of_one_size(after[outside_entries, 2:]):
+            entries, places = outside_entries[group], []
             for axis in (0, 1):
                 indices = starts[entries, axis, None] + np.arange(after[entries[0], axis + 2])
                 length = box.sizes_hw[entries, axis, None]
                 padded = padded_places(indices, length, mode) - before[entries, axis, None]
                 places.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), padded, -1))
             self._set_table(rows[entries], self.last[rows[entries]], places)
-        self._set_fill(passes, rows[outside], box.fill)
+        self._set_fill(passes, rows[outside_entries], box.fill)
 
     def _resize(self, rows: np.ndarray, box: Box, before: np.ndarray, after: np.ndarray) -> None:
         boxes, sizes = box.box_tlhw, box.size_hw
         is_same_size = (boxes[:, 2:] == sizes).all(axis=1)
         filters = filter_codes(box.filters, len(rows))
         is_nearest = filters == R.NEAREST
-        if (unscaled := _entries(is_same_size)) is not None:
-            windows = after[unscaled].copy()
-            windows[:, :2] += boxes[unscaled, :2]
-            self._cut(rows[unscaled], before[unscaled], windows)
-        if (nearest := _entries(~is_same_size & is_nearest)) is not None:
-            self._open_passes(rows[nearest])
+        if (unscaled_entries := _entries(is_same_size)) is not None:
+            windows = after[unscaled_entries].copy()
+            windows[:, :2] += boxes[unscaled_entries, :2]
+            self._cut(rows[unscaled_entries], before[unscaled_entries], windows)
+        if (nearest_entries := _entries(~is_same_size & is_nearest)) is not None:
+            self._open_passes(rows[nearest_entries])
             corners = before[:, :2] - boxes[:, :2]
-            for row in np.arange(len(rows))[nearest].tolist():
+            for row in np.arange(len(rows))[nearest_entries].tolist():
                 places = []
                 for axis in (0, 1):
                     lengths = int(boxes[row, axis + 2]), int(sizes[row, axis])
@@ -289,26 +290,26 @@ class Passes:
             self._set(passes, R.OUT, images, after[:, 2:])
 
     def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
-        is_still = ~warp.warped
-        self._cut(rows[is_still], before[is_still], after[is_still])
-        moved = warp.warped.nonzero()[0]
-        filters = filter_codes(warp.filters, len(rows))[moved]
-        passes = self._open_passes(rows[moved])
-        self._map(rows[moved], passes, warp.coefficients[moved], filters, after[moved])
-        self._set_fill(passes, rows[moved], warp.fill)
+        is_unwarped = ~warp.warped
+        self._cut(rows[is_unwarped], before[is_unwarped], after[is_unwarped])
+        entries = warp.warped.nonzero()[0]
+        filters = filter_codes(warp.filters, len(rows))[entries]
+        passes = self._open_passes(rows[entries])
+        self._map(rows[entries], passes, warp.coefficients[entries], filters, after[entries])
+        self._set_fill(passes, rows[entries], warp.fill)
 
     def _map(
         self, rows: np.ndarray, passes: np.ndarray, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
     ) -> None:
         """Warp images in the given passes, and compute these windows of the results."""
-        nearest = filters == R.NEAREST
-        if nearest.any():
-            scaling, fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
-            filters = np.where(nearest & fixed, R.FIXED_POINT, filters)
-            nearest &= scaling
-            scaled = nearest.nonzero()[0]
-            for group in _groups_of_one_size(windows[scaled, 2:]):
-                entries = scaled[group]
+        is_nearest = filters == R.NEAREST
+        if is_nearest.any():
+            is_scaling, is_fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
+            filters = np.where(is_nearest & is_fixed, R.FIXED_POINT, filters)
+            is_nearest &= is_scaling
+            scaled_entries = is_nearest.nonzero()[0]
+            for group in _groups_of_one_size(windows[scaled_entries, 2:]):
+                entries = scaled_entries[group]
                 size = tuple(windows[entries[0], 2:].tolist())
                 lengths = [self.jobs[passes[entries], length, rows[entries], None] for length in (R.HEIGHT, R.WIDTH)]
                 places = _shifted(coefficients[entries], size, windows[entries, :2], lengths)
@@ -318,63 +319,63 @@ class Passes:
                         np.where(numbers < end, numbers, -1) for numbers, end in zip(pixels, lengths, strict=True)
                     ]
                 self._set_table(rows[entries], passes[entries], places)
-        if (warped := _entries(~nearest)) is not None:
-            images, passes = rows[warped], passes[warped]
+        if (warped_entries := _entries(~is_nearest)) is not None:
+            images, passes = rows[warped_entries], passes[warped_entries]
             self._open[images] = False
             self.jobs[passes, R.KIND, images] = R.WARP
-            self.jobs[passes, R.FILTER, images] = filters[warped]
-            self.floats[passes, images, : coefficients.shape[1]] = coefficients[warped]
-            self._set(passes, R.START, images, windows[warped, :2])
-            self._set(passes, R.OUT, images, windows[warped, 2:])
+            self.jobs[passes, R.FILTER, images] = filters[warped_entries]
+            self.floats[passes, images, : coefficients.shape[1]] = coefficients[warped_entries]
+            self._set(passes, R.START, images, windows[warped_entries, :2])
+            self._set(passes, R.OUT, images, windows[warped_entries, 2:])
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
         """Add all operations of a record together. They do not change sizes, so the pass of each operation is known in
         advance."""
         codes, needs = ops.codes, NEEDS[ops.codes]
-        if (highest := int(needs.max(initial=IDLE))) == IDLE:
+        if (highest_need := int(needs.max(initial=IDLE))) == IDLE:
             return
-        if highest == UNKNOWN:
+        if highest_need == UNKNOWN:
             unknown = OPS[int(codes[needs == UNKNOWN][0])]
             raise TypeError(f"the fused kernels do not support the operation {unknown}")
         begins = needs >= STATISTIC
         if begins.any():
-            self._first_needs(rows, needs, begins)
-        turns = begins.cumsum(axis=1)
-        passes = self.last[rows][:, None] + turns
-        for turn in range(int(turns[:, -1].max())):
-            self._begin_passes(_rows_where(rows, turns[:, -1] > turn))
+            self._reuse_open_passes(rows, needs, begins)
+        pass_offsets = begins.cumsum(axis=1)
+        passes = self.last[rows][:, None] + pass_offsets
+        for number in range(int(pass_offsets[:, -1].max())):
+            self._begin_passes(_rows_where(rows, pass_offsets[:, -1] > number))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
-        if highest >= STATISTIC:
-            entries, turn = (needs == STATISTIC).nonzero()
-            self.jobs[passes[entries, turn], R.STATISTICS_AT, rows[entries]] = 1
-        if highest == GEOMETRY:
-            self._neighbourhoods(rows, passes, ops)
-        pointwise = (needs == SINGLE) | (needs == STATISTIC)
+        if highest_need >= STATISTIC:
+            entries, positions = (needs == STATISTIC).nonzero()
+            self.jobs[passes[entries, positions], R.STATISTICS_AT, rows[entries]] = 1
+        if highest_need == GEOMETRY:
+            self._set_geometries(rows, passes, ops)
+        is_pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
-        if pointwise.all():
+        if is_pointwise.all():
             self._operations.append((jobs.ravel(), codes.ravel(), ops.values.reshape(-1, VALUES)))
-        elif pointwise.any():
-            self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
+        elif is_pointwise.any():
+            self._operations.append((jobs[is_pointwise], codes[is_pointwise], ops.values[is_pointwise]))
 
-    def _first_needs(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
-        """Clear `begins` for an image's first operation if the current pass can still do it, so no new pass begins."""
+    def _reuse_open_passes(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
+        """Clear `begins` for each image's first operation if the open pass can do it, so that no new pass begins."""
         entries = self._open[rows].nonzero()[0]
         if not len(entries):
             return
-        first = (needs[entries] > IDLE).argmax(axis=1)
-        kinds = needs[entries, first]
-        fits = (kinds == GEOMETRY) | ((kinds == STATISTIC) & self._is_dense(rows[entries]))
-        begins[entries[fits], first[fits]] = False
+        first_positions = (needs[entries] > IDLE).argmax(axis=1)
+        first_needs = needs[entries, first_positions]
+        fits = (first_needs == GEOMETRY) | ((first_needs == STATISTIC) & self._is_dense(rows[entries]))
+        begins[entries[fits], first_positions[fits]] = False
 
-    def _neighbourhoods(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:
+    def _set_geometries(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:
         """Warp, blur and sharpen images in the passes of these operations."""
-        for number in (WARPED, *KERNELS):
-            entries, turn = (ops.codes == number).nonzero()
+        for number in (WARP_CODE, *KERNELS):
+            entries, positions = (ops.codes == number).nonzero()
             if not len(entries):
                 continue
-            images, passes, values = rows[entries], operation_passes[entries, turn], ops.values[entries, turn]
-            if number == WARPED:
-                filters = filter_codes(ops.filters, ops.codes.shape)[entries, turn]
+            images, passes, values = rows[entries], operation_passes[entries, positions], ops.values[entries, positions]
+            if number == WARP_CODE:
+                filters = filter_codes(ops.filters, ops.codes.shape)[entries, positions]
                 windows = np.zeros((len(images), 4), np.int64)
                 windows[:, 2:] = self.jobs[passes, R.WHOLE, images]
                 self._map(images, passes, values, filters, windows)
@@ -413,13 +414,13 @@ class Passes:
     def _index(self, rows: np.ndarray) -> tuple[Any, Any]:
         """Return indices of the first and the last axis of `jobs` for the last passes of some images: the passes, or
         one number if all images have the same last pass; and the images, or a slice if they are all images."""
-        if self._level is None:
+        if self._common_last is None:
             return self.last[rows], rows
-        return self._level, slice(None) if len(rows) == len(self.last) else rows
+        return self._common_last, slice(None) if len(rows) == len(self.last) else rows
 
     def _is_dense(self, rows: np.ndarray) -> np.ndarray:
         """Return which images with open passes have sources without gaps in memory, so that their pixels can be
-        counted. For planes, return whether they would have no gaps as H×W×C, so that planes get the same passes."""
+        counted. Planes are treated as if they were stored as H×W×C, so that they get the same passes."""
         passes, images = self._index(rows)
         dense = (self.jobs[passes, R.CHANNEL_STEP, images] == 1) & (
             self.jobs[passes, R.COLUMN_STEP, images] == self.channels
@@ -427,9 +428,9 @@ class Passes:
         dense &= self.jobs[passes, R.ROW_STEP, images] == self.jobs[passes, R.WIDTH, images] * self.channels
         if self._steps is None:
             return dense
-        first = self.jobs[0][:, rows]
-        source_dense = (first[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
-            first[R.WIDTH] == self._widths[rows]
+        first_jobs = self.jobs[0][:, rows]
+        source_dense = (first_jobs[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
+            first_jobs[R.WIDTH] == self._widths[rows]
         )
         return np.where(self.last[rows] == 0, source_dense, dense)
 
@@ -446,9 +447,9 @@ class Passes:
         sizes = self.jobs[passes, R.OUT, images]
         sizes = sizes.T if isinstance(images, slice) else sizes  # with two index arrays, numpy puts their axis first
         if len(rows) < len(self.last):
-            self._level = None
-        elif self._level is not None:
-            self._level += 1
+            self._common_last = None
+        elif self._common_last is not None:
+            self._common_last += 1
         self.last[rows] += 1
         if self.count > len(self.jobs):
             self.jobs, self.floats = (

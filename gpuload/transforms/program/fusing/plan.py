@@ -25,7 +25,7 @@ SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's sec
 # The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
 # the product is not positive.
 MOST_PROGRAMS: Final = 2**31 - 1
-KINDS: Final = 8  # larger than the number of kinds of geometry
+KINDS: Final = 8  # an upper bound on the number of kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
 KERNELS: Final = np.arange(KINDS)  # maps each kind of geometry to the kind of kernel that handles it
 KERNELS[R.TABLE] = R.COPY
@@ -77,7 +77,7 @@ class Launch(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The grid. Tiles come first because there can be more of them than fit along the second axis."""
+        """The launch grid. Tiles come first because there can be more tiles than fit along the second axis."""
         return self.tiles, self.jobs
 
 
@@ -249,7 +249,7 @@ def _launches(
     tables = 0
     for number in range(passes.count):
         jobs, job_floats = passes.jobs[number], passes.floats[number]
-        # Group the jobs of a launch: jobs of one kernel for which this is the last pass, or is not.
+        # Group the jobs into launches: by kernel, and by whether this is the image's last pass.
         groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
         rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
         if not isinstance(rows, slice) or (groups != groups[0]).any():

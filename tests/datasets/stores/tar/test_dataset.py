@@ -173,7 +173,7 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     found = []
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
         monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
-        monkeypatch.setattr(dataset_module, "KEPT_OPEN", count)
+        monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", count)
         found.append(dataset._fit_memory())
     assert found == [True, False, False]
 
@@ -278,7 +278,7 @@ def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1
     os.truncate(path, 1000)
-    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: it was"):
+    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: the"):
         dataset[1]
     assert dataset[0] == 1, "the file is open, and its beginning is there"
     os.truncate(path, 600)

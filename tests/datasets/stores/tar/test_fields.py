@@ -80,7 +80,7 @@ def test_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
         (
             "npy",
             saved(np.array([{}], object)),
-            r"it holds objects, which are pickled, and gpuload unpickles nothing; store",
+            r"it holds objects, which gpuload never unpickles; store",
         ),
         ("npy", saved(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but it has 71$"),
         (

@@ -99,7 +99,7 @@ def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
     ):
         (tmp_path / "x.tar").write_bytes(data + trailer)
         file, told = open_file(str(tmp_path / "x.tar")), []
-        names = [name for name, *_ in members(file.read_at, "x.tar", file.size, remark=told.append)]
+        names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=told.append)]
         assert names == [b"a.jpg"]
         assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in told] == where
     damaged = bytearray(data)
@@ -226,7 +226,7 @@ def test_without_the_blocks_that_close_it_the_reader_is_told(tmp_path: Path) -> 
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     path.write_bytes(path.read_bytes()[:2048])
     file, told = open_file(str(path)), []
-    names = [name for name, *_ in members(file.read_at, "x.tar", file.size, remark=told.append)]
+    names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=told.append)]
     assert names == [b"a.jpg", b"b.jpg"]
     assert told == [
         "'x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been truncated "

@@ -16,7 +16,7 @@ from tars import archive
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_module
 from gpuload.datasets.stores.tar.headers import Damage
-from gpuload.datasets.stores.tar.index import Shard, Unusable, build, make_table, read, split_name
+from gpuload.datasets.stores.tar.index import Shard, UnusableIndex, build, make_table, read, split_name
 
 
 def samples(shard: Shard) -> dict[str, dict[str, bytes]]:
@@ -155,16 +155,16 @@ def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
     assert read(str(path), str(tmp_path / "none"), status) is None
     for length in range(0, len(table), 24):
         file.write_bytes(table[:length])
-        with pytest.raises(Unusable, match=r"it is truncated|its header states"):
+        with pytest.raises(UnusableIndex, match=r"it is truncated|its header states"):
             read(str(path), str(file), status)
     for at in range(0, len(table), 5):
         damaged = np.array(table)
         damaged[at] ^= 1
         file.write_bytes(damaged)
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableIndex):
             read(str(path), str(file), status)
     file.write_bytes(b"not an index, but long enough to be one" * 8)
-    with pytest.raises(Unusable, match=r"not an index file \(312 bytes\)"):
+    with pytest.raises(UnusableIndex, match=r"not an index file \(312 bytes\)"):
         read(str(path), str(file), status)
 
 
@@ -178,7 +178,7 @@ def test_parts_of_an_index_that_were_swapped_are_noticed(tmp_path: Path) -> None
         swapped[one : one + 16], swapped[other : other + 16] = words[other : other + 16], words[one : one + 16]
         assert (swapped != words).any()
         file.write_bytes(swapped)
-        with pytest.raises(Unusable, match="its checksum is wrong"):
+        with pytest.raises(UnusableIndex, match="its checksum is wrong"):
             read(str(path), str(file), status)
 
 
@@ -209,7 +209,7 @@ def test_one_that_leads_out_of_its_archive_is_not_taken(tmp_path: Path, column: 
             assert bytes(table) == bytes(build(str(path)).table)
             assert read(str(path), str(file), stamp(str(path))) is not None
         else:
-            with pytest.raises(Unusable, match="it points to places outside the archive"):
+            with pytest.raises(UnusableIndex, match="it points to places outside the archive"):
                 read(str(path), str(file), stamp(str(path)))
 
 

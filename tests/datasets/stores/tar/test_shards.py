@@ -122,7 +122,7 @@ def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
         os.remove(path + SUFFIX)
     broken = str(archive(tmp_path / "broken.tar", {}))
     os.truncate(broken, 100)
-    monkeypatch.setattr(shards_module, "FEW_BYTES", 1)
+    monkeypatch.setattr(shards_module, "MIN_PROCESS_BYTES", 1)
     with pytest.warns(UserWarning, match="without the empty blocks"), pytest.raises(ValueError, match=r"broken\.tar"):
         open_shards([*paths, broken], workers=2)
     assert [Path(path + SUFFIX).read_bytes() for path in paths] == here

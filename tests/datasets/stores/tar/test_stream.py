@@ -301,7 +301,7 @@ def ordered(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
 
 @pytest.mark.parametrize(("capacity", "count"), [(1, 5), (3, 0), (3, 2), (3, 3), (3, 40), (50, 40), (7, 700)])
 def test_what_comes_out_is_what_went_in_and_can_be_restored_anywhere(capacity: int, count: int, monkeypatch) -> None:
-    monkeypatch.setattr(stream_module, "REPLAYED", 16)
+    monkeypatch.setattr(stream_module, "REPLAY_DRAWS", 16)
     made = lambda: ShuffleBuffer(capacity, epoch_key(1, 2), 1, 3)  # noqa: E731
     out = ordered(made(), iter(range(count)))
     assert sorted(out) == list(range(count))
