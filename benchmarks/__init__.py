@@ -1,1 +1,1 @@
-"""Measurements of gpuload beside other loaders; not part of the installed package."""
+"""Benchmarks of gpuload against other loaders; not part of the installed package."""

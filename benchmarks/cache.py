@@ -1,8 +1,8 @@
-"""What a cache smaller than its dataset is good for: ``python -m benchmarks.cache``.
+"""How useful is a cache smaller than its dataset? ``python -m benchmarks.cache``
 
-Hit rates of `gpuload.Cached` by the share of the dataset that fits, over the third to the eighth epoch of a full
-shuffle; beside what is expected of any cache that drops what was not used for longest, f + (1 - f) ln(1 - f); and how
-much of its limit it still takes. Figures are counts, so they do not depend on the machine.
+Prints the hit rate of `gpuload.Cached` by the share f of the dataset that fits, over the third to the eighth epoch of a
+full shuffle; the hit rate expected of any least-recently-used cache, f + (1 - f) ln(1 - f); and the part of its size
+limit that the cache still allows itself at the end. All figures are counts, so they do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Bytes:
-    """Samples that take a page each."""
+    """A dataset of samples that take one page each."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -31,13 +31,13 @@ class Bytes:
 
 
 def expected(share: float) -> float:
-    """Hit rate of a full shuffle in each epoch. A sample at a (of the last epoch) and b (of this one) is hit if the
-    share of others that came between, 1 - a (1 - b), is below the cache's."""
+    """Return the hit rate expected with a full shuffle in each epoch. A sample at position a of the last epoch and b of
+    this one is a hit if the share of other samples between them, 1 - a (1 - b), is below the cache's."""
     return share if share == 1 else share + (1 - share) * math.log(1 - share)
 
 
 def measured(share: float) -> tuple[float, float]:
-    """Hit rate, and the part of the limit that is allowed in the end."""
+    """Return the measured hit rate, and the part of the size limit that is allowed at the end."""
     dataset = Cached(Bytes(), max(1 << 20, int(share * SAMPLES * 4096)))
     before = dataset.statistics()
     for epoch in range(EPOCHS):

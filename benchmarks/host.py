@@ -1,18 +1,19 @@
-"""What a batch costs the main thread with the fused backend: host ms per batch. No GPU is needed.
+"""Main-thread CPU time per batch with the fused backend ("host ms per batch"). No GPU is needed.
 
     python -m benchmarks.host [--json FILE] [--without-plans]
     FAKECUDA_POLICY=never TRITON_INTERPRET=0 python tests/fakecuda/build.py -m benchmarks.host --device cuda
 
-A loader does what it does on CUDA with small JPEGs; only the device's own work is left out: kernels are not launched,
-no pixel is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main
-thread sleeps until workers have nothing left to do, as behind a training step; or, starved, it waits in `next()` while
-chunks come one by one. Figures are processor time of the main thread: the mean over an epoch's batches, as one `next()`
-may do what another one left, and the median or the least of these. The whole is measured without the clocks that divide
-it. docs/performance.md ("Host time of a batch") has results, and says what the parts are.
+The loader reads small JPEGs and does everything that it does on CUDA, except for the device's own work: kernels are not
+launched, no pixel is copied, and large buffers are reused, as by torch's allocator on a device. Before each batch the
+main thread sleeps until the workers are idle, as during a training step; in the "starved" runs it waits in `next()`
+while chunks arrive one by one. Figures are processor time of the main thread: the mean over an epoch's batches (one
+`next()` may do work that another one postponed), and the median or the minimum over epochs. The total is measured
+without the clocks that split it into parts. docs/performance.md ("Host time of a batch") has results and explains the
+parts.
 
-``--without-plans``: workers plan no batches, for comparison. ``--device cuda`` is for the fake CUDA runtime
-(`tests/fakecuda`; after `make test-cuda-fake`, by the Python of `.venv-cuda-fake`): the CUDA build of torch and Triton
-issue copies, events and launches as on a GPU, which are counted, and nothing runs.
+With ``--without-plans`` workers plan no batches, for comparison. ``--device cuda`` is for the fake CUDA runtime
+(`tests/fakecuda`; run `make test-cuda-fake` first, and use the Python of `.venv-cuda-fake`): the CUDA builds of torch
+and Triton issue copies, events and launches as on a GPU. These are counted, and nothing runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, Final
 from unittest import mock
 
 if "torch" not in sys.modules and not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # the fused backend is made on the CPU, though it never runs
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the fused backend is built on the CPU, though it never runs
 
 import torch
 
@@ -66,15 +67,15 @@ RECIPES: Final[dict[str, tuple[Any, ...]]] = {
     "classic + ColorJitter": (*_LEAD, T.ColorJitter(0.4, 0.4, 0.4), T.Normalize(MEAN, STD)),
     "RandAugment": (*_LEAD, T.RandAugment(), T.Normalize(MEAN, STD)),
 }
-GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, workers ahead
+GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, with the workers ahead
 BATCH: Final = 256
-FIRST: Final = 6  # batches of an epoch, until as many are in work as will be
-LAST: Final = 3 + feed.LAUNCHED_AHEAD  # batches that are launched or planned when all is handed out
-PAIR: Final = feed.LAUNCHED_AHEAD  # batches that one `next()` launches, and the one after it none
-LEAST: Final = FIRST + LAST + PAIR  # batches of an epoch, of which a pair is measured
-SMALL_BYTES: Final = 1 << 20  # of labels; what is larger is on the device already
-MAPPED_BYTES: Final = 1 << 17  # from here on the CPU's allocator maps memory anew
-# What is timed: where it is looked up, and the part that it belongs to. What one calls of another counts there.
+FILL_BATCHES: Final = 6  # batches of an epoch before the pipeline is full
+DRAIN_BATCHES: Final = 3 + feed.LAUNCHED_AHEAD  # batches already launched or planned once all work is handed out
+PAIR: Final = feed.LAUNCHED_AHEAD  # batches that one `next()` launches; the `next()` after it launches none
+MIN_BATCHES: Final = FILL_BATCHES + DRAIN_BATCHES + PAIR  # batches in the shortest epoch that has a pair to measure
+SMALL_BYTES: Final = 1 << 20  # labels are smaller; larger tensors are on the device already
+MAPPED_BYTES: Final = 1 << 17  # from this size on, the CPU's allocator maps fresh memory for each allocation
+# The timed functions: owner, attribute, and the part that each belongs to. Nested calls count for the inner part.
 PARTS: Final = (
     (feed.Feed, "take", "feed"),
     (feed.Feed, "take_if_ready", "feed"),
@@ -93,14 +94,14 @@ NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
 
 
 class _NoKernel:
-    """In place of a kernel: it is launched, and nothing happens."""
+    """A stand-in for a kernel: launching it does nothing."""
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         return lambda *arguments, **options: None
 
 
 class _NoCopies(CpuTransfer):
-    """Batches are issued as on a device, and nothing is copied."""
+    """A transfer that issues batches as on a device, and copies nothing."""
 
     asynchronous = True
 
@@ -109,8 +110,8 @@ class _NoCopies(CpuTransfer):
 
 
 class _CachedMemory:
-    """In place of `torch.empty`, for what would be on a device: large memory is given again, also to a little less,
-    where the CPU's allocator would have the system map it anew for each batch."""
+    """A stand-in for `torch.empty` that imitates the device's caching allocator: large buffers are reused, also for
+    slightly smaller requests, where the CPU's allocator would have the system map fresh pages for each batch."""
 
     def __init__(self) -> None:
         self._cached: dict[Any, torch.Tensor] = {}
@@ -131,7 +132,7 @@ class _CachedMemory:
 
 @contextmanager
 def _no_device() -> Iterator[None]:
-    """Leave out the device's work."""
+    """Skip the device's work."""
     with ExitStack() as stack:
         for owner, name, value in (
             (session, "make_transfer", lambda ring, device: _NoCopies(ring)),
@@ -145,7 +146,7 @@ def _no_device() -> Iterator[None]:
 
 
 class _Clocks:
-    """Divides the processor time of a thread among parts, each without what is timed within it."""
+    """Clocks that split the processor time of a thread among parts; a part's time excludes the parts nested in it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -153,13 +154,13 @@ class _Clocks:
         self._since = time.thread_time()
 
     def turn(self) -> None:
-        """Credit the part that is running now."""
+        """Credit the time since the last call to the part that is running now."""
         now = time.thread_time()
         self.seconds[self._within[-1]] += now - self._since
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """What each part has got since the last call."""
+        """Return the seconds of each part since the last call."""
         self.turn()
         seconds, self.seconds = self.seconds, defaultdict(float)
         return seconds
@@ -180,14 +181,14 @@ class _Clocks:
 def _prepare_fake_cuda() -> None:
     """Have kernels compiled to Triton's first stage, and launched on the fake runtime."""
     if "FAKECUDA" not in os.environ:
-        raise SystemExit("--device cuda measures on the fake CUDA runtime: see the first lines of benchmarks/host.py")
+        raise SystemExit("--device cuda needs the fake CUDA runtime: see the docstring of benchmarks/host.py")
     sys.path.insert(0, str(REPOSITORY / "tests"))
     kernels: Any = importlib.import_module("fakecuda.kernels")
     kernels.compile_without_ptxas()
 
 
 def _calls() -> dict[str, int]:
-    """What was called of the fake runtime since it was last asked: copies, events, launches."""
+    """Return how many copies, events and launches the fake runtime has counted since the last call."""
     runtime: Any = importlib.import_module("fakecuda.runtime").runtime()
     counts = runtime.counts()
     runtime.forget_counts()
@@ -196,7 +197,8 @@ def _calls() -> dict[str, int]:
 
 
 def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
+    """Measure a recipe: ms per batch with the workers ahead, and its parts; ms per batch when starved; and the workers'
+    CPU µs per image."""
     on_cuda, calls = options.device == "cuda", {}
     with ExitStack() as around:
         if on_cuda:
@@ -218,18 +220,18 @@ def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) 
             memory_format="channels_last",
         )
         with loader:
-            _batch_times(loader, 4, ahead=True)  # started, and everything imported
-            own: Any = loader._session
+            _batch_times(loader, 4, ahead=True)  # starts the workers and imports everything
+            active: Any = loader._session
             if not on_cuda:
-                own.stage.cpu_threads = own.stage._pool = None  # as on a device
-            before = sum(map(cpu_seconds, own.engine.pids))
+                active.stage.cpu_threads = active.stage._pool = None  # as on a device
+            before = sum(map(cpu_seconds, active.engine.pids))
             if on_cuda:
                 _calls()
             ahead = _batch_times(loader, options.batches, ahead=True)
             images = len(ahead) * len(loader) * BATCH
             if on_cuda:
                 calls = {kind: count * BATCH / images for kind, count in _calls().items()}
-            cpu_us = 1e6 * (sum(map(cpu_seconds, own.engine.pids)) - before) / images
+            cpu_us = 1e6 * (sum(map(cpu_seconds, active.engine.pids)) - before) / images
             starved = _batch_times(loader, options.batches, ahead=False)
             clocks = _Clocks()
             with ExitStack() as stack:
@@ -249,33 +251,33 @@ def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) 
 def _batch_times(
     loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
 ) -> list[dict[str, float]]:
-    """The main thread's seconds in a `next()` by parts, in each of as many epochs as have so many batches; without the
-    first `FIRST` of an epoch, until as many are in work as will be, and the last, which were made ahead."""
+    """Return the main thread's mean seconds in a `next()` by part, for each epoch, until `count` batches are measured.
+    Of an epoch, the first `FILL_BATCHES`, while the pipeline fills, and the last, prepared in advance, are skipped."""
     clocks, means, measured = clocks or _Clocks(), [], 0
-    end = FIRST + (len(loader) - LAST - FIRST) // PAIR * PAIR
+    end = FILL_BATCHES + (len(loader) - DRAIN_BATCHES - FILL_BATCHES) // PAIR * PAIR
     while measured < count:
-        batches, found = iter(loader), []
-        own: Any = loader._session
+        batches, timings = iter(loader), []
         for number in range(len(loader)):
             if ahead:
-                _wait_for_workers(own)
+                _wait_for_workers(loader._session)
             clocks.take()
             value = next(batches)
             seconds = clocks.take()
-            if FIRST <= number < end:
-                found.append(seconds)
+            if FILL_BATCHES <= number < end:
+                timings.append(seconds)
             del value
         next(batches, None)
-        measured += len(found)
-        means.append({part: sum(own.get(part, 0.0) for own in found) / len(found) for part in {*NAMES, *found[0]}})
+        measured += len(timings)
+        parts = {*NAMES, *timings[0]}
+        means.append({part: sum(timing.get(part, 0.0) for timing in timings) / len(timings) for part in parts})
     return means
 
 
-def _wait_for_workers(own: Any) -> None:
-    """Sleep until nobody has a chunk left to do."""
-    while (own.feed._in_flight or own.feed.plans.in_flight) and not (
-        next_request(own.engine._queues[0].read_end, own.engine._memory) is None
-        and all(_is_idle(own.engine, worker) for worker in own.engine._team)
+def _wait_for_workers(active: Any) -> None:
+    """Sleep until no worker has a chunk left to do."""
+    while (active.feed._in_flight or active.feed.plans.in_flight) and not (
+        next_request(active.engine._queues[0].read_end, active.engine._memory) is None
+        and all(_is_idle(active.engine, worker) for worker in active.engine._team)
     ):
         time.sleep(0.002)
     time.sleep(0.002)
@@ -287,11 +289,11 @@ def _is_idle(engine: Any, worker: int) -> bool:
 
 
 def report(results: dict[str, dict[str, Any]]) -> str:
-    """Format a row for each recipe."""
+    """Format a table with a row for each recipe."""
     rows = []
-    for name, found in results.items():
-        figures = [found["host_ms"], found["least_ms"], found["starved_ms"], *found["parts_ms"].values()]
-        rows.append([name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}"])
+    for name, result in results.items():
+        figures = [result["host_ms"], result["least_ms"], result["starved_ms"], *result["parts_ms"].values()]
+        rows.append([name, *(f"{figure:.2f}" for figure in figures), f"{result['worker_us_per_image']:.0f}"])
     headings = ["recipe", "ms", "least", "starved", *NAMES, "workers, µs an image"]
     return table(headings, rows, f"host ms per batch of {BATCH} (main thread's processor time)")
 
@@ -303,7 +305,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the fake CUDA runtime")
     parser.add_argument("--without-plans", action="store_true", help="workers plan no batches")
     options = parser.parse_args(arguments)
-    check_least(parser, options, batches=1, files=LEAST * BATCH)
+    check_least(parser, options, batches=1, files=MIN_BATCHES * BATCH)
     return options
 
 
@@ -318,17 +320,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.only is None or options.only in name:
                 results[name] = measure(transforms, root, options)
     print(f"{machine()}; {versions()}\n\n{report(results)}\n")
-    for name, found in results.items():
-        if found["calls"]:
-            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
+    for name, result in results.items():
+        if result["calls"]:
+            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in result["calls"].items())
             print(f"{name}: {calls} a batch")
     verdicts = []
     for name in results.keys() & GOALS_MS.keys():
         host_ms = results[name]["host_ms"]
         verdicts.append(Verdict(f"{name}: at most {GOALS_MS[name]} ms: {host_ms:.2f}", host_ms <= GOALS_MS[name]))
     say_verdicts(verdicts)
-    asked = {"batch": BATCH, "workers": options.workers, "batches": options.batches, "device": options.device}
-    everything = {**asked, "plans": not options.without_plans, "versions": versions(), "results": results}
+    settings = {"batch": BATCH, "workers": options.workers, "batches": options.batches, "device": options.device}
+    everything = {**settings, "plans": not options.without_plans, "versions": versions(), "results": results}
     write_results(options.json, everything, verdicts)
     return 0 if all(verdict.met for verdict in verdicts) else 1
 

@@ -1,13 +1,13 @@
-"""Triton's interpreter, which takes the place of compiled kernels where there is no GPU, in a fraction of its time.
+"""A faster Triton interpreter, the stand-in for compiled kernels where there is no GPU.
 
-- At each call of a device function it looks through the whole language for what to patch, though the kernel that calls
-  has patched it already: 40% of the time of gpuload's kernels. Here a language is patched once for each launch.
-- At each addition and product it looks for integers that overflow, and tells nobody, unless `debug` is set: 37% of what
-  is left. Compiled kernels do not.
-- The arrays are small: most of what is left went into describing each again, its type, its shape and what comes of two
-  of them. Each is described once.
+- At each call of a device function, Triton scans the entire language for names to patch, although the calling kernel
+  has patched them already: 40% of the time of gpuload's kernels. Here a language is patched once per launch.
+- At each addition and multiplication, Triton checks integers for overflow, but reports it only if `debug` is set: 37%
+  of the remaining time. Compiled kernels do not check.
+- The arrays are small, so most of the remaining time went into computing types, shapes and result types again and
+  again. Here each of them is computed once.
 
-Private names of Triton 3.6 and 3.8: with a version that has others, it stays as slow as it is.
+This relies on private names of Triton 3.6 and 3.8. Where a version lacks these names, the interpreter stays as it is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["hasten"]
 
 @cache
 def hasten() -> None:
-    """Make the interpreter of this process faster; kernels compute the same."""
+    """Make the interpreter of this process faster; kernels compute the same results."""
     from triton.runtime import interpreter
 
     names = ("_patch_lang", "_LangPatchScope", "GridExecutor", "interpreter_builder", "tl")
     if not all(hasattr(interpreter, name) for name in names):
         return
     patch, run = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    patched: set[int] = set()  # what the launch that runs has patched: `tl`, `tl.core`, or both
+    patched: set[int] = set()  # ids of the modules patched by the current launch: `tl`, `tl.core`, or both
 
     @cache
     def languages(function: Any) -> frozenset[int]:
@@ -36,7 +36,7 @@ def hasten() -> None:
 
     def patch_once(function: Any) -> Any:
         if languages(function) <= patched:
-            return interpreter._LangPatchScope()  # of no patches
+            return interpreter._LangPatchScope()  # an empty scope: nothing to patch or restore
         patched.update(languages(function))
         return patch(function)
 
@@ -45,7 +45,7 @@ def hasten() -> None:
         try:
             run(self, *arguments, **named)
         finally:
-            patched.clear()  # it has put the language back
+            patched.clear()  # run() has restored the language
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = launch
@@ -55,52 +55,52 @@ def hasten() -> None:
 
 
 def _describe_once(interpreter: Any) -> None:
-    """Keep the types of blocks, what tensors say of their shapes, and the types of results."""
+    """Cache block types, the shapes of tensors, and result types."""
     import triton
 
-    if not triton.__version__.startswith(("3.6.", "3.8.")):  # what is kept depends on how it is made
+    if not triton.__version__.startswith(("3.6.", "3.8.")):  # the caches rely on how these versions build types
         return
     from triton.language import core
     from triton.language.semantic import TritonSemantic
 
-    whole_block, whole_tensor = core.block_type.__init__, core.tensor.__init__
-    whole_broadcast, whole_dtype = TritonSemantic.broadcast_impl_value, interpreter._get_np_dtype
-    whole_result, results = TritonSemantic.computation_type_impl, {}
-    known: dict[Any, dict[str, Any]] = {}  # the attributes of a type of blocks, which no one changes
+    original_block, original_tensor = core.block_type.__init__, core.tensor.__init__
+    original_broadcast, original_dtype = TritonSemantic.broadcast_impl_value, interpreter._get_np_dtype
+    original_result, results = TritonSemantic.computation_type_impl, {}
+    block_attributes: dict[Any, dict[str, Any]] = {}  # attributes of block types, which nothing modifies
 
     def block(self: Any, element_ty: Any, shape: Any) -> None:
-        space = getattr(element_ty, "address_space", None)  # of a pointer, whose name says the rest
+        space = getattr(element_ty, "address_space", None)  # only of pointers; `name` covers everything else
         key = (element_ty.name, space, *(getattr(length, "value", length) for length in shape))
-        if key not in known:
-            whole_block(self, element_ty, shape)
-            known[key] = self.__dict__
-        self.__dict__ = known[key]
+        if key not in block_attributes:
+            original_block(self, element_ty, shape)
+            block_attributes[key] = self.__dict__
+        self.__dict__ = block_attributes[key]
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
         try:
-            self.shape, self.numel = type.said_by_tensors
+            self.shape, self.numel = type.cached_shape_numel
         except AttributeError:
-            whole_tensor(self, handle, type)
-            type.said_by_tensors = self.shape, self.numel
+            original_tensor(self, handle, type)
+            type.cached_shape_numel = self.shape, self.numel
         self.handle, self.type, self.dtype = handle, type, type.scalar
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         left, right = lhs.type, rhs.type
         if left.is_block() and right.is_block() and left.shape.values == right.shape.values:
             return lhs, rhs
-        return whole_broadcast(self, lhs, rhs)
+        return original_broadcast(self, lhs, rhs)
 
     def result(self: Any, *types: Any) -> Any:
         if types not in results:
-            results[types] = whole_result(self, *types)
+            results[types] = original_result(self, *types)
         return results[types]
 
-    kept_dtype = cache(whole_dtype)
+    cached_dtype = cache(original_dtype)
 
     def np_dtype(type_: Any) -> Any:
         if isinstance(type_, core.block_type):
             type_ = type_.element_ty
-        return whole_dtype(type_) if isinstance(type_, core.pointer_type) else kept_dtype(type_)
+        return original_dtype(type_) if isinstance(type_, core.pointer_type) else cached_dtype(type_)
 
     core.block_type.__init__, core.tensor.__init__ = block, tensor
     TritonSemantic.broadcast_impl_value = broadcast

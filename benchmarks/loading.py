@@ -1,9 +1,9 @@
-"""The ImageNet training recipe on the CPU: gpuload beside torch DataLoader + torchvision, DALI, TurboLoader.
+"""The ImageNet training recipe on the CPU: gpuload against torch DataLoader + torchvision, DALI and TurboLoader.
 
     make bench ARGS="--photos DIR"        or   python -m benchmarks.loading --photos DIR
 
-Each loader runs in a process of its own, all of them in every round (`benchmarks.running`). torch's thread settings are
-left as they are. Peers that are not installed are left out, and the report says so.
+Each loader runs in its own process, and every round runs all of them (`benchmarks.running`). torch's thread settings
+keep their defaults. Peers that are not installed are skipped, and the report says so.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ NAMES = {
     **{name: f"{label}, arrays" for name, label in ARRAYS.items()},
     **{name: f"{label}, whole images" for name, label in WHOLE.items()},
 }
-FIGURES = {  # by key of the results: a column's heading, and the form of its figures
+FIGURES = {  # key in the results: column heading, number format
     "cpu_s_per_1000": ("CPU s per 1,000 images", ".3g"),
     "first_batch_s": ("first batch, s", ".2f"),
     "pss_mb": ("memory of all processes, MB", ",.0f"),
     "worker_mb": ("memory per worker, MB", ",.0f"),
 }
 
-# gpuload's rate over the peer's: at least, and aimed at.
+# Ratios of gpuload's rate to the peer's: the minimum, and the aim.
 RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
-CUTTABLE_GOALS = {"torch_simplejpeg": 2.2, "dali": 1.9}  # the same over cuttable files, the peers over the originals
+CUTTABLE_GOALS = {"torch_simplejpeg": 2.2, "dali": 1.9}  # gpuload over cuttable files, the peers over the originals
 ARRAYS_GOAL = 3.0  # gpuload's rate over DataLoader's
 WHOLE_GOAL = 1.0  # gpuload's rate over DALI's
 WORKERS_RATIO = 0.95
@@ -66,11 +66,12 @@ FIRST_BATCH_S = 0.5
 WORKER_MB = 60.0
 
 Results = Mapping[str, list[dict[str, Any]]]
-"""The results of each peer, one for each round, in the order of the rounds."""
+"""The results of each peer, one per round, in the order of the rounds."""
 
 
 def median_of(results: list[dict[str, Any]], key: str) -> float:
-    """Return the median over all rounds, and over a round's epochs if there is a value for each; NaN without values.
+    """Return the median over all rounds, or over all epochs of all rounds where a round has a list of values; NaN
+    without values.
 
     >>> median_of([{"images_per_s": [1, 2]}, {"images_per_s": [4, 9]}], "images_per_s")
     3.0
@@ -83,7 +84,8 @@ def median_of(results: list[dict[str, Any]], key: str) -> float:
 
 
 def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]:
-    """Divide the rate of `name` by that of `other`, within each round: the median, the least and the greatest.
+    """Divide the rate of `name` by the rate of `other` within each round. Returns the median, the minimum and the
+    maximum.
 
     >>> rounds = {"a": [{"images_per_s": [30]}, {"images_per_s": [10]}], "b": [{"images_per_s": [15]}] * 2}
     >>> median, least, greatest = ratio(rounds, "a", "b")
@@ -98,8 +100,8 @@ def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]
 
 
 def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of the table of some peers. `own` names the peer whose rate is compared with the
-    others'. Figures that no peer has get no column."""
+    """Return the headings and rows of a table of the peers in `labels`. `own` is the peer whose rate is compared with
+    the others'. Figures that no peer has get no column."""
     names = [name for name in labels if name in results]
     cells: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
     if own in names:
@@ -114,7 +116,7 @@ def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tup
 
 
 def judge(results: Results) -> list[running.Verdict]:
-    """Judge every goal for which the figures were measured."""
+    """Check every goal whose figures were measured."""
     verdicts = []
 
     def at_least(goal: float, name: str, other: str, text: str, form: str = "{:.2f}") -> None:
@@ -144,10 +146,10 @@ def judge(results: Results) -> list[running.Verdict]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the options; `peers` are the names of what is to be measured."""
+    """Parse the options; `peers` lists the names of the contenders to measure."""
     numbers = {"files": 2000, "rounds": 3, "workers": 2, "batch_size": 64}
     parser = running.make_parser("loading", __doc__, "photos", "cache", "json", **numbers)
-    parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first as warm-up (default 3)")
     choices = f"{', '.join(GROUPS)}, or any of {', '.join(NAMES)}"
     parser.add_argument("--only", help=f"comma-separated: {choices}")
     parser.add_argument("--cuttable", action="store_true", help="gpuload over the same files made cuttable, too")
@@ -190,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         failed,
         lambda peer, result: f"{NAMES[peer]}: {median_of([result], 'images_per_s'):,.0f} images/s",
     )
-    results = {peer: [one[peer] for one in rounds] for peer in options.peers if peer not in failed}
+    results = {peer: [by_peer[peer] for by_peer in rounds] for peer in options.peers if peer not in failed}
 
     versions: dict[str, str] = {"python": platform.python_version()}
     for rows in results.values():
@@ -201,12 +203,12 @@ def main(arguments: list[str] | None = None) -> int:
         f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
         f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
         f"{recipe.workers} workers; device: CPU\n"
-        f"machine: {where['cpu']}, {where['cpus']} CPUs for this process, torch's threads as they are: "
-        f"{', '.join(map(str, threads)) or 'not asked'}\n"
+        f"machine: {where['cpu']}, {where['cpus']} CPUs for this process, torch's default threads: "
+        f"{', '.join(map(str, threads)) or 'not queried'}\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
-        f"{options.rounds} rounds of {options.epochs - 1} measured epochs, whole batches only\n"
+        f"{options.rounds} rounds of {options.epochs - 1} measured epochs, full batches only\n"
         "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
-        "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory"
+        "memory: proportional (PSS), of the entire process tree; worker: the largest, without shared memory"
     )
     for group, labels in GROUPS.items():
         if results.keys() & labels.keys():
@@ -214,9 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
             print("", running.table(*columns(results, labels, own), TITLES[group]), sep="\n")
     print()
     running.say_verdicts(verdicts := judge(results))
-    asked = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}
+    settings = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}
     photos = {"source": described, "files": count, "mean_kb": mean_kb}
-    everything = {"recipe": asked, "photos": photos, "versions": versions, "results": results, "failed": failed}
+    everything = {"recipe": settings, "photos": photos, "versions": versions, "results": results, "failed": failed}
     running.write_results(options.json, everything, verdicts)
     return 1 if failed else 0
 

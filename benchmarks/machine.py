@@ -1,6 +1,6 @@
-"""What was measured on, and with: the processor, the CUDA device, versions of all that takes part, and what is absent.
+"""A description of the machine: the processor, the CUDA device, package versions, and the packages that are missing.
 
-python -m benchmarks.machine     prints it
+python -m benchmarks.machine     prints the description
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ PACKAGES = (
 )
 NVIDIA = ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
 DECODERS = ("simplejpeg", "nvidia.nvimgcodec", "nvidia.dali")
-# What is left out of tests and measurements where a package is absent.
+# The tests and measurements that are skipped where a package is absent.
 LEFT_OUT = {
-    "hypothesis": "tests with made-up examples",
-    "kornia": "the backend kornia, Kornia's own rows, tests of both, parity tests",
-    "nvidia.dali": "the backend dali, DALI's own rows, tests of both",
-    "nvidia.nvimgcodec": "decoding of regions; simplejpeg or Pillow decode whole images in its place",
-    "pytest_timeout": "limits of single tests",
+    "hypothesis": "property-based tests",
+    "kornia": "the kornia backend, Kornia's own rows, tests of both, parity tests",
+    "nvidia.dali": "the dali backend, DALI's own rows, tests of both",
+    "nvidia.nvimgcodec": "region decoding; simplejpeg or Pillow decodes entire images instead",
+    "pytest_timeout": "time limits of single tests",
     "scipy": "tests of distributions",
-    "simplejpeg": "decoding whole JPEGs by it; Pillow does it, at half the rate",
-    "skimage": "real photographs, where PHOTOS names none; images are made up",
+    "simplejpeg": "decoding entire JPEGs with simplejpeg; Pillow does it at half the rate",
+    "skimage": "real photographs, unless PHOTOS names a folder; images are synthetic instead",
     "timm": "timm's rows and tests against it",
-    "torchvision": "torchvision's, timm's and Kornia's own rows, the ResNets, the benchmark of augmenting",
-    "triton": "the backend fused and its tests",
-    "turboloader": "TurboLoader's row of the benchmark of loading, and its tests",
+    "torchvision": "torchvision's, timm's and Kornia's own rows, the ResNets, the augmentation benchmark",
+    "triton": "the fused backend and its tests",
+    "turboloader": "TurboLoader's row in the loading benchmark, and its tests",
     "typer": "tests of the command line",
-    "xdist": "nothing; tests run one after the other",
+    "xdist": "nothing; tests run one after another",
 }
 
 
 def absent() -> dict[str, str]:
-    """The packages that are not installed, and what is left out because of that."""
+    """Return the packages that are not installed, and the tests and measurements skipped for each."""
     return {package: left_out for package, left_out in LEFT_OUT.items() if not _is_there(package)}
 
 
 def _is_there(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the namespace it is in
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -68,23 +68,23 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of those that are installed."""
+    """Return the versions of the installed packages."""
     import torch
 
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in (*PACKAGES, *NVIDIA):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    found["torch"] = str(torch.__version__)  # with the build, such as +cpu
+    installed["torch"] = str(torch.__version__)  # with the build, such as +cpu
     if torch.version.cuda is not None:
-        found["CUDA"] = torch.version.cuda
-    return found
+        installed["CUDA"] = torch.version.cuda
+    return installed
 
 
 def cuda_device() -> str:
-    """The current CUDA device, in words."""
+    """Describe the current CUDA device in words."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -92,13 +92,13 @@ def cuda_device() -> str:
 
 
 def main() -> int:
-    """Print all of it. Returns 1 where a decoder is installed and cannot be imported."""
+    """Print the description. Returns 1 if a decoder is installed but cannot be imported."""
     print(f"processor: {cpu_model()}, {len(os.sched_getaffinity(0))} CPUs; kernel {platform.release()}")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     print(f"/dev/shm: {shutil.disk_usage('/dev/shm').total / 1e9:.1f} GB; open files: {files} at most")
     print("versions: " + ", ".join(f"{name} {number}" for name, number in versions().items()))
     for package, left_out in absent().items():
-        print(f"{package} is not installed; left out: {left_out}")
+        print(f"{package} is not installed; skipped: {left_out}")
     broken = 0
     for module in filter(_is_there, DECODERS):
         try:
@@ -106,7 +106,7 @@ def main() -> int:
             print(f"{module}: imported")
         except Exception as error:
             broken = 1
-            print(f"{module}: installed, and cannot be imported: {type(error).__name__}: {error}")
+            print(f"{module}: installed, but cannot be imported: {type(error).__name__}: {error}")
     return broken
 
 

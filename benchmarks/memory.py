@@ -1,4 +1,4 @@
-"""The memory of a process, with shared pages in proportion, from Linux's /proc."""
+"""The memory usage of a process, with shared pages counted proportionally, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["proportional_mb", "shared_mb"]
 
 
 def proportional_mb(pid: int) -> float:
-    """Return PSS: the process's own pages, and its share of those that several processes map. 0 if it is gone."""
+    """Return the PSS in MB: private pages plus a proportional share of the shared pages. 0 if the process has ended."""
     return _kilobytes(pid, "Pss:") / 1024
 
 
 def shared_mb(pid: int) -> float:
-    """Return the part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 if it is gone."""
+    """Return the part of `proportional_mb` in shared memory: rings, batches in flight. 0 if the process has ended."""
     return _kilobytes(pid, "Pss_Shmem:") / 1024
 
 

@@ -1,11 +1,11 @@
-"""Whether `gpuload pack` is as fast as the disk or the decoder, whichever it uses: wall and CPU time beside bare loops.
+"""Is `gpuload pack` as fast as its disk or decoder? Compares its wall and CPU times with those of bare loops.
 
     python -m benchmarks.packing --photos DIR [--json FILE]
 
-docs/packing.md says what each way does, and has results. Each has a process of its own (`benchmarks.running`). Times
-begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of them,
-and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within them.
-CPU time is that of the process and of all that it started.
+docs/packing.md describes each way and has results. Each way runs in its own process (`benchmarks.running`). The clock
+starts after the imports, with the photographs in the page cache (in the group "from the disk", with none of them) and
+no pending writes. It stops when all output is on the disk, so it includes the start of `pack`'s worker processes. CPU
+time is that of the process and its children.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from benchmarks.sources.reading import drop
 SHORT_SIDE: Final = 256
 QUALITY: Final = 90
 LIMIT_S: Final = 1800
-GOAL: Final = 1.3  # times the wall time of the bare loop, with a worker for each CPU
+GOAL: Final = 1.3  # multiple of the bare loop's wall time, with one worker per CPU
 BARE: Final = "bare loop"
 PACK: Final = "pack"
 ONE: Final = "pack, 1 worker"
 WARM: Final = "as they are"
 COLD: Final = "from the disk"
-AHEAD: Final = 16  # files that are named to the kernel before they are read
-# Of each group its ways, of which the first is the measure; bytes of a shard, so that each worker has some; a title.
+AHEAD: Final = 16  # files announced to the kernel before they are read
+# For each group: its ways, the first being the baseline; the bytes per shard, so that each worker gets some; a title.
 GROUPS: Final = {
     WARM: ((BARE, ONE, PACK), 32_000_000, "in the page cache; the bare loop is one process"),
-    COLD: ((BARE, ONE, PACK), 32_000_000, "the bare loop: as many processes, the next files named ahead"),
-    "--short-side": ((BARE, PACK), 2_000_000, "the bare loop does the same by Pillow, in as many processes"),
+    COLD: ((BARE, ONE, PACK), 32_000_000, "the bare loop: as many processes, with read-ahead of the next files"),
+    "--short-side": ((BARE, PACK), 2_000_000, "the bare loop does the same with Pillow, in as many processes"),
     "--cuttable": ((BARE, PACK), 8_000_000, "the bare loop calls make_cuttable, in as many processes"),
 }
 Rounds = list[dict[str, dict[str, float]]]
-"""Of each round, by way, wall and CPU seconds."""
+"""For each round, the wall and CPU seconds of each way."""
 
 
 def read(path: str) -> bytes:
@@ -58,7 +58,7 @@ def read(path: str) -> bytes:
 
 
 def resize(path: str) -> None:
-    """What `pack` does to a photograph, with no more than Pillow."""
+    """Resize a photograph as `pack` does, using only Pillow."""
     from PIL import Image
     from PIL.JpegImagePlugin import get_sampling
 
@@ -78,7 +78,7 @@ def cut(path: str) -> None:
 
 
 def in_processes(work: Callable[[list[str], int], object], paths: list[str], count: int) -> None:
-    """Call it in so many processes, with their paths and the process's number."""
+    """Call `work` in `count` processes, each with its share of the paths and its number."""
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=work, args=(paths[number::count], number)) for number in range(count)]
     for process in processes:
@@ -90,7 +90,7 @@ def in_processes(work: Callable[[list[str], int], object], paths: list[str], cou
 
 
 def write(target: str, pieces: Iterator[bytes]) -> None:
-    """Write all of it to one file, so that it lasts."""
+    """Write all pieces to one file and sync it to the disk."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     for piece in pieces:
         os.write(descriptor, piece)
@@ -99,7 +99,7 @@ def write(target: str, pieces: Iterator[bytes]) -> None:
 
 
 def ahead(paths: list[str]) -> Iterator[bytes]:
-    """What is in the files, each of them named to the kernel while those before it are read."""
+    """Yield the contents of the files; the kernel reads the next `AHEAD` files in advance."""
     opened: deque[int] = deque()
     for at in range(len(paths) + AHEAD):
         if at < len(paths):
@@ -112,7 +112,7 @@ def ahead(paths: list[str]) -> Iterator[bytes]:
 
 
 def action(group: str, way: str, root: str, target: str, workers: int) -> Callable[[], object]:
-    """What is measured."""
+    """Return the function to measure."""
     paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
     if way == BARE and group == WARM:
         return lambda: write(target, map(read, paths))
@@ -130,16 +130,16 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
 
 
 def cpu_s() -> float:
-    """Return the time of this process, and of those that it has waited for."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+    """Return the CPU time of this process and of the children that it has waited for."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[str, float]:
-    """One way, in this process."""
+    """Measure one way in this process."""
     import gpuload.datasets.folder
     import gpuload.packing.jpeg_cuttable
-    import gpuload.packing.pack  # noqa: F401 (imports are not what is measured)
+    import gpuload.packing.pack  # noqa: F401 (keeps the imports out of the measurement)
 
     run = action(group, way, root, target, workers)
     warm(Path(root)) if group != COLD else drop(Path(root), "files")
@@ -150,20 +150,20 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
 
 
 def run(group: str, way: str, root: Path, cache: Path, workers: int) -> dict[str, Any]:
-    """Run one way in a process of its own. Its result has `error` if it could not run."""
+    """Run one way in its own process. The result has the key `error` if the way could not run."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="packing-", dir=cache) as folder:
         arguments = json.dumps([group, way, str(root), f"{folder}/made", workers])
         return running.run_module(["benchmarks.packing", "--measure", arguments], LIMIT_S)
 
 
-def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
-    """How many times as long one way takes as another, in each round."""
-    return [one[way][what] / one[other][what] for one in rounds]
+def ratios(rounds: Rounds, way: str, other: str, figure: str) -> list[float]:
+    """Divide a figure of one way by that of another, in each round."""
+    return [times[way][figure] / times[other][figure] for times in rounds]
 
 
 def judge(results: dict[str, Rounds]) -> list[running.Verdict]:
-    """Which goals are met."""
+    """Return a verdict for each goal."""
     verdicts = []
     for group, rounds in results.items():
         if not rounds or PACK not in rounds[0] or BARE not in rounds[0]:
@@ -180,14 +180,14 @@ def judge(results: dict[str, Rounds]) -> list[running.Verdict]:
 
 
 def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> str:
-    """Format a row for each way: medians, and medians of the ratios within rounds."""
+    """Format a table with a row for each way: medians, and medians of the ratios within rounds."""
     ways, _, title = GROUPS[group]
     rows = []
     for way in ways:
-        if any(way not in one for one in rounds):
+        if any(way not in times for times in rounds):
             continue
-        wall, cpu = (statistics.median(one[way][what] for one in rounds) for what in ("wall_s", "cpu_s"))
-        over = [statistics.median(ratios(rounds, way, BARE, what)) for what in ("wall_s", "cpu_s")]
+        wall, cpu = (statistics.median(times[way][figure] for times in rounds) for figure in ("wall_s", "cpu_s"))
+        over = [statistics.median(ratios(rounds, way, BARE, figure)) for figure in ("wall_s", "cpu_s")]
         rates = [f"{1000 * cpu / count:.2f}", f"{count / wall:.0f}", f"{nbytes / wall / 1e6:.0f}"]
         name = f"{way}, {workers} workers" if way == PACK else way
         rows.append([name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over)])
@@ -195,7 +195,7 @@ def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) 
         "",
         "wall s",
         "CPU s",
-        "CPU ms an image",
+        "CPU ms per image",
         "images/s",
         "MB/s",
         "wall over bare loop",
@@ -207,14 +207,14 @@ def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     numbers = {"files": 24000, "rounds": 5, "workers": len(os.sched_getaffinity(0))}
     parser = running.make_parser("packing", __doc__, "photos", "cache", "json", **numbers)
-    parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
-    parser.add_argument("--only", choices=list(GROUPS), help="one group")
+    parser.add_argument("--changed", type=int, default=1600, help="files to resize or make cuttable (default 1600)")
+    parser.add_argument("--only", choices=list(GROUPS), help="measure one group")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 where a way could not be run."""
+    """Measure and report. Returns the exit status: 1 if a way could not be run."""
     options = parse(arguments)
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))))
@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         + ", ".join(f"{name} {version}" for name, version in versions().items())
     )
     for group, rounds in results.items():
-        if all(BARE in one for one in rounds):
+        if all(BARE in times for times in rounds):
             count, mean_kb = photos[group]
             print("\n" + report(group, rounds, count, count * mean_kb * 1000, options.workers))
     running.say_verdicts(verdicts := judge(results))

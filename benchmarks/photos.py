@@ -1,4 +1,4 @@
-"""The folder of photographs that is read: real files under distinct names, in classes, in the page cache.
+"""The folder of photographs that benchmarks read: real files with distinct names, in class folders, in the page cache.
 
 The files are copies, not links: a loader must not profit from reading the same inode again.
 """
@@ -22,22 +22,22 @@ from gpuload.packing.jpeg_cuttable import make_cuttable
 
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
-VARIED = 200  # how many are made
+VARIED = 200  # photographs to generate
 
 
 def find_photos(cache: Path, photos: Path | None = None) -> tuple[Path, str]:
-    """Return the folder of JPEGs to measure with, and what they are: `photos`; without it scikit-image's photographs,
-    varied, if that is installed, else images that were made up. Both are made if they are not there yet."""
+    """Return the folder of JPEGs to measure with, and a description of it. Uses `photos` if given; otherwise variations
+    of scikit-image's photographs if that is installed; otherwise synthetic images. Missing folders are generated."""
     if photos is not None:
         return photos, str(photos)
     try:
         return make_folder(cache / "varied-photographs", count=VARIED), "scikit-image's photographs, varied"
     except PhotographsMissing:
-        return make_up(cache / "made-up-photographs", count=VARIED), "made up: smooth colours and noise"
+        return make_up(cache / "made-up-photographs", count=VARIED), "synthetic: smooth colours and noise"
 
 
 def make_up(root: Path, *, count: int, height: int = 375, width: int = 500) -> Path:
-    """Write `count` JPEGs of about as many bytes as photographs have; a finished folder is used again."""
+    """Write `count` synthetic JPEGs about as large as photographs; a complete folder is reused."""
     if not (root / "complete").exists():
         root.mkdir(parents=True, exist_ok=True)
         for number in range(count):
@@ -47,7 +47,7 @@ def make_up(root: Path, *, count: int, height: int = 375, width: int = 500) -> P
 
 
 def _made_up(number: int, height: int, width: int) -> np.ndarray:
-    """Make an image that is a function of its number and size: smooth colours, and noise."""
+    """Generate an image of smooth colours and noise that depends only on its number and size."""
     rng = np.random.default_rng([zlib.crc32(b"made up"), number])
     cells = rng.integers(0, 256, (2 + height // 40, 2 + width // 40, 3), np.uint8)
     smooth = Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
@@ -55,7 +55,7 @@ def _made_up(number: int, height: int, width: int) -> np.ndarray:
 
 
 def jpegs_in(folder: Path) -> list[Path]:
-    """Return the JPEGs below a folder, by name; SystemExit if there are none."""
+    """Return the JPEGs below a folder, sorted by name; SystemExit if there are none."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise SystemExit(f"no JPEGs (*.jpg, *.jpeg) in {folder}")
@@ -63,7 +63,7 @@ def jpegs_in(folder: Path) -> list[Path]:
 
 
 def copy_photos(source: Path, cache: Path, count: int) -> Path:
-    """Copy the JPEGs of `source` under distinct names to `count` files in classes; a finished folder is used again.
+    """Copy the JPEGs of `source` to `count` files with distinct names in class folders; a complete folder is reused.
 
     Returns the folder, ``cache/photos-…/class_0/00000.jpg`` and so on.
     """
@@ -82,15 +82,15 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 
 
 def cuttable_copy(root: Path) -> Path:
-    """Copy the tree `root` to a folder beside it, its JPEGs made cuttable; a finished folder is used again."""
-    return _changed_copy(root, f"indexed-{INDEX[-1]}", make_cuttable)  # another version's index would not be used
+    """Copy the tree `root` to a sibling folder, with its JPEGs made cuttable; a complete folder is reused."""
+    return _changed_copy(root, f"indexed-{INDEX[-1]}", make_cuttable)  # an index of another version is ignored
 
 
 def tar_copy(root: Path) -> tuple[Path, list[str]]:
-    """Write the JPEGs of the tree `root` to a tar archive next to it, in the order of their names, and read it once; a
-    finished archive is used again.
+    """Write the JPEGs of the tree `root` to a tar archive next to it, sorted by name, and read the archive once; a
+    complete archive is reused.
 
-    Returns the archive, and the names in it, ``class_0/00000.jpg`` and so on.
+    Returns the archive and the names of its members, ``class_0/00000.jpg`` and so on.
     """
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jpg"))
     archive = root.parent / f"{root.name}.tar"
@@ -105,8 +105,8 @@ def tar_copy(root: Path) -> tuple[Path, list[str]]:
 
 
 def light_copy(root: Path) -> Path:
-    """Copy the tree `root` to a folder beside it, its JPEGs written anew with quality 90 and 4:2:0 (which made 65 KB
-    of 130 in the mean of some photographs of 500×375); a finished folder is used again."""
+    """Copy the tree `root` to a sibling folder, with its JPEGs re-encoded at quality 90 and 4:2:0 (which shrank
+    photographs of 500×375 from 130 KB to 65 KB on average); a complete folder is reused."""
     return _changed_copy(root, "light", _light)
 
 
@@ -120,20 +120,20 @@ def _changed_copy(root: Path, name: str, change: Callable[[bytes], bytes]) -> Pa
     target = root.parent / f"{root.name}-{name}"
     if not (target / "complete").exists():
         shutil.rmtree(target, ignore_errors=True)
-        made: dict[bytes, bytes] = {}  # the same photographs come again and again
+        changed: dict[bytes, bytes] = {}  # by hash: the same photographs occur many times
         for path in sorted(root.rglob("*.jpg")):
             data = path.read_bytes()
             key = hashlib.sha256(data).digest()
-            if key not in made:
-                made[key] = change(data)
+            if key not in changed:
+                changed[key] = change(data)
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(made[key])
+            copy.write_bytes(changed[key])
         (target / "complete").touch()
     return target
 
 
 def warm(root: Path) -> tuple[int, float]:
-    """Read every file once, so that the page cache holds them all. Returns how many there are and their mean KB."""
+    """Read every file once, so that the page cache holds all of them. Returns the number of files and their mean KB."""
     sizes = [len(path.read_bytes()) for path in root.rglob("*.jpg")]
     return len(sizes), sum(sizes) / len(sizes) / 1000

@@ -1,8 +1,7 @@
-"""The picture of README.md: photographs, and what gpuload's transforms make of them.
+"""The picture of README.md: photographs and augmented versions of them.
 
-``python -m benchmarks.plot_augmented`` writes docs/pictures/augmented.jpg. The photographs are those in scikit-image's
-wheel that are in the public domain; each row begins with one as it is, cropped in the middle. The same seed gives the
-same picture.
+``python -m benchmarks.plot_augmented`` writes docs/pictures/augmented.jpg. The photographs are the public-domain ones
+in scikit-image's wheel; each row begins with an unaugmented centre crop. The same seed gives the same picture.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SIZE_PX, GAP_PX, COLUMNS, SEED = 160, 6, 8, 4
 
 
 def rows(seed: int = SEED) -> np.ndarray:
-    """uint8, photographs × columns × height × width × 3: the middle of each, then augmented ones."""
+    """Return uint8 photographs × columns × height × width × 3: a centre crop, then augmented versions."""
     files = [photographs()[name] for name in SHOWN]
     recipe = [
         T.RandomResizedCrop(SIZE_PX, scale=(0.2, 1.0)),
@@ -44,14 +43,14 @@ def rows(seed: int = SEED) -> np.ndarray:
 
 
 def sheet() -> Image.Image:
-    """All of them in rows, with a wider gap behind what was given."""
+    """Draw all images in rows, with a wider gap after the unaugmented ones."""
     step = SIZE_PX + GAP_PX
-    made = Image.new("RGB", (COLUMNS * step + GAP_PX, len(SHOWN) * step - GAP_PX), "white")
+    picture = Image.new("RGB", (COLUMNS * step + GAP_PX, len(SHOWN) * step - GAP_PX), "white")
     for row, images in enumerate(rows()):
         for column, image in enumerate(images):
             left = column * step + (2 * GAP_PX if column else 0)
-            made.paste(Image.fromarray(image), (left, row * step))
-    return made
+            picture.paste(Image.fromarray(image), (left, row * step))
+    return picture
 
 
 def main() -> None:

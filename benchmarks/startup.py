@@ -1,15 +1,16 @@
-"""How long a loader takes to its first batch, and what its processes cost, beside DataLoader's ways to start them.
+"""Time to the first batch, and the memory usage of the processes, compared with DataLoader's start methods.
 
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
-Each cell is a process of its own: seconds from `iter()` to the first batch, the CPU seconds of all its processes in
-that time, and their memory once all that is loaded ahead is there: their own (PSS without shared memory), and what they
-hold in shared memory, whether a process maps it or not, since DataLoader's batches on their way are not mapped. And how
-long it is from the death of a worker to the hello of the one that takes its place. Medians of the rounds.
+Each cell is measured in its own process: the seconds from `iter()` to the first batch, the CPU seconds of all processes
+in that time, and their memory once prefetching has finished. Memory is split into the processes' own (PSS without
+shared memory) and shared memory, which counts whether or not a process maps it, since DataLoader's batches in flight
+are not mapped. For gpuload also the time from the death of a worker until its replacement is ready. Prints the medians
+of the rounds.
 
-- folder: `gl.ImageFolder`, which imports little; DataLoader has torchvision's with the same crops.
-- torchvision: torchvision's ImageFolder with v2's transforms inside, the same object for both.
-- huggingface: a Hugging Face data set with an image and a label; DataLoader crops with v2.
+- folder: `gl.ImageFolder`, which imports little; DataLoader uses torchvision's ImageFolder with the same crops.
+- torchvision: torchvision's ImageFolder with v2 transforms inside, the same object for both loaders.
+- huggingface: a Hugging Face dataset with an image and a label; DataLoader crops with v2.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SIZE: Final = 224
 
 
 def huggingface(root: Path) -> Any:
-    """The photographs of a folder in classes, as a data set of Hugging Face's with their bytes."""
+    """Build a Hugging Face dataset that holds the encoded photographs of a folder, and their classes."""
     import datasets
 
     paths = sorted(root.rglob("*.jpg"))
@@ -57,7 +58,7 @@ def huggingface(root: Path) -> Any:
 
 
 def build(row: str, loader: str, workers: int, root: Path) -> Any:
-    """The loader of a cell."""
+    """Build the loader of a cell."""
     if row == "torchvision" or loader != "gpuload":
         from benchmarks.peers.torchvision_import import Cropped, Folder
     if loader == "gpuload":
@@ -78,43 +79,43 @@ def build(row: str, loader: str, workers: int, root: Path) -> Any:
 
 
 def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]:
-    """One cell, in this process."""
+    """Measure one cell in this process."""
     from gpuload.cli.processes import cpu_seconds
 
-    made = build(row, loader, workers, root)
+    batch_loader = build(row, loader, workers, root)
     before, started = cpu_seconds(os.getpid()), time.perf_counter()
-    batches = iter(made)
+    batches = iter(batch_loader)
     next(batches)
-    found = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
+    figures = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
     for _ in range(3):
         next(batches, None)
-    found["own_mb"], found["shared_mb"] = _memory_at_rest()
+    figures["own_mb"], figures["shared_mb"] = _memory_at_rest()
     if loader == "gpuload":
-        found["back_ms"] = _back_ms(made._session.engine)
-        made.close()
-    return found
+        figures["back_ms"] = _back_ms(batch_loader._session.engine)
+        batch_loader.close()
+    return figures
 
 
 def _memory_at_rest() -> tuple[float, float]:
-    """The processes' own memory and their shared memory, MB, once they have nothing to do."""
+    """Wait until the processes are idle. Returns their own memory and their shared memory in MB."""
     from benchmarks.memory import proportional_mb, shared_mb
     from gpuload.cli.processes import cpu_seconds, tree
 
     cpu_s, before_s = cpu_seconds(os.getpid()), -1.0
-    while cpu_s - before_s > 0.05:  # looking takes some, too
+    while cpu_s - before_s > 0.05:  # the measurement itself takes some CPU time, too
         time.sleep(REST_S)
         before_s, cpu_s = cpu_s, cpu_seconds(os.getpid())
     processes, files = tree(os.getpid()), {}
     for file in [path for process in processes for path in Path(f"/proc/{process}/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # that of a folder's own listing
+        with contextlib.suppress(OSError):  # the descriptor that iterdir() had open is closed again
             if os.readlink(file).startswith(("/dev/shm/", "/memfd:")):
-                found = file.stat()
-                files[found.st_dev, found.st_ino] = found.st_blocks * 512 / 2**20
+                status = file.stat()
+                files[status.st_dev, status.st_ino] = status.st_blocks * 512 / 2**20
     return sum(map(proportional_mb, processes)) - sum(map(shared_mb, processes)), sum(files.values())
 
 
 def _back_ms(engine: Any) -> float:
-    """From the death of a worker to the hello of the one in its place, the median of some."""
+    """Return the median time from the death of a worker until its replacement is ready, over `DEATHS` deaths."""
     times = []
     for _ in range(DEATHS):
         [victim, *_] = engine.pids
@@ -127,7 +128,7 @@ def _back_ms(engine: Any) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all cells, and print them."""
+    """Measure all cells and print the results."""
     from benchmarks.running import in_turns, make_parser, run_module, table, write_json
 
     parser = make_parser("startup", __doc__, "photos", "cache", "json", files=2048, rounds=3)
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row, loader, workers = options.cell
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
-    from benchmarks.photos import copy_photos, find_photos  # not in a cell, whose memory it would count in
+    from benchmarks.photos import copy_photos, find_photos  # not at the top, where it would add to the memory of a cell
 
     root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
@@ -150,11 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell.split()], LIMIT_S)
 
     rounds = in_turns(ways, options.rounds, run, failed)
-    results = {cell: [one[cell] for one in rounds if cell in one] for cell in ways}
+    results = {cell: [by_cell[cell] for by_cell in rounds if cell in by_cell] for cell in ways}
     write_json(options.json, results)
     rows = []
-    for name, found in results.items():
-        medians = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
+    for name, runs in results.items():
+        medians = {key: statistics.median(figures[key] for figures in runs) for key in runs[0]} if runs else {}
         rows.append([name, *(f"{medians[key]:.2f}" if key in medians else "–" for key in COLUMNS)])
     print(table(["", *COLUMNS.values()], rows))
     return 0

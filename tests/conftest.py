@@ -1,5 +1,5 @@
-"""What all tests share: where the real photographs are, a folder of JPEGs made on the spot, the markers, what an
-unmarked test may take, and that a test is skipped where a package that it needs is absent."""
+"""Fixtures and hooks of all tests: real photographs, a generated folder of JPEGs, markers, forked workers, and skipping
+of tests whose optional packages are not installed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from warm import warm_interpreters
 
 from benchmarks.interpreter import hasten
 
-# A shell's background jobs are started with ctrl-C ignored, and hand that on; programs that tests start must hear it.
+# A shell starts background jobs with SIGINT ignored, which child processes inherit; tests' programs must receive it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in each run, and no limit of time on a busy machine.
+# Use the same examples in each run, and no deadline, since the machine may be busy.
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
     settings.register_profile("gpuload", deadline=None, derandomize=True)
     settings.load_profile("gpuload")
 
-# Triton's kernels run in its interpreter where there is no GPU; it is asked for before a kernel is declared.
+# Without a GPU, Triton's kernels run in its interpreter, which must be selected before a kernel is declared.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -44,15 +44,15 @@ TESTS = Path(__file__).parent
 SHARED = Path(os.environ.get("GPULOAD_SHARED", TESTS.parent.parent / "shared"))
 
 
-# What whole folders are.
+# Markers of all tests in a folder.
 FOLDERS = {
     "tests/faults/": "processes",
     "tests/frameworks/": "processes",
     "tests/recipes/": "slow",
     "notebooks/": "processes",
 }
-# Where tests are about what loaders give, and not about how workers start: these are forked, with what each worker
-# imports. Two of them take 0.1 CPU seconds, and 0.5 as fresh interpreters.
+# Folders whose tests check the output of loaders, not the start of workers. Their workers are forked from a process
+# with the imports that every worker needs: two workers take 0.1 CPU seconds, against 0.5 as fresh interpreters.
 FORKED = tuple(
     f"tests/{room}/"
     for room in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
@@ -60,14 +60,14 @@ FORKED = tuple(
 IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 OF_THIS_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
 BOOTSTRAP = str(TESTS.parent / "gpuload" / "workers" / "bootstrap.py")
-# Folders whose tests need one, whatever error they would fail with.
+# Folders whose tests need an optional package, whatever error they raise without it.
 NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what follows from where a test is, or from its name: Triton's kernels are interpreted for "fused". Notebooks
-    come first: they take longest, and at the end one process would run them while the others have nothing to do."""
+    """Add the markers that follow from a test's folder or name; "fused" means that Triton's kernels are interpreted.
+    Notebooks come first, since they take longest: at the end, one process would run them while the others are idle."""
     items.sort(key=lambda item: not item.nodeid.startswith("notebooks/"))
     for item in items:
         if "fused" in item.nodeid:
@@ -81,12 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_absent(name: str) -> bool:
-    """Whether this is what errors call an optional package that is not installed."""
+    """Return whether this is the name, as used in errors, of an optional package that is not installed."""
     return name in PACKAGES and lacking.is_absent(PACKAGES[name])
 
 
 def absence(error: BaseException | None) -> str | None:
-    """The optional package whose absence an error comes from, by itself or by what caused it; else None."""
+    """Return the optional package whose absence caused an error, directly or through its causes; else None."""
     while error is not None:
         names: list[str] = []
         if isinstance(error, ModuleNotFoundError):
@@ -102,7 +102,7 @@ def absence(error: BaseException | None) -> str | None:
 
 
 class TestModule(pytest.Module):
-    """A module of tests; skipped where it imports a package that is absent."""
+    """A module of tests, skipped if it imports an optional package that is not installed."""
 
     __test__ = False
 
@@ -121,7 +121,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Skip a test that finds an optional package absent."""
+    """Skip a test that fails because an optional package is not installed."""
     try:
         return (yield)
     except Exception as error:
@@ -132,18 +132,22 @@ def pytest_runtest_call() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_setup_of_fixtures() -> Iterator[None]:
-    """Skip a test whose fixtures find one absent."""
+    """Skip a test whose fixtures fail because an optional package is not installed."""
     return (yield from pytest_runtest_call())
 
 
 def pytest_collection_finish() -> None:
-    """Let what tests define travel to workers by value, as a notebook's classes do: a worker that imported a module of
-    tests would import torch and pytest with it, which took 1.95 CPU seconds in place of 0.2. Not what refers to
-    torchvision, which can only be imported in the tests' own way.
+    """Prepare the process for running tests, once collection is complete.
 
-    What is there by now stays: a collection of garbage need not look through it, which took half a second. And what
-    the environment tells this pytest is taken out of it: it is not for those that tests start. Not before: xdist's
-    processes inherit the variables, and this is not called in the one that starts them.
+    Classes and functions of test modules are pickled by value, like those of a notebook. A worker that imported a test
+    module would also import torch and pytest, which took 1.95 CPU seconds instead of 0.2. The exception is modules that
+    refer to torchvision, which can only be imported in the tests' own way.
+
+    Existing objects are frozen, so that the garbage collector does not traverse them, which took half a second.
+
+    The variables that configure this pytest are removed from the environment, so that programs started by tests do not
+    inherit them. This must not happen earlier: xdist's processes inherit the variables from the process that starts
+    them, in which this hook is not called.
     """
     for name in list(os.environ):
         if name.startswith(OF_THIS_PYTEST):
@@ -162,10 +166,10 @@ def _is_torchvisions(value: object) -> bool:
 
 @cache
 def why_no_cuda() -> str | None:
-    """Why no CUDA device can be used here, or None where one can."""
+    """Return why no CUDA device can be used here, or None if one can."""
     import torch
 
-    with warnings.catch_warnings(record=True) as caught:  # a driver too old for torch is told by a warning
+    with warnings.catch_warnings(record=True) as caught:  # torch only warns about a driver that is too old
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return None
@@ -173,7 +177,8 @@ def why_no_cuda() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked `cuda` where there is no CUDA device; fail it where GPULOAD_REQUIRE_CUDA=1."""
+    """Skip a test marked `cuda` if there is no CUDA device; fail it if GPULOAD_REQUIRE_CUDA=1. Speed up Triton's
+    interpreter for tests that use it."""
     if item.get_closest_marker("interpreter") and os.environ.get("TRITON_INTERPRET") == "1" and not is_absent("triton"):
         hasten()
     if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
@@ -190,9 +195,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         FAILED.add(report.nodeid)
 
 
-@pytest.hookimpl(trylast=True)  # when its reports are on their way
+@pytest.hookimpl(trylast=True)  # after the test's reports have been sent
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """End a process of xdist whose CUDA context a test has broken: later ones would fail too. xdist starts another."""
+    """End an xdist process whose CUDA context a test has broken, since later tests would fail too. xdist starts another
+    process."""
     torch = sys.modules.get("torch")
     if nodeid in FAILED and IS_OF_XDIST and torch is not None and torch.cuda.is_initialized():
         try:
@@ -203,7 +209,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _on_fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked `cuda` run on fake devices where fakecuda/build.py started Python."""
+    """Run tests marked `cuda` on fake devices if fakecuda/build.py started this Python."""
     if lacking.IS_FAKE and request.node.get_closest_marker("cuda"):
         from fakecuda.running import on_fake_devices
 
@@ -221,7 +227,7 @@ def forked_workers() -> Iterator[type[subprocess.Popen]]:
 
 @pytest.fixture(autouse=True)
 def _workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork workers where their start does not matter."""
+    """Fork the workers of tests in `FORKED`, for which the start of workers does not matter."""
     if request.node.nodeid.startswith(FORKED) and not request.node.get_closest_marker("fresh"):
         monkeypatch.setattr(subprocess, "Popen", request.getfixturevalue("forked_workers"))
 
@@ -234,7 +240,7 @@ def warm_popen() -> Iterator[type[subprocess.Popen]]:
 
 @pytest.fixture
 def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers and programs in Python have torch imported when they begin: for tests that are about what comes later."""
+    """Start workers and Python programs with torch already imported, for tests that are not about their start."""
     monkeypatch.setattr(subprocess, "Popen", warm_popen)
 
 
@@ -247,13 +253,13 @@ def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
 
 @pytest.fixture
 def warm_torchvision(warm_popen_of_torchvision: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `warm`, for workers that import torchvision, which takes as long again."""
+    """Like `warm`, for workers that import torchvision, which takes as long as torch."""
     monkeypatch.setattr(subprocess, "Popen", warm_popen_of_torchvision)
 
 
 @pytest.fixture(scope="session")
 def photos() -> list[Path]:
-    """The paths of real photographs, sorted; the test is skipped where there are none."""
+    """The paths of real photographs, sorted; the test is skipped if there are none."""
     found = sorted((SHARED / "photos").glob("*.jpg"))
     if not found:
         lacking.skip("photographs", f"none in {SHARED / 'photos'}")
@@ -262,7 +268,7 @@ def photos() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def corpus() -> Path:
-    """The folder of odd and damaged files; the test is skipped where it is absent."""
+    """The folder of unusual and damaged files; the test is skipped if it does not exist."""
     folder = SHARED / "corpus"
     if not (folder / "SOURCES.tsv").exists():
         lacking.skip("corpus", f"none in {folder}")
@@ -271,7 +277,7 @@ def corpus() -> Path:
 
 @pytest.fixture(scope="session")
 def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder root/class/*.jpg of 3 classes and 48 made images of 15 sizes."""
+    """A folder root/class/*.jpg with 3 classes and 48 generated images of 15 sizes."""
     root = tmp_path_factory.mktemp("jpegs")
     for number in range(48):
         folder = root / ("ant", "bee", "cat")[number % 3]

@@ -1,4 +1,4 @@
-"""What a crop is with cutting and without, for the tests of both ways to cut."""
+"""Crops decoded with and without cutting, for the tests of both ways to cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def jpeg_decoders() -> list[JpegDecoder]:
 
 
 def without_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
-    """What the decoder gives where it sees no restart interval and no index; None for an error."""
+    """Decode a region as if the JPEG had no restart interval and no index; None on an error."""
     encoded = Encoded(jpeg, mode)
     header = decoder.header(encoded)
     assert header.jpeg is not None
@@ -46,7 +46,7 @@ def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB
 
 
 def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
-    """Cuts are slices of the whole, on each decoder."""
+    """Check that the pixels of cuts equal slices of the full image, with each decoder."""
     header, grey = header_of(jpeg), sampling.startswith("grey")
     whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
     assert whole is not None, said

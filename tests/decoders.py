@@ -1,4 +1,4 @@
-"""Decoders that give JPEGs to one of nvImageCodec, simplejpeg and Pillow: for tests of each, and that all agree."""
+"""Decoders that use only one of nvImageCodec, simplejpeg and Pillow, for tests of each and of their agreement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("nvImageCodec", "simplejpeg", "Pillow")
 
 
 def decoder_by(name: str, **options: Any) -> Decoder:
-    """A decoder that gives JPEGs to this one, if it is installed, and to Pillow what it refuses."""
+    """Make a decoder that uses this library for JPEGs, if installed, and Pillow for files that the library refuses."""
     decoder = Decoder(Decode(**options))
     decoder.jpeg_decoders = [one for one in decoder.jpeg_decoders[0] if one.name == name], []
     return decoder

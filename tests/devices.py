@@ -1,5 +1,4 @@
-"""A device that is this CPU, for tests of what is asked of a device and when. What a device does late is modelled in
-`tests/simulated`."""
+"""A device that is this CPU, for tests of the calls made to a device. `tests/simulated` models asynchronous work."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import torch
 
 
 class Event:
-    """Passes when it is told to, or when it is waited for."""
+    """An event that passes when `passed` is set, or when something waits for it."""
 
     def __init__(self, passed: bool = True):
         self.passed = passed
@@ -22,7 +21,7 @@ class Event:
 
 
 class Timed(Event):
-    """Ten milliseconds after the one before."""
+    """An event ten milliseconds after the previous one."""
 
     def __init__(self, number: int):
         super().__init__()
@@ -33,8 +32,8 @@ class Timed(Event):
 
 
 class Device:
-    """A device that is this CPU: what is issued on a stream is done at once. It locks `allowed` ranges and then
-    refuses; an event is made by `event`, for a stream and its number."""
+    """A device that is this CPU: work issued on a stream completes immediately. It locks up to `allowed` memory ranges
+    and then refuses. `event` makes an event from its stream and its number."""
 
     def __init__(self, allowed: int = 100, event=lambda stream, number: Event()):
         self.device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What tests of draws share: lists of operations as plain values, and whether two samples are of one distribution."""
+"""Helpers for tests of draws: operations as plain values, and a test that two samples have the same distribution."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["alike", "described", "program"]
 
 
 def program(transform: Any, drawn: Ops | Mixture, sizes_hw: np.ndarray) -> T.Program:
-    """What a chain of one transform gives, if these operations are drawn."""
+    """Return the program of a chain of one transform, given the operations that it drew."""
     filters = drawn.filters if isinstance(drawn.filters, np.ndarray) else transform.interpolation
     record = replace(drawn, filters=filters, fill=transform.outside.image, sizes_hw=sizes_hw)
     return T.Program((record,), sizes_hw, sizes_hw)
 
 
 def described(params: Ops) -> list[tuple]:
-    """What was drawn for each sample, as plain values."""
+    """Return the drawn operations of each sample, as plain values."""
     return [
         tuple(
             (OPS[code], *(round(value, 4) for value in values))
@@ -36,7 +36,7 @@ def described(params: Ops) -> list[tuple]:
 
 
 def alike(ours: Sequence, theirs: Sequence) -> float:
-    """The p-value of both being drawn from one discrete distribution; what is rare goes together."""
+    """Return the p-value of both samples coming from one discrete distribution; rare values are pooled."""
     counts = [Counter(ours), Counter(theirs)]
     total = counts[0] + counts[1]
     common = [key for key, count in total.items() if count >= 20]

@@ -1,4 +1,4 @@
-"""Folders of pictures that tests of `gpuload inspect` look at."""
+"""Folders of pictures for tests of `gpuload inspect`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def picture(seed: int, height: int = 40, width: int = 56) -> bytes:
 
 
 def folder(root: Path, counts: dict[str, int], *, first: int = 0) -> Path:
-    """A folder with so many pictures in each class, all different: numbered from `first` on."""
+    """Write a folder with `counts` pictures per class, all different: their seeds count up from `first`."""
     for name, count in counts.items():
         for number in range(count):
             path = root / name / f"{number}.jpg"

@@ -10,7 +10,7 @@ CLASSES = 7
 
 
 class Pictures:
-    """Sample i: an image of its own, and the label i % 7; what is in `bad` raises."""
+    """A dataset whose sample i is a distinct image and the label i % 7; the samples in `bad` raise OSError."""
 
     def __init__(self, samples: int, bad: Iterable[int] = ()) -> None:
         self.samples, self.bad = samples, frozenset(bad)

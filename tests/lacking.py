@@ -1,6 +1,7 @@
-"""What a machine may lack, for which a test is skipped. There is no other reason to skip a test (test_tests.py).
+"""The things that a machine can lack, and for which tests are skipped. No other reason is allowed (test_tests.py).
 
-A test that imports an absent package is skipped anyway (conftest.py). This module is for what importing does not show.
+A test that imports a missing package is skipped anyway (conftest.py). This module is for requirements that an import
+does not reveal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 __all__ = ["IS_FAKE", "PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "on_a_gpu", "require", "skip"]
 
-# Optional packages, by what errors call them. CI has all but TorchCodec and the two that torchdata's own tests need.
+# Optional packages, keyed by their names in errors. CI has all but TorchCodec and the two that torchdata's tests need.
 PACKAGES = {
     "accelerate": "accelerate",
     "aiohttp": "aiohttp",
@@ -98,49 +99,49 @@ REASONS = {
 
 
 def skip(what: str, detail: object = "") -> NoReturn:
-    """Skip a test that needs what this machine lacks: one of `REASONS`."""
+    """Skip a test that needs something this machine lacks: one of `REASONS`."""
     pytest.skip(f"{REASONS[what]}: {detail}" if detail else REASONS[what])
 
 
 def mark(what: str, is_lacking: bool) -> pytest.MarkDecorator:
-    """A marker that skips tests where one of `REASONS` is lacking."""
+    """Make a marker that skips tests if `is_lacking`, with one of `REASONS`."""
     return pytest.mark.skipif(is_lacking, reason=REASONS[what])
 
 
 def on_a_gpu(what: str) -> pytest.MarkDecorator:
-    """A marker that skips tests on the fake CUDA runtime, for one of `REASONS`."""
+    """Make a marker that skips tests on the fake CUDA runtime, with one of `REASONS`."""
     return mark(what, IS_FAKE)
 
 
 @cache
 def is_absent(name: str) -> bool:
-    """Whether an optional package is not installed; it is not imported, which may take seconds, and warn."""
+    """Return whether an optional package is not installed, without importing it, which can take seconds and warn."""
     assert name in PACKAGES.values(), name
     try:
         spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # its namespace is absent
+    except ModuleNotFoundError:  # the parent package is missing
         return True
-    return spec is None or spec.origin is None  # a folder of that name, such as tests/datasets, is no package
+    return spec is None or spec.origin is None  # a folder of that name, such as tests/datasets, is not the package
 
 
 def require(*names: str) -> None:
-    """Skip the test, or the module of tests, where an optional package is absent."""
+    """Skip the test or the module of tests if one of these optional packages is not installed."""
     for name in filter(is_absent, names):
         pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """A marker that skips tests where an optional package is absent."""
+    """Make a marker that skips tests if an optional package is not installed."""
     return pytest.mark.skipif(is_absent(name), reason=f"{name} is not installed")
 
 
 def nvimgcodec() -> None:
-    """Skip a test where nvImageCodec is absent, or finds no libraries of CUDA, which only importing it shows."""
+    """Skip a test if nvImageCodec is missing or finds no CUDA libraries, which only an import shows."""
     pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec cannot be imported", exc_type=ImportError)
 
 
 def backend(name: str, reason: str) -> NoReturn:
-    """Skip a test where a backend cannot be used; fail it where ``CI`` is set, as it is on GitHub's machines."""
+    """Skip a test whose backend cannot be used; fail it if ``CI`` is set, as it is on GitHub's machines."""
     if os.environ.get("CI"):
         pytest.fail(f"the backend {name!r} cannot be used here, where it must be: {reason}", pytrace=False)
     pytest.skip(reason)

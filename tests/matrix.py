@@ -14,8 +14,9 @@ __all__ = ["covering", "matrix"]
 def matrix(*, strength: int = 2, **axes: Iterable[Any]) -> pytest.MarkDecorator:
     """Parametrize a test over the product of its arguments' values.
 
-    Rows in which each `strength` values of different arguments meet for the first time are always run; the others are
-    marked `exhaustive`. With 2, each pair of values meets once; with 1, each value comes once.
+    A covering array of the rows always runs: every combination of values of `strength` different arguments occurs in it
+    at least once. All other rows are marked `exhaustive`. With strength 2, each pair of values occurs; with 1, each
+    value occurs.
     """
     values = {name: list(axis) for name, axis in axes.items()}
     always = covering([len(axis) for axis in values.values()], strength)
@@ -30,10 +31,11 @@ def matrix(*, strength: int = 2, **axes: Iterable[Any]) -> pytest.MarkDecorator:
 
 
 def covering(sizes: list[int], strength: int) -> set[tuple[int, ...]]:
-    """Choose a few rows of a product in which every `strength` values of different axes meet; the same rows each time.
+    """Choose a few rows of a product that contain every combination of values of `strength` axes. The choice is
+    deterministic.
 
-    They are taken greedily: the next is one in which the most values meet for the first time, and of these the one that
-    uses all values most evenly.
+    Rows are chosen greedily: the next row has the most combinations not covered yet, and among such rows the values
+    used least so far.
     """
     rows = list(product(*map(range, sizes)))
     together = list(combinations(range(len(sizes)), min(strength, len(sizes))))

@@ -1,4 +1,4 @@
-"""torchvision and timm for tests that hold gpuload against them; such tests are skipped where one is absent."""
+"""Imports of torchvision and timm for tests that compare gpuload with them; tests are skipped if one is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lacking
 
 
 def torchvision() -> ModuleType:
-    """torchvision, also beside a torch that its operators were not built for; else the module of tests is skipped."""
+    """Import torchvision, even with a torch that its operators were not built for; skip the test module if missing."""
     lacking.require("torchvision")
     from benchmarks.peers import torchvision_import
 
@@ -16,7 +16,7 @@ def torchvision() -> ModuleType:
 
 
 def timm() -> ModuleType:
-    """timm, which imports torchvision; else the module of tests is skipped."""
+    """Import timm, which imports torchvision; skip the test module if either is missing."""
     torchvision()
     lacking.require("timm")
     import timm

@@ -1,4 +1,4 @@
-"""Pictures that tests make for themselves."""
+"""Generated pictures for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
-    """A photograph-like uint8 H×W×3 array: low-frequency colour with a little noise."""
+    """Generate a photograph-like uint8 H×W×3 array: low-frequency colour with a little noise."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     waves = [
@@ -21,14 +21,14 @@ def smooth_image(height: int, width: int, seed: int) -> np.ndarray:
 
 
 def jpeg_bytes(image: np.ndarray, **options: Any) -> bytes:
-    """The uint8 H×W×3 array as a JPEG, with Pillow's options: of quality 90 and 4:2:0 without them."""
+    """Encode a uint8 H×W×3 array as a JPEG with Pillow's options; defaults are quality 90 and 4:2:0."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", **{"quality": 90, "subsampling": "4:2:0", **options})
     return file.getvalue()
 
 
 def encode(array: np.ndarray, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
-    """Return the array as a file of some kind, converted to `mode` first, with Pillow's options."""
+    """Encode the array as a file of this kind with Pillow's options, after conversion to `mode`."""
     image, file = Image.fromarray(array), io.BytesIO()
     (image if mode is None else image.convert(mode)).save(file, kind, **options)
     return file.getvalue()

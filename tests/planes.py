@@ -1,4 +1,4 @@
-"""Images as tensors that lie in memory in many ways."""
+"""Images as tensors with many memory layouts."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def _batch(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _within(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """Cut out of larger images, each of its own memory."""
+    """Make tensors that are slices of larger images, each with its own memory."""
     around = [np.pad(array, ((2, 1), (3, 5), (1, 0)), constant_values=77) for array in arrays]
     return [image[1:, 2:-1, 3:-5] for image in _each(around)]
 
 
 def _backwards(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """In one memory, the last one first, without gaps between pixels."""
+    """Make tensors that share one buffer in reverse order, without gaps."""
     flat = torch.from_numpy(np.concatenate([array.ravel() for array in reversed(arrays)]))
     parts = flat.split([array.size for array in reversed(arrays)])
     return [part.view(array.shape).permute(2, 0, 1) for part, array in zip(reversed(parts), arrays, strict=True)]
 
 
-# H×W×C arrays of one size as N×C×H×W.
+# Functions that turn H×W×C arrays of one size into N×C×H×W tensors.
 DENSE: Final[dict[str, Callable[[Sequence[np.ndarray]], torch.Tensor]]] = {
     "contiguous": lambda arrays: _batch(arrays).contiguous(),
     "channels last": _batch,
     "sliced": lambda arrays: _batch(np.pad(np.stack(arrays), ((0, 0), (2, 1), (3, 5), (0, 1))))[:, :-1, 2:-1, 3:-5],
     "columns first": lambda arrays: _batch(arrays).permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
 }
-# Of any sizes.
+# Functions that turn H×W×C arrays of any sizes into lists of C×H×W tensors.
 LAYOUTS: Final[dict[str, Callable[[Sequence[np.ndarray]], list[torch.Tensor]]]] = {
     "each": _each,
     "each channels last": lambda arrays: [torch.from_numpy(array.copy()).permute(2, 0, 1) for array in arrays],

@@ -1,7 +1,7 @@
-"""The public names and signatures, as text: what users' code depends on.
+"""The public names and signatures, on which users' code depends, as text.
 
-``python tests/public_api.py`` (or ``make api``) writes them to ``public_api.txt``; a test compares the two. Run it only
-where the public face is meant to change, and say so in the changelog.
+``python tests/public_api.py`` (or ``make api``) writes the text to ``public_api.txt``, and a test compares the two. Run
+it only for an intended change of the public API, and mention the change in the changelog.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORDED = Path(__file__).with_name("public_api.txt")
 
 
 def public_api() -> str:
-    """A line for each public name, its signature, and below it what a class offers."""
+    """Return a line for each public name with its signature, followed by the members of a class."""
     return "".join(f"{line}\n" for face in (gpuload, transforms) for line in _of_module(face))
 
 
@@ -45,15 +45,15 @@ def _of_module(face: ModuleType) -> Iterator[str]:
 
 
 def _is_known(base: type) -> bool:
-    """Whether users may depend on a class being one of these, too."""
+    """Return whether this base class is public, so that users can depend on it."""
     if base.__module__ == "builtins":
         return base not in (object, Exception, BaseException)
     return base.__name__ in gpuload.__all__
 
 
 def _of_class(kind: type) -> Iterator[str]:
-    """Its constructor, and the members that it has from gpuload. Those of transforms are for gpuload's own use, but for
-    what users write themselves, in a `Custom`."""
+    """List a class's constructor and the members that gpuload defines. Members of transforms are private to gpuload,
+    except for those of `Custom`, which users implement."""
     if not issubclass(kind, BaseException) or "__init__" in vars(kind):
         yield f"__init__{_signature(kind)}"
     if issubclass(kind, Transform) and kind is not transforms.Custom:
@@ -69,7 +69,7 @@ def _of_class(kind: type) -> Iterator[str]:
 
 
 def _signature(value: Any) -> str:
-    """As it is written; a default that has no text of its own is ``…``."""
+    """Return the signature as written in the source; defaults without a stable text become ``…``."""
     text = re.sub(r"<(?:[^<>]|<\w+>)* at 0x[0-9a-f]+>|<factory>", "…", str(inspect.signature(value)))
     return re.sub(r"ForwardRef\(('[^']*')[^()]*\)", r"\1", text)
 

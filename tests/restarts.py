@@ -1,4 +1,4 @@
-"""JPEGs of any chroma sampling, with restart markers or without, made without a codec that knows them all."""
+"""JPEGs of any chroma sampling, with or without restart markers, made without a codec that supports all samplings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from PIL import Image
 
 from gpuload.decode.header import JpegHeader, scan_markers
 
-# Pillow's name of a sampling with as many blocks in an MCU, an MCU's pixels there, the sampling factors of the first
-# component, and an MCU's pixels with them. The blocks of 4:2:2 are those of 4:4:0 in another place.
+# For each sampling: Pillow's number of a sampling with equally many blocks per MCU, the size of an MCU with Pillow's
+# sampling, the sampling factors of the first component, and the size of an MCU with these factors. The blocks of 4:4:0
+# are those of 4:2:2 in other places.
 SAMPLINGS = {
     "4:4:4": (0, (8, 8), 0x11, (8, 8)),
     "4:2:2": (1, (16, 8), 0x21, (16, 8)),
@@ -19,7 +20,7 @@ SAMPLINGS = {
     "4:4:0": (1, (16, 8), 0x12, (8, 16)),
     "4:1:1": (2, (16, 16), 0x41, (32, 8)),
     "grey": (0, (8, 8), 0x11, (8, 8)),
-    "grey 2×2": (0, (8, 8), 0x22, (8, 8)),  # which says nothing: a scan of one component is not interleaved
+    "grey 2×2": (0, (8, 8), 0x22, (8, 8)),  # the factors have no effect: a scan of one component is not interleaved
 }
 
 
@@ -37,9 +38,9 @@ def restarted(
     seed: int = 0,
     content: str = "noise",
 ) -> bytes:
-    """A JPEG of so many MCUs across and down, less so many pixels at the right and at the bottom.
+    """Make a JPEG of `mcus` MCUs across and down, without the last `short` pixels at the right and at the bottom.
 
-    Its content is noise; or smooth, with tables of its own; or few levels, so that its tables have few codes.
+    The content is noise; or smooth, with optimized tables; or of few levels, so that its tables have few codes.
     """
     known, (width, height), factors, size = SAMPLINGS[sampling]
     noise = np.random.default_rng(seed).integers(0, 256, (mcus[1] * height, mcus[0] * width, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback, in this process, with ranges, and with faults: what clouds do now and then."""
+"""A small HTTP server on loopback, in this process, with range requests and with the occasional faults of clouds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ PAGE = b"<!doctype html><title>Log in</title>"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files from memory.
+    """A server of files in memory.
 
     Attributes:
-        files: path → bytes, without a slash in front.
-        faults: how the next requests for bytes end, one after the other: a status such as 503, "stall" (nothing comes),
-            "reset" (closed without an answer), "short" (half of the body), "less" (a whole answer of half the range),
-            "whole" (without regard to the range), "cut" (the same, and half of the file, as if that were all), "other"
-            (another part of the file than was asked for, and says so), "page" (status 200, and a page to log in),
-            "empty" (status 200, and nothing), "gzip" (packed, if the client takes that), "packed" (whether it does or
-            not), "endless" (a body that has no end), "200" (the range, with that status, as rclone's S3 gives it), or
-            "fine".
-        always: how all further ones end.
+        files: path → bytes, without a leading slash.
+        faults: the outcomes of the next GET requests, in order: a status such as 503, "stall" (no answer), "reset"
+            (closed without an answer), "short" (half of the body), "less" (a complete answer with half the range),
+            "whole" (the entire file, ignoring the range), "cut" (also ignores the range, and sends half of the file as
+            if that were all), "other" (a shifted range, declared as such), "page" (status 200 and a login page),
+            "empty" (status 200 and an empty body), "gzip" (compressed if the client accepts that), "packed"
+            (compressed in any case), "endless" (a body without end), "200" (the range with status 200, like rclone's
+            S3), or "fine".
+        always: the outcome of all further requests.
         asked: path, range and method of each request.
-        most: how many were under way at one time.
-        sent: bytes of endless bodies.
-        together: so many have to come before the first is answered, which then waits a moment for one more.
+        most: the maximum number of concurrent requests.
+        sent: the bytes sent in endless bodies.
+        together: the number of requests that must arrive before the first is answered, which then waits a moment for
+            one more.
     """
 
     daemon_threads = True
@@ -53,7 +54,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def ranges(self, ending: str = "") -> list[str]:
-        """The ranges that were asked for, of files whose names end so."""
+        """Return the requested ranges of files whose names end with `ending`."""
         return [span for path, span, method in self.asked if method == "GET" and path.endswith(ending)]
 
 
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
                 server.lock.notify_all()
                 server.lock.wait_for(lambda: server.most >= server.together, 60)
                 server.lock.wait_for(lambda: server.most > server.together, 0.05)
-            server.now -= 1  # before the client can have its answer, and ask again
+            server.now -= 1  # before the client can receive its answer and send another request
         self.answer(with_body=True)
 
     def answer(self, *, with_body: bool) -> None:
@@ -134,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def send_without_end(self, span: str) -> None:
-        """A body in chunks, until the client is gone."""
+        """Send a chunked body until the client disconnects."""
         self.send_response(206 if span else 200)
         if found := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
             self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{1 << 40}")
@@ -158,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(files: Mapping[str, bytes]) -> Iterator[Server]:
-    """A server with these files, as long as the block lasts."""
+    """Run a server of these files for the duration of the block."""
     server = Server(files)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -1,4 +1,4 @@
-"""A few small JPEGs with labels; and that a store of them gives a loader the batches that the files give."""
+"""A few small JPEGs with labels, and a check that a store of them gives the same batches as the files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LABELS = [number % 3 for number in range(COUNT)]
 
 @cache
 def jpegs() -> list[bytes]:
-    """Small images of two sizes."""
+    """Return small JPEGs of two sizes."""
     return [jpeg_bytes(smooth_image(24 + 8 * (number % 2), 32, number)) for number in range(COUNT)]
 
 
 class Held:
-    """The same samples, from memory."""
+    """A dataset of samples in memory."""
 
     def __init__(self, images: Sequence[Any], labels: Sequence[Any]) -> None:
         self.images, self.labels = images, labels
@@ -44,8 +44,8 @@ def equal(batches: list[Any], others: list[Any]) -> bool:
 
 
 def check_loader(dataset: Any, images: Sequence[Any] | None = None, labels: Sequence[Any] = LABELS) -> None:
-    """The batches of a dataset are those of the images themselves, to the last bit: with no workers, with two, and
-    with none where two have left off."""
+    """Check that a dataset's batches equal those of the images in memory, bit by bit: without workers, with two, and
+    when a run of two workers is resumed without workers."""
 
     def loader(source: Any, workers: int) -> gl.Loader:
         steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]

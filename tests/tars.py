@@ -1,4 +1,4 @@
-"""Tar archives that tests make for themselves."""
+"""Generated tar archives for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["archive", "pictures_in", "sealed", "shards_of_pictures"]
 
 
 def archive(path: Path, members: Mapping[str, bytes] | Iterable[tuple[str, bytes]], **options: object) -> Path:
-    """A tar of these files, in this order."""
+    """Write a tar archive of these files, in this order."""
     pairs = members.items() if isinstance(members, Mapping) else members
     with tarfile.open(path, **{"mode": "w", **options}) as tar:
         for name, data in pairs:
@@ -24,7 +24,7 @@ def archive(path: Path, members: Mapping[str, bytes] | Iterable[tuple[str, bytes
 
 
 def pictures_in(count: int, first: int = 0) -> dict[str, bytes]:
-    """So many samples of a small JPEG and its class."""
+    """Make the members of `count` samples, each a small JPEG and its class."""
     found: dict[str, bytes] = {}
     for number in range(first, first + count):
         found[f"{number:05d}.jpg"] = jpeg_bytes(smooth_image(20 + number % 3, 24, number))
@@ -33,14 +33,14 @@ def pictures_in(count: int, first: int = 0) -> dict[str, bytes]:
 
 
 def shards_of_pictures(root: Path, shards: int, each: int) -> str:
-    """Shards of pictures; returns the pattern that stands for them."""
+    """Write shards of pictures. Returns the pattern that matches them."""
     for shard in range(shards):
         archive(root / f"train-{shard:03d}.tar", pictures_in(each, shard * each))
     return f"{root}/train-{{000..{shards - 1:03d}}}.tar"
 
 
 def sealed(header: bytearray) -> bytes:
-    """A header of 512 bytes whose checksum is right."""
+    """Return a header of 512 bytes with the correct checksum."""
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header)

@@ -1,4 +1,4 @@
-"""What timm's automatic augmentation draws, in our words."""
+"""The draws of timm's automatic augmentation, as gpuload's operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEIGHT, WIDTH = 60, 47
 
 
 def ours_of(name: str, argument: float | None) -> tuple:
-    """What timm would do, in the words of `described`."""
+    """Translate one of timm's operations to the format of `described`."""
     short = name.replace("Rel", "")
     operation = OPS[TIMM.codes[TIMM.names.index(short)]]
     values = np.zeros(8)
@@ -44,8 +44,8 @@ def ours_of(name: str, argument: float | None) -> tuple:
 
 
 def simulated(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:
-    """What timm's own does to n images, with these operations: for each which, and their filters; only the pixels are
-    left alone."""
+    """Run timm's implementation on n images without changing pixels. Returns the operations of each image, the filters
+    of all operations, and the number of operations of each image."""
     found: list[tuple] = []
 
     def note(name):

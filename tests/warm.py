@@ -1,13 +1,14 @@
-"""Interpreters that have torch imported before they begin: forked, where tests would start fresh ones.
+"""Python interpreters with torch already imported, forked where tests would start fresh ones.
 
-Importing torch, and taking it down, costs a process two seconds of a processor; most of what tests start needs it, and
-is about something else. Here a process that has imported torch, and done nothing with it, forks one child for each
-command. A child is the test's own child process, has the descriptors, variables, folder, arguments and import path of a
-fresh interpreter, runs as `__main__`, and ends with what `atexit` has. Only `sys.modules` and the seed of `hash` tell
-the difference.
+Importing torch and shutting it down costs a process two CPU seconds, and most programs that tests start need torch but
+test something else. Here a server process that has imported torch, and done nothing with it, forks one child for each
+command. The child becomes a direct child process of the test. It has the descriptors, environment, working directory,
+arguments and import path of a fresh interpreter, runs its script as `__main__`, and ends with the `atexit` functions.
+Only `sys.modules` and the seed of `hash` differ.
 
-Tests take part by the fixture `warm`. The workers of tests in the folders of `FORKED` in conftest.py are forked from a
-process that has only what each of them imports. Not those that are about the start itself, or about what is imported.
+Tests opt in with the fixture `warm`. The workers of tests in the folders of `FORKED` in conftest.py are forked from a
+process that has imported only what every worker imports. Tests of the start itself, or of imports, use fresh
+interpreters.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ __all__ = ["TOO", "WarmPopen", "warm_interpreters"]
 MESSAGE_BYTES = 1 << 20
 MOST_DESCRIPTORS = 250
 FLAGS = {"-B", "-P", "-u"}
-TOO = "GPULOAD_TEST_WARM_TOO"  # a program's variable: what it starts is to have torch imported too
-CHILD_SUBREAPER = 36  # prctl's
-# Variables that an interpreter reads when it begins. Not LD_LIBRARY_PATH, which importing OpenCV sets.
+TOO = "GPULOAD_TEST_WARM_TOO"  # set for a program whose own child interpreters should be warm, too
+CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
+# Variables that an interpreter reads when it starts. LD_LIBRARY_PATH is not among them, since importing OpenCV sets it.
 SETTINGS = ("PYTHON", "LD_PRELOAD", "MALLOC")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -46,11 +47,11 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Server:
-    """The process that forks. It ends with this one.
+    """The process that forks interpreters. It ends with this process.
 
     Args:
-        imports: what it does first.
-        forked: it is forked from this process, which has done nothing since; else it is a fresh one.
+        imports: the code that it runs first, usually imports.
+        forked: whether to fork the server from this process, which has only imported so far, or to start a fresh one.
     """
 
     def __init__(self, imports: str = "", *, forked: bool = False) -> None:
@@ -58,7 +59,7 @@ class Server:
         self.settings = settings_of(os.environ)
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._lock = threading.Lock()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a ctrl-C is for who asks
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the requesting process only
         try:
             if forked:
                 self._process = None
@@ -78,9 +79,10 @@ class Server:
             theirs.close()
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """The pid of a child of this process that does what is requested."""
+        """Fork an interpreter that runs the request. Returns its pid; it is a child of this process."""
         with self._lock:
-            # Between it and the server is a process that ends at once: an orphan goes to the ancestor that asks for it.
+            # The server forks a process that forks the interpreter and ends immediately. The orphaned interpreter is
+            # then adopted by its nearest subreaper ancestor, which is this process during the request.
             self._prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 socket.send_fds(self._channel, [marshal.dumps(request)], descriptors)
@@ -102,10 +104,10 @@ def settings_of(environment: Any) -> dict[str, str]:
 
 
 class WarmPopen(subprocess.Popen):
-    """`subprocess.Popen` that lets the server fork where a command is this Python, and nothing else is asked for."""
+    """A `subprocess.Popen` that lets the server fork if the command runs this Python, without unsupported options."""
 
     server: Server
-    only: str = ""  # of a script that alone is to be run so
+    only: str = ""  # the one script to run in a forked interpreter; "" means any
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
@@ -133,7 +135,8 @@ class WarmPopen(subprocess.Popen):
 
 
 def parse(command: Sequence[Any]) -> list[Any] | None:
-    """How the command runs Python: whether the path is safe, "-c", "-m" or "script", and its arguments; else None."""
+    """Parse a command that runs this Python: whether ``-P`` is given, "-c", "-m" or "script", and the arguments. None
+    for any other command."""
     words = [os.fspath(word) for word in command]
     if not words or words[0] != sys.executable:
         return None
@@ -150,7 +153,7 @@ def parse(command: Sequence[Any]) -> list[Any] | None:
 
 @contextlib.contextmanager
 def warm_interpreters(imports: str = "import torch", only: str = "") -> Iterator[type[WarmPopen]]:
-    """A Popen whose server lasts as long as this."""
+    """Yield a Popen class whose server runs for the duration of the block."""
     server = Server(imports)
     try:
         yield popen_of(server, only)
@@ -166,7 +169,7 @@ def popen_of(server: Server, only: str = "") -> type[WarmPopen]:
 
 
 def serve(channel: socket.socket) -> None:
-    """Fork one child for each request, until the other end is closed."""
+    """Fork one child for each request, until the other end of the channel is closed."""
     path = sys.path[:]
     gc.collect()
     gc.freeze()
@@ -180,7 +183,8 @@ def serve(channel: socket.socket) -> None:
             between = os.getpid()
             child = os.fork()
             if child == 0:
-                while os.getppid() == between:  # whose end must be seen by nobody, nor kill what depends on it
+                # Wait until adopted: the program must not see its parent end, nor be killed by that (PDEATHSIG).
+                while os.getppid() == between:
                     time.sleep(0.0002)
                 become(marshal.loads(message), descriptors, path)
             os.write(tells, str(child).encode())
@@ -192,7 +196,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str]) -> None:
-    """Be the interpreter that the request describes, to its end."""
+    """Turn this process into the interpreter that the request describes; does not return."""
     code = 1
     try:
         settle(request, descriptors)
@@ -209,7 +213,7 @@ def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str])
 
 
 def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Take the place of a process that was started with this."""
+    """Set up descriptors, session, CPUs, working directory, environment and signals as requested."""
     import fcntl
 
     import numpy as np
@@ -232,13 +236,13 @@ def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def run(script: list[Any], path: list[str]) -> int:
-    """Run it as `python` does, `atexit`'s functions too. Returns the exit status."""
+    """Run the script as `python` does, including `atexit` functions. Returns the exit status."""
     safe, kind, what, *arguments = script
     first = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(os.path.realpath(what))
     sys.path[:] = path if safe else [first, *path]
     sys.argv[:] = ["-c" if kind == "-c" else what, *arguments]
     main = sys.modules["__main__"] = ModuleType("__main__")
-    sys.stdout.reconfigure(write_through=True)  # pyright: ignore  `-u`, or as good as it
+    sys.stdout.reconfigure(write_through=True)  # pyright: ignore  like `-u`
     code = 0
     try:
         if kind == "-m":
@@ -265,7 +269,7 @@ def run(script: list[Any], path: list[str]) -> int:
 
 
 def be(imports: str, module: str, arguments: Sequence[str]) -> None:
-    """Run a module as `python -m` does, with what it starts in Python forked from a process that has imported this."""
+    """Run a module as `python -m` does; its Python child processes are forked from a server that ran `imports`."""
     subprocess.Popen = popen_of(Server(imports))  # pyright: ignore
     sys.exit(run([False, "-m", module, *arguments], sys.path[:]))
 

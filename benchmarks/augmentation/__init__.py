@@ -1,5 +1,6 @@
-"""What augmenting a batch costs: gpuload's backends beside torchvision v2 and Kornia, on the CPU and on CUDA.
+"""The cost of augmenting a batch: gpuload's backends, torchvision v2 and Kornia, on the CPU and on CUDA.
 
-`cases` says what is measured, `photographs` on what, `contenders` by whom, `measuring` how, `kernel` what the fused
-kernels alone take; `tables` makes the report of it, and `__main__` is the command. `own` is a command by itself.
+`cases` defines the transforms and recipes to measure, `photographs` the input, `contenders` the implementations,
+`measuring` the clocks and rounds, and `kernel` the fused kernels alone. `tables` formats the report, and `__main__` is
+the command. `own` is a separate command.
 """

@@ -1,10 +1,10 @@
-"""The command: what augmenting a batch costs, on the CPU (one thread) and on CUDA.
+"""The command that measures the cost of augmenting a batch, on the CPU (one thread) and on CUDA.
 
     python -m benchmarks.augmentation [--photos DIR] [--device cpu|cuda|auto] [--backends torch,dali] [--json FILE]
 
-Everything starts from the same decoded photographs in the memory of the device, and ends with one batch there; reading,
-decoding and copying are no part of it, gpuload's draws are. All run in this process, one after the other in every
-round, in an order that changes: medians over the rounds, and ratios within them.
+All contenders start from the same decoded photographs in device memory and end with one batch there. Reading, decoding
+and copying are not included; gpuload's draws are. All contenders run in this process, one after another in every round,
+in an order that changes. The figures are medians over the rounds, and ratios within rounds.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from benchmarks.running import check_least, make_parser, say_verdicts, write_jso
 
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
-QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works
+QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that everything works
 LEGEND = """\
-gpuload: from interleaved levels, as decoders give them; each image has draws of its own, made within the time
-gl.Augment: the module, called with a batch of uint8 in planes, as a loader of the user's own yields it; the peers start
-  from the same batch, and what makes floats of it, which Kornia takes, is within the time
-all: results are levels in planes, or normalised floats for recipes; torchvision and Kornia start from planes
-torchvision per sample: called for each image, Pillow's or a tensor, and stacked
-torchvision per batch: on the batch, where each transform draws once for all images; photographs are cropped one by one
-  before it, since they differ in size
-Kornia: AugmentationSequential on a batch of floats, which are there before where the result is levels; photographs
-  were brought to one size before, by torch's interpolate
-transforms with a probability have 1, so that each image is changed; those that crop or resize start from photographs,
+gpuload: starts from interleaved levels, as decoders produce them; each image has its own draws, included in the time
+gl.Augment: the module, called with a planar uint8 batch as a user's loader yields it; the peers start from the same
+  batch, and the conversion to floats that Kornia needs is included in the time
+all: results are planar levels, or normalised floats for recipes; torchvision and Kornia start from planes
+torchvision per sample: called for each image (Pillow's or a tensor), then stacked
+torchvision per batch: called on the batch, with one draw for all images; photographs are cropped one by one first,
+  since they differ in size
+Kornia: AugmentationSequential on a batch of floats, converted before the clock starts where the result is levels;
+  photographs were resized to one size beforehand, by torch's interpolate
+transforms with a probability use 1, so that every image is changed; those that crop or resize start from photographs,
   all others from crops of 224×224
-roofline, a plain copy: the bytes that are needed of each image read once and the batch written once, at the rate of a
-  plain copy of memory that is larger than all caches, in this run
+roofline, a plain copy: time to read the required bytes of each image once and write the batch once, at the rate of a
+  plain copy larger than all caches, measured in this run
 """
 
 
 @dataclass
 class DeviceResult:
-    """What was measured on a device; or why nothing was."""
+    """The measurements on a device, or the reason why there are none (`missing`)."""
 
     batch: int
     name: str
@@ -64,20 +64,20 @@ class DeviceResult:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the options; `backends` and `devices` are lists."""
     parser = make_parser("augmentation", __doc__, "photos", "cache", "json")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: all that there are")
-    parser.add_argument("--backends", help=f"of gpuload, comma-separated; all of {', '.join(BACKENDS)} without it")
-    parser.add_argument("--peers", help=f"comma-separated; all of {', '.join(PEERS)} without it; none for none")
-    parser.add_argument("--only", help="parts of the names of cases, comma-separated")
-    parser.add_argument("--rounds", type=int, help="how often each is run (default 5, on CUDA 3)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: all available devices")
+    parser.add_argument("--backends", help=f"gpuload's backends, comma-separated (default {','.join(BACKENDS)})")
+    parser.add_argument("--peers", help=f"comma-separated, or none (default {','.join(PEERS)})")
+    parser.add_argument("--only", help="parts of case names, comma-separated")
+    parser.add_argument("--rounds", type=int, help="number of measured rounds (default 5, on CUDA 3)")
     parser.add_argument("--batch-size", type=int, help="images in a batch, even (default 64, on CUDA 256)")
-    parser.add_argument("--budget-s", type=float, help="begin no round later than this, on each device")
-    parser.add_argument("--quick", action="store_true", help="a few cases once with 8 images: to see that it runs")
+    parser.add_argument("--budget-s", type=float, help="seconds per device after which no round begins")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: a few cases, once, with 8 images")
     options = parser.parse_args(arguments)
-    for name, known, asked in (("backends", BACKENDS, options.backends), ("peers", tuple(PEERS), options.peers)):
-        chosen = list(known) if asked is None else [] if (name, asked) == ("peers", "none") else asked.split(",")
+    for name, allowed, value in (("backends", BACKENDS, options.backends), ("peers", tuple(PEERS), options.peers)):
+        chosen = list(allowed) if value is None else [] if (name, value) == ("peers", "none") else value.split(",")
         for word in chosen:
-            if word not in known:
-                parser.error(f"--{name} takes any of {', '.join(known)}, comma-separated; got {word!r}")
+            if word not in allowed:
+                parser.error(f"--{name} takes any of {', '.join(allowed)}, comma-separated; got {word!r}")
         setattr(options, name, chosen)
     options.devices = ["cpu", "cuda"] if options.device == "auto" else [options.device]
     if options.quick:
@@ -90,58 +90,59 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 if something failed that should have run."""
+    """Measure and report. Returns the exit status: 1 if a contender failed, or CUDA was requested but is missing."""
     options = parse(arguments)
     print(LEGEND)
-    found: dict[str, DeviceResult] = {}
+    results: dict[str, DeviceResult] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        # Peers warn of their own futures.
+        # Peers warn about their own deprecations.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             for device in options.devices:
-                measure_device(device, options, found)
+                measure_device(device, options, results)
     finally:
         torch.set_num_threads(threads)
-    for device, result in found.items():
+    for device, result in results.items():
         _show(device, result)
-    for device, result in found.items():
+    for device, result in results.items():
         say_verdicts(judge(device, result.cases, result.batch))
-    failed = any(row.failed for result in found.values() for case in result.cases for row in case.rows.values())
-    wanted = options.device == "cuda" and found["cuda"].missing is not None
-    return 1 if failed or wanted else 0
+    failed = any(row.failed for result in results.values() for case in result.cases for row in case.rows.values())
+    cuda_missing = options.device == "cuda" and results["cuda"].missing is not None
+    return 1 if failed or cuda_missing else 0
 
 
-def measure_device(device_type: str, options: argparse.Namespace, found: dict[str, DeviceResult]) -> DeviceResult:
-    """Measure all on a device, for `found`; the file of results is written after each case, so that nothing is lost."""
+def measure_device(device_type: str, options: argparse.Namespace, results: dict[str, DeviceResult]) -> DeviceResult:
+    """Measure all cases on a device and add the result to `results`. The results file is written after each case, so
+    that nothing is lost."""
     batch = options.batch_size or BATCH[device_type]
     if device_type == "cuda" and not torch.cuda.is_available():
-        found[device_type] = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
-        _write(options, found)
-        return found[device_type]
+        results[device_type] = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
+        _write(options, results)
+        return results[device_type]
     started = time.monotonic()
     device = torch.device(device_type)
     photographs = Photographs(options.photos, batch, device)
     bandwidth = copy_bandwidth(device)
     name = f"{cpu_model()}, one thread" if device_type == "cpu" else cuda_device()
-    result = found[device_type] = DeviceResult(batch, name, bandwidth / 1e9, [])
+    result = results[device_type] = DeviceResult(batch, name, bandwidth / 1e9, [])
     rounds = options.rounds or ROUNDS[device_type]
     deadline = None if options.budget_s is None else started + options.budget_s
     for case in _cases(device_type, options):
         torch.manual_seed(0)
-        moved = least_bytes(case, photographs, range(1, rounds + 1))
-        measured = contenders(case, photographs, options.backends, options.peers)
+        nbytes = least_bytes(case, photographs, range(1, rounds + 1))
+        case_contenders = contenders(case, photographs, options.backends, options.peers)
         if case.section == "kernel" and "fused" in options.backends:
-            measured = kernels_alone(case, photographs) | measured
-        rows = measure(measured, clock_of(device), rounds, deadline=deadline)
-        result.cases.append(CaseResult(case.name, case.section, moved, 1000 * moved / bandwidth, rows))
-        _write(options, found)
+            case_contenders = kernels_alone(case, photographs) | case_contenders
+        rows = measure(case_contenders, clock_of(device), rounds, deadline=deadline)
+        result.cases.append(CaseResult(case.name, case.section, nbytes, 1000 * nbytes / bandwidth, rows))
+        _write(options, results)
     return result
 
 
 def _cases(device: str, options: argparse.Namespace) -> list[Case]:
-    """Choose the cases; what is measured first is what matters most, should the time be up."""
+    """Choose the cases, the most important first in case the time runs out."""
     first = headline() if device == "cuda" or options.only else []
     cases = [*first, *recipes(), *dense(), *transforms()]
     if options.quick:
@@ -150,7 +151,7 @@ def _cases(device: str, options: argparse.Namespace) -> list[Case]:
         parts = options.only.split(",")
         cases = [case for case in cases if any(part in case.name for part in parts)]
         if not cases:
-            raise SystemExit(f"--only {options.only!r} is part of no case's name")
+            raise SystemExit(f"--only {options.only!r} matches no case name")
     return cases
 
 
@@ -168,13 +169,13 @@ def _show(device: str, result: DeviceResult) -> None:
     print()
 
 
-def _write(options: argparse.Namespace, found: dict[str, DeviceResult]) -> None:
+def _write(options: argparse.Namespace, results: dict[str, DeviceResult]) -> None:
     devices: dict[str, Any] = {
         device: {
             **asdict(result),
             "goals": [verdict._asdict() for verdict in judge(device, result.cases, result.batch)],
         }
-        for device, result in found.items()
+        for device, result in results.items()
     }
     machine = {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))}
     about = {"versions": versions(), "machine": machine, "photos": options.photos.name}

@@ -1,8 +1,8 @@
-"""What is measured: each transform alone, and whole recipes, as gpuload, torchvision v2 and Kornia have them.
+"""The cases to measure: single transforms and complete recipes, as defined in gpuload, torchvision v2 and Kornia.
 
-Where a transform alone has a probability, it is 1, so that every image is changed. Those that bring images to one size
-start from whole photographs, all others from crops of 224×224. A recipe goes from photographs, or from a batch of them,
-to a normalised batch.
+Single transforms with a probability use 1, so that every image is changed. Transforms that bring images to one size
+start from full photographs, all others from crops of 224×224. A recipe turns photographs, or a batch of photographs,
+into a normalised batch.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ CLASSES = 1000
 CLASSIC = "classic"
 
 Start = Literal["photographs", "landscape", "crops", "squares"]
-"""Whole photographs, upright and lying; all of them 375×500; or crops of 224×224, or of 256×256."""
+"""Full photographs in portrait and landscape format; photographs all 375×500; crops of 224×224; crops of 256×256."""
 Both = tuple[Any, Any]
-"""gpuload's transform, and torchvision's."""
+"""gpuload's transform and torchvision's."""
 Modules = Callable[[Any], Any]
-"""Given `kornia.augmentation`, returns a module, or a list of them."""
+"""A function that takes `kornia.augmentation` and returns a module or a list of modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Something to measure.
+    """A transform or recipe to measure.
 
     Attributes:
-        name: what the tables call it.
-        ours: gpuload's transforms, all of them.
-        image: torchvision's, on an image (Pillow's or a tensor) that is not yet floats.
-        finished: torchvision's on an image that is.
-        mixed: torchvision's on a batch and its labels.
-        leading: how many of `image` are called for each photograph, since only then all are of one size.
-        no_pillow: torchvision's do not take Pillow's images.
-        kornia: Kornia's modules; or why there is nothing like it.
-        start: what it starts from.
-        floats: the result is a normalised float batch; else levels.
-        boxes: crops depend on boxes next to each image.
-        dtype, channels_last: of a float batch.
-        section: the table that it is in. In ``"dense"`` gpuload is given a batch N×C×H×W, by `gpuload.Augment`.
+        name: the name in the tables.
+        ours: all of gpuload's transforms.
+        image: torchvision's transforms on a single image (Pillow's or a tensor), before the conversion to floats.
+        finished: torchvision's transforms on a single image after that conversion.
+        mixed: torchvision's transforms on a batch and its labels.
+        leading: the number of transforms in `image` that run on each photograph separately, before sizes are equal.
+        no_pillow: whether torchvision's transforms do not accept Pillow's images.
+        kornia: Kornia's modules, or the reason why Kornia has no equivalent.
+        start: the input.
+        floats: whether the result is a normalised float batch, not levels.
+        boxes: whether crops depend on the boxes of each image.
+        dtype, channels_last: the format of a float batch.
+        section: the table of the case. In ``"dense"``, `gpuload.Augment` is called on a batch N×C×H×W.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Case:
 
 
 def both(name: str, *arguments: Any, **options: Any) -> Both:
-    """Make a transform of this name in both libraries; lists are of such pairs."""
+    """Make the transform of this name in both libraries. A list among the arguments holds such pairs of transforms."""
 
-    def make(library: Any, which: int, more: dict[str, Any]) -> Any:
-        given = [[pair[which] for pair in one] if isinstance(one, list) else one for one in arguments]
-        return getattr(library, name)(*given, **options | more)
+    def make(library: Any, index: int, overrides: dict[str, Any]) -> Any:
+        values = [[pair[index] for pair in value] if isinstance(value, list) else value for value in arguments]
+        return getattr(library, name)(*values, **options | overrides)
 
-    more = {"interpolation": v2.InterpolationMode.BILINEAR} if "interpolation" in options else {}
-    return make(T, 0, {}), make(v2, 1, more)
+    overrides = {"interpolation": v2.InterpolationMode.BILINEAR} if "interpolation" in options else {}
+    return make(T, 0, {}), make(v2, 1, overrides)
 
 
 def alone(pair: Both, kornia: Modules, name: str = "", **more: Any) -> Case:
@@ -80,7 +80,7 @@ def alone(pair: Both, kornia: Modules, name: str = "", **more: Any) -> Case:
 
 
 def normalized(name: str, ours: Any = None, theirs: Any = None, kornia: Modules | None = None) -> Case:
-    """Make the case of normalising a batch, and of mixing it after that."""
+    """Make the case of normalising a batch, optionally followed by mixing."""
     return Case(
         name=name,
         ours=(T.Normalize(MEAN, STD), *([ours] if ours else [])),
@@ -95,13 +95,13 @@ def transforms() -> list[Case]:
     crop, blur, colour, hue = (224, 224), (0.1, 2.0), (0.4, 0.4, 0.4), (0.4, 0.4, 0.4, 0.1)
     affine = (0.1, 0.1), (0.8, 1.2), 10.0
     smooth: dict[str, Any] = {"interpolation": "bilinear"}
-    whole: dict[str, Any] = {"start": "photographs", "leading": 1}
+    photographs: dict[str, Any] = {"start": "photographs", "leading": 1}
     cut_mix = lambda K: K.RandomCutMixV2(p=1.0, use_correct_lambda=True)  # noqa: E731
     return [
-        alone(both("RandomResizedCrop", 224), lambda K: K.RandomResizedCrop(crop), **whole),
-        alone(both("Resize", crop), lambda K: K.Resize(crop, antialias=True), **whole),
-        alone(both("CenterCrop", 224), lambda K: K.CenterCrop(224), **whole),
-        alone(both("RandomCrop", 224), lambda K: K.RandomCrop(crop), **whole),
+        alone(both("RandomResizedCrop", 224), lambda K: K.RandomResizedCrop(crop), **photographs),
+        alone(both("Resize", crop), lambda K: K.Resize(crop, antialias=True), **photographs),
+        alone(both("CenterCrop", 224), lambda K: K.CenterCrop(224), **photographs),
+        alone(both("RandomCrop", 224), lambda K: K.RandomCrop(crop), **photographs),
         alone(both("Pad", 16), lambda K: K.PadTo((256, 256))),
         alone(both("RandomHorizontalFlip", 1), lambda K: K.RandomHorizontalFlip(p=1.0)),
         alone(both("RandomVerticalFlip", 1), lambda K: K.RandomVerticalFlip(p=1.0)),
@@ -129,23 +129,23 @@ def transforms() -> list[Case]:
 
 
 def recipe(name: str, pairs: Sequence[Both], kornia: Modules | str, behind: tuple[Any, ...] = (), **more: Any) -> Case:
-    """Make the case of a recipe that starts from photographs, normalises, and goes on with gpuload's `behind`."""
+    """Make the case of a recipe that starts from photographs, normalises, and then runs gpuload's `behind`."""
     ours, image = zip(*pairs, strict=True)
     options: dict[str, Any] = {"start": "photographs", "leading": 1, "floats": True, "section": "recipes", **more}
     return Case(name=name, ours=(*ours, T.Normalize(MEAN, STD), *behind), image=image, kornia=kornia, **options)
 
 
 def recipes() -> list[Case]:
-    """Return the recipes that people train with, and what is added to or taken from the first.
+    """Return common training recipes, starting with the classic one and variants of it.
 
-    The timm recipe has timm's own RandAugment in gpuload; torchvision's and Kornia's rows have theirs instead. Kornia
-    takes one module that mixes images, so it has MixUp for all batches, where the others have MixUp or CutMix.
+    In the timm recipe, gpuload uses timm's RandAugment; torchvision and Kornia use their own. Kornia accepts only one
+    module that mixes images, so it applies MixUp to every batch, where the others apply MixUp or CutMix.
     """
     crop, flip = both("RandomResizedCrop", 224), both("RandomHorizontalFlip")
     colour, hue, simclr, blur = (0.4, 0.4, 0.4), (0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2), (0.1, 2.0)
 
     def cropped(middle: Modules = lambda K: [], behind: Modules = lambda K: []) -> Modules:
-        """Kornia's recipe that crops, flips and normalises."""
+        """Return Kornia's recipe that crops, flips and normalises."""
         lead = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
         return lambda K: [*lead(K), *middle(K), K.Normalize(MEAN, STD), *behind(K)]
 
@@ -201,22 +201,23 @@ def recipes() -> list[Case]:
                 flip,
                 both("Resize", (300, 300)),
             ],
-            "it has no crop that depends on boxes",
+            "Kornia has no crop that depends on boxes",
             boxes=True,
         ),
     ]
 
 
 def dense() -> list[Case]:
-    """Return the first two recipes from a batch of uint8 N×3×256×256, as any loader yields it: `gpuload.Augment` next
-    to what people call there."""
+    """Return the first two recipes, starting from a uint8 batch N×3×256×256 as any loader yields it: `gpuload.Augment`
+    next to the usual alternatives."""
     return [
         replace(case, name=f"dense, {case.name}", start="squares", leading=0, section="dense") for case in recipes()[:2]
     ]
 
 
 def headline() -> list[Case]:
-    """Return the classic recipe in half precision from photographs of one size, in both layouts: the goals for CUDA."""
+    """Return the cases of the CUDA goals: the classic recipe in float16, from photographs of one size, in both
+    layouts."""
     options: dict[str, Any] = {"start": "landscape", "leading": 0, "dtype": "float16", "section": "kernel"}
     return [
         replace(

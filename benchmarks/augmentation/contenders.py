@@ -1,8 +1,8 @@
-"""Who is measured: gpuload's stage on each backend, torchvision v2 for a sample and for a batch, and Kornia; on dense
+"""The contenders: gpuload's stage on each backend, torchvision v2 per sample and per batch, and Kornia; on dense
 batches gpuload's `Augment`, called as users call it.
 
-A contender is a function of the number of a turn, which says what gpuload draws, and it ends with a whole batch. In the
-place of a contender that a case does not have there is the reason, so that no table has a gap that nothing explains.
+A contender is a function of the turn number, which determines gpuload's draws, and ends with a complete batch. Where a
+case has no such contender, a string with the reason takes its place, so that every gap in a table is explained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import Plan, compile_stage
 from gpuload.transforms.program.draws import Program
 
-NO_KERNELS = "Triton runs on the CPU in its interpreter only, which is no measurement"
+NO_KERNELS = "Triton runs on the CPU in its interpreter only, whose speed means nothing"
 BACKENDS = ("torch", "kornia", "dali", "fused")
 PEERS = {
     "pillow": "torchvision v2 per sample, Pillow",
@@ -38,19 +38,20 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """What makes a batch in turn n. `falls_back`: the names of transforms that the reference runs in its place."""
+    """A function that makes the batch of turn n. `falls_back`: names of transforms that the torch backend runs
+    instead."""
 
     run: Callable[[int], Any]
     falls_back: tuple[str, ...] = ()
 
 
 Contenders = dict[str, Contender | str]
-"""By name, a contender, or why there is none."""
+"""Contenders by name; a string is the reason why there is none."""
 Run = Callable[[int], Any]
 
 
 class Ours:
-    """gpuload's chain of a case, and its program for photographs in turn n."""
+    """gpuload's chain and images of a case; `program` makes the draws for turn n."""
 
     def __init__(self, case: Case, photographs: Photographs) -> None:
         self.chain = T.Chain(case.ours)
@@ -62,16 +63,16 @@ class Ours:
 
 
 def contenders(case: Case, photographs: Photographs, backends: Sequence[str], peers: Sequence[str]) -> Contenders:
-    """By the name that the tables have: gpuload's backends first, as they are asked for."""
+    """Build the contenders of a case, by their names in the tables: gpuload's `backends`, then `peers`."""
     entry, build = ("gl.Augment", _augment) if case.section == "dense" else ("gpuload", _stage)
-    found: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
+    ours: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
     makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
-    return found | {PEERS[name]: makers[name](case, photographs) for name in peers}
+    return ours | {PEERS[name]: makers[name](case, photographs) for name in peers}
 
 
 def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> int:
-    """The bytes that must move for a batch, the mean over turns: what is needed of each image, read once, and the
-    batch, written once."""
+    """Return the minimum bytes to move for a batch, as a mean over turns: the required part of each image, read once,
+    and the batch, written once."""
     ours, channels = Ours(case, photographs), 3
     size = torch.empty(0, dtype=getattr(torch, case.dtype) if case.floats else torch.uint8).element_size()
     totals = []
@@ -89,7 +90,7 @@ def _stage(case: Case, photographs: Photographs, **options: Any) -> tuple[Plan, 
 
 
 def _augment(case: Case, photographs: Photographs, **options: Any) -> tuple[Plan, Run]:
-    """Build `Augment`, with the draws that a `Loader` has for the first batch of an epoch."""
+    """Build `Augment`, which draws as a `Loader` does for the first batch of an epoch."""
     augment, batch = Augment(case.ours, **options), photographs.dense(case.start)
 
     def run(turn: int) -> torch.Tensor:
@@ -114,16 +115,16 @@ def _planned(case: Case, photographs: Photographs, backend: str, build: Callable
         )
     except BackendError as error:
         return " ".join(str(error).split())
-    away = [type(step.transform).__name__ for step in plan.steps if step.backend != backend]
-    if away and backend in ("kornia", "dali"):  # what these take is not what the chain takes
-        return f"torch runs {', '.join(away)}"
-    return Contender(run, tuple(away))
+    fallbacks = [type(step.transform).__name__ for step in plan.steps if step.backend != backend]
+    if fallbacks and backend in ("kornia", "dali"):  # the time would not be the backend's alone
+        return f"torch runs {', '.join(fallbacks)}"
+    return Contender(run, tuple(fallbacks))
 
 
 def _pillow(case: Case, photographs: Photographs) -> Contender | str:
     if photographs.device.type != "cpu":
         return "Pillow's images are on the CPU"
-    return "it takes no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
+    return "it accepts no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
 
 
 def _tensors(case: Case, photographs: Photographs) -> Contender | str:
@@ -131,9 +132,9 @@ def _tensors(case: Case, photographs: Photographs) -> Contender | str:
 
 
 def _sampled(case: Case, photographs: Photographs, images_of: Callable[[Start], Sequence[Any]]) -> Contender | str:
-    """torchvision's transforms, one image after the other; then the batch."""
+    """Build torchvision's transforms, called on one image after another and stacked to a batch."""
     if case.mixed and not case.image:
-        return "it mixes the images of a batch"
+        return "the transform mixes the images of a batch"
     compose, floats, finish = _composed(case.image), _floats(case), _finish(case, photographs)
     images = images_of(case.start)
     if case.boxes:
@@ -143,9 +144,10 @@ def _sampled(case: Case, photographs: Photographs, images_of: Callable[[Start], 
 
 
 def _batch(case: Case, photographs: Photographs) -> Contender | str:
-    """torchvision's on a batch, for which each transform draws once; where sizes differ, after its crops for each."""
+    """Build torchvision's transforms on a batch, where each transform draws once. If sizes differ, images are first
+    cropped one by one."""
     if case.boxes:
-        return "its crops depend on the boxes of each image"
+        return "the crops depend on the boxes of each image"
     compose, floats, finish = _composed(case.image[case.leading :]), _floats(case), _finish(case, photographs)
     if case.leading:
         lead, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)
@@ -168,8 +170,8 @@ def _kornia(case: Case, photographs: Photographs) -> Contender | str:
     batch, dtype, layout = photographs.dense(case.start), getattr(torch, case.dtype), _layout(case)
 
     def run(turn: int) -> torch.Tensor:
-        made = sequential(batch.to(torch.float32).div_(255))
-        return made.to(dtype, memory_format=layout)
+        augmented = sequential(batch.to(torch.float32).div_(255))
+        return augmented.to(dtype, memory_format=layout)
 
     return Contender(run)
 
@@ -183,7 +185,7 @@ def _composed(transforms: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _floats(case: Case) -> Callable[[Any], torch.Tensor]:
-    """From an image, or a batch of them, to a tensor: of levels, or of floats as the case wants."""
+    """Make a function that turns an image or a batch into a tensor of levels or floats, as the case requires."""
 
     def tensor(image: Any) -> torch.Tensor:
         return image if isinstance(image, torch.Tensor) else v2.functional.pil_to_tensor(image)
@@ -196,7 +198,7 @@ def _floats(case: Case) -> Callable[[Any], torch.Tensor]:
 
 
 def _finish(case: Case, photographs: Photographs) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The end of a batch of torchvision's: images are mixed, and it lies in memory as asked for."""
+    """Make the last step of torchvision's contenders: mix the images and bring the batch into the memory layout."""
     layout = _layout(case)
     if not case.mixed:
         return lambda batch: batch.contiguous(memory_format=layout)
@@ -206,15 +208,15 @@ def _finish(case: Case, photographs: Photographs) -> Callable[[torch.Tensor], to
 
 
 def _with_boxes(images: Sequence[Any], photographs: Photographs) -> list[tuple[Any, dict[str, Any]]]:
-    from torchvision import tv_tensors  # once torchvision_import has made it importable
+    from torchvision import tv_tensors  # importable only after torchvision_import
 
     samples = []
-    for image, whole, boxes in zip(images, photographs.pillow("photographs"), photographs.boxes, strict=True):
+    for image, photograph, boxes in zip(images, photographs.pillow("photographs"), photographs.boxes, strict=True):
         shown = tv_tensors.Image(image) if isinstance(image, torch.Tensor) else image
         corners = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes).float(),  # pyright: ignore[reportCallIssue]
             format="XYXY",
-            canvas_size=(whole.height, whole.width),
+            canvas_size=(photograph.height, photograph.width),
         )
         samples.append((shown, {"boxes": corners, "labels": torch.zeros(len(boxes), dtype=torch.int64)}))
     return samples

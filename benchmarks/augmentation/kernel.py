@@ -1,9 +1,9 @@
-"""The fused kernels alone: what the device does for a batch, without draws and without what is made ready on the host.
+"""The fused kernels alone: the device's work for a batch, without draws and without preparation on the host.
 
-    python -m benchmarks.augmentation.kernel --launches 8      launches them and nothing else, for a profiler
+    python -m benchmarks.augmentation.kernel --launches 8      launches only the kernels, for a profiler
 
-Their parameters are made ready before the clock starts, for a few batches in turn; the memory of the result is the same
-each time. They are launched as a stage launches them, and replayed as a CUDA graph, which leaves the host out.
+The parameters of a few batches, used in turn, are prepared before the clock starts; all batches share one output
+tensor. The kernels are launched as a stage launches them, and replayed as a CUDA graph, which excludes the host.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Erase
 
-BATCHES = 4  # whose parameters are made ready
+BATCHES = 4  # batches with prepared parameters
 BATCH = 256
 
 
 def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
-    """The kernels of a case, launched and replayed."""
+    """Build the contenders of a case's kernels: launched and replayed."""
     if photographs.device.type != "cuda":
         return {KERNELS: NO_KERNELS, KERNELS_REPLAYED: NO_KERNELS}
     launch = launcher(case, photographs)
@@ -37,7 +37,7 @@ def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
     def replay(turn: int) -> None:
         number = turn % BATCHES
         if number not in graphs:
-            launch(number)  # compiled, before it is recorded
+            launch(number)  # compile before recording
             torch.cuda.synchronize()
             graphs[number] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[number]):
@@ -48,7 +48,7 @@ def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
 
 
 def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tensor]:
-    """A function that launches the kernels for the batch of turn n, and returns it."""
+    """Make a function that launches the kernels for the batch of turn n and returns the batch."""
     from gpuload.stage.fused.runner import FusedRunner
 
     ours = Ours(case, photographs)
@@ -81,10 +81,10 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Launch the kernels of the headline's cases so many times each."""
+    """Launch the kernels of each headline case `--launches` times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.augmentation.kernel")
     parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--launches", type=int, default=8, help="of each case (default 8)")
+    parser.add_argument("--launches", type=int, default=8, help="launches per case (default 8)")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no CUDA device")

@@ -1,12 +1,12 @@
-"""The command: what a transform of the user's own costs beside one that is built in, within the same chain, on the CPU.
+"""The command that compares the cost of a user-defined transform and a built-in one, in the same chain, on the CPU.
 
     python -m benchmarks.augmentation.own [--rounds N] [--batch-size N]
 
-The transforms are those of docs/transforms.md, and a flip. Each chain begins with RandomResizedCrop(224) and ends with
-floats. All run in this process, one after the other in every round, in an order that changes: CPU milliseconds for an
-image on one thread, the least of all rounds, which a busy machine disturbs least. No grid mask is built in: it is
-compared with the chain without it, and beside that the same tensor operations on as many images, called by nobody else
-than a loop. A flip that is built in costs nothing on levels: the resampling writes its result in the other direction.
+The transforms are the ones of docs/transforms.md, and a flip. Each chain begins with RandomResizedCrop(224) and ends
+with floats. All chains run in this process, one after another in every round, in an order that changes. The figures are
+CPU milliseconds per image on one thread, the minimum over all rounds, which a busy machine disturbs least. gpuload has
+no built-in grid mask, so its baseline is the chain without it, plus the same tensor operations called in a plain loop
+over as many images. A built-in flip of levels costs nothing: the resampling writes its result in reverse.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Flip(T.Custom):
         return images
 
 
-# By name: the chain with what is built in, or the levels of the transform whose operations are called alone; and the
-# chain with the user's own.
+# By name: the chain with the built-in transform, or the dtype of the images if the operations are called alone; and the
+# chain with the user-defined transform.
 JITTER = [CROP, T.ColorJitter(brightness=0.4), NORMALIZE]
 CASES: dict[str, tuple[Any, list[Any]]] = {
     "colour cast on levels, ColorJitter(brightness)": (JITTER, [CROP, ColourCast(), NORMALIZE]),
@@ -98,33 +98,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rng = np.random.default_rng(0)
         arrays = [rng.integers(0, 256, SIZE, np.uint8) for _ in range(count)]
-        for name, (built_in, own) in CASES.items():
-            alone = isinstance(built_in, torch.dtype)
-            second = _alone(GridMask(), built_in, count) if alone else _run(built_in, arrays)
-            runs = [_run([CROP, NORMALIZE], arrays), second, _run(own, arrays)]
+        for name, (built_in, own_chain) in CASES.items():
+            is_alone = isinstance(built_in, torch.dtype)
+            baseline = _alone(GridMask(), built_in, count) if is_alone else _run(built_in, arrays)
+            runs = [_run([CROP, NORMALIZE], arrays), baseline, _run(own_chain, arrays)]
             contenders = {str(number): Contender(run) for number, run in enumerate(runs)}
             rows = measure(contenders, cpu_clock, options.rounds).values()
-            neither, one, two = (min(reading.ms for reading in row.readings) / count for row in rows)
-            one += neither if alone else 0
-            lines.append([name, *(f"{ms:.3f}" for ms in (neither, one, two)), f"{two / one:.2f}"])
+            neither_ms, built_in_ms, own_ms = (min(reading.ms for reading in row.readings) / count for row in rows)
+            built_in_ms += neither_ms if is_alone else 0
+            figures = (neither_ms, built_in_ms, own_ms)
+            lines.append([name, *(f"{ms:.3f}" for ms in figures), f"{own_ms / built_in_ms:.2f}"])
     finally:
         torch.set_num_threads(threads)
     print(
-        table(["own, built in; CPU ms an image", "neither", "built in", "own", "own / built in, whole chains"], lines)
+        table(["own, built in; CPU ms per image", "neither", "built in", "own", "own / built in, full chains"], lines)
     )
     return 0
 
 
-def _alone(own: T.Custom, dtype: torch.dtype, count: int) -> Callable[[int], Any]:
-    """Make a function that draws, and does the operations on one image after the other."""
+def _alone(transform: T.Custom, dtype: torch.dtype, count: int) -> Callable[[int], Any]:
+    """Make a function that draws, and applies the transform to one image after another."""
     images, sizes_hw = torch.zeros(count, 3, 224, 224).to(dtype), np.full((count, 2), 224)
     positions = np.arange(count)
 
     def run(turn: int) -> None:
-        params = own.draw(T.Uniforms(epoch_key(0, turn), positions, 0), sizes_hw)
+        params = transform.draw(T.Uniforms(epoch_key(0, turn), positions, 0), sizes_hw)
         tensors = in_params(params, lambda array: torch.from_numpy(array.astype(np.float32)))
         for row in range(count):
-            own.apply(images[row : row + 1], in_params(tensors, lambda tensor, row=row: tensor[row : row + 1]))
+            transform.apply(images[row : row + 1], in_params(tensors, lambda tensor, row=row: tensor[row : row + 1]))
 
     return run
 

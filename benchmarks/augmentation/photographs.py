@@ -1,8 +1,8 @@
-"""What is augmented: photographs, decoded once, in every form that a contender takes.
+"""The input: photographs, decoded once, in every form that a contender accepts.
 
-All lie on the device before a clock starts: gpuload's one behind the other, H×W×C, as decoders give them, and tensors
-C×H×W, as torchvision and Kornia take them. Made once for a device, and kept until the end: at batch 256 about 150 MB of
-levels in each form, and four times as much where Kornia takes floats.
+All images are on the device before a clock starts: concatenated H×W×C for gpuload, as decoders produce them, and as
+C×H×W tensors for torchvision and Kornia. They are made once per device and live until the end: at batch 256 about
+150 MB of levels in each form, and four times as much for Kornia's floats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIDES = {"crops": 224, "squares": 256}
 
 
 def default_folder() -> Path:
-    """A folder of JPEGs, made where it is not there yet."""
+    """Return a folder of JPEGs, generated if it does not exist yet."""
     return find_photos(REPOSITORY / ".data")[0]
 
 
@@ -34,9 +34,9 @@ class Photographs:
     """A batch of photographs.
 
     Args:
-        folder: of JPEGs; they are taken in the order of their names, from the first again where there are too few.
-        count: how many the batch has.
-        device: where tensors are.
+        folder: the folder of JPEGs, used in the order of their names, and cyclically if there are too few.
+        count: the number of images in the batch.
+        device: the device of the tensors.
     """
 
     def __init__(self, folder: Path, count: int, device: torch.device) -> None:
@@ -47,45 +47,45 @@ class Photographs:
                 decoded[path] = opened.convert("RGB")
         self.found = len(paths)
         self.device = device
-        self._whole = [decoded[paths[number % len(paths)]] for number in range(count)]
+        self._photographs = [decoded[paths[number % len(paths)]] for number in range(count)]
         self._cached: dict[str, Any] = {}
 
     def pillow(self, start: Start) -> list[Image.Image]:
-        """Return Pillow's images, in this machine's memory."""
+        """Return Pillow images, in host memory."""
         if start == "photographs":
-            return self._whole
+            return self._photographs
         make = _landscape if start == "landscape" else partial(_crop, side=SIDES[start])
-        return self._once(f"pillow {start}", lambda: list(map(make, self._whole)))
+        return self._once(f"pillow {start}", lambda: list(map(make, self._photographs)))
 
     def ragged(self, start: Start) -> RaggedImages:
-        """Return what gpuload's stage takes."""
+        """Return the images as gpuload's stage accepts them."""
         make = lambda: RaggedImages.from_arrays(list(map(np.asarray, self.pillow(start))), self.device)  # noqa: E731
         return self._once(f"ragged {start}", make)
 
     def tensors(self, start: Start) -> list[torch.Tensor]:
-        """Return uint8 C×H×W, one for each."""
+        """Return a uint8 tensor C×H×W for each image."""
         return self._once(f"tensors {start}", lambda: list(map(self._tensor, self.pillow(start))))
 
     def dense(self, start: Start) -> torch.Tensor:
-        """Return uint8 N×C×H×W; photographs of other sizes are brought to one by torch's interpolation."""
-        same: Start = "landscape" if start == "photographs" else start
-        return self._once(f"dense {same}", lambda: torch.stack(list(map(self._tensor, self.pillow(same)))))
+        """Return a uint8 tensor N×C×H×W; photographs are resized to one size by torch's interpolation."""
+        same_size: Start = "landscape" if start == "photographs" else start
+        return self._once(f"dense {same_size}", lambda: torch.stack(list(map(self._tensor, self.pillow(same_size)))))
 
     def floats(self, start: Start) -> torch.Tensor:
-        """Return the same as float32 in 0 … 1."""
+        """Return the batch of `dense` as float32 in 0 … 1."""
         return self.dense(start).to(torch.float32).div_(255)
 
     @cached_property
     def boxes(self) -> list[np.ndarray]:
-        """Make up one to five boxes for each whole photograph: float64 (n, 4) left, top, right, bottom, in pixels."""
-        found = []
-        for number, image in enumerate(self._whole):
+        """Draw one to five random boxes for each photograph: float64 (n, 4) left, top, right, bottom, in pixels."""
+        boxes = []
+        for number, image in enumerate(self._photographs):
             rng = np.random.default_rng(number)
             count = int(rng.integers(1, 6))
             start = rng.uniform(0, 0.7, (count, 2))
             end = np.minimum(start + rng.uniform(0.02, 0.5, (count, 2)), 1)
-            found.append(np.hstack([start, end]) * np.tile([image.width, image.height], 2))
-        return found
+            boxes.append(np.hstack([start, end]) * np.tile([image.width, image.height], 2))
+        return boxes
 
     def _tensor(self, image: Image.Image) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(self.device)
@@ -97,7 +97,7 @@ class Photographs:
 
 
 def _crop(image: Image.Image, side: int) -> Image.Image:
-    """Resize the largest square in the middle."""
+    """Cut out the largest centred square and resize it."""
     scale = side / min(image.size)
     left, top = ((length - side / scale) / 2 for length in image.size)
     box = (left, top, left + side / scale, top + side / scale)

@@ -1,4 +1,4 @@
-"""The report: tables of what was measured, what was not and why, and the goals. Pure functions of the results."""
+"""The report: tables of measurements, the reasons for missing ones, and the goals. Pure functions of the results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from benchmarks.running import Verdict, median, table
 
 KERNELS = "gpuload fused, kernels alone"
 KERNELS_REPLAYED = f"{KERNELS}, as a graph"
-# CPU milliseconds for an image, at most.
+# Maximum CPU milliseconds per image.
 CPU_GOALS_MS = {"classic": 0.25, "classic + ColorJitter": 0.5}
-# From dense batches: how many times as long Kornia's sequence takes, at least, and torchvision's on the batch.
+# Dense batches: the minimum ratio of the peer's time to gpuload's.
 DENSE_TIMES = {"Kornia AugmentationSequential": 3.0, "torchvision v2 per batch": 1.0}
-# Images a second of the fused kernels, and how many times Kornia's.
+# Images per second of the fused kernels: minimum and aim; and the minimum ratio to Kornia's rate.
 CUDA_RATE, CUDA_AIM, CUDA_TIMES_KORNIA = 1e6, 3e6, 10.0
 
 
 def median_ms(row: Row | None) -> float | None:
-    """Return the median for a batch; None if it was not measured."""
+    """Return the median time for a batch; None if the row was not measured."""
     return median([reading.ms for reading in row.readings]) if row is not None else None
 
 
 def ratio(row: Row | None, other: Row | None) -> tuple[float, float, float] | None:
-    """Return how many times as long a row takes as another one, within rounds: the median, the least, the greatest."""
+    """Divide a row's times by another row's, within rounds. Returns the median, the minimum and the maximum."""
     if row is None or other is None:
         return None
     ratios = [mine.ms / theirs.ms for mine, theirs in zip(row.readings, other.readings, strict=False) if theirs.ms]
@@ -32,14 +32,14 @@ def ratio(row: Row | None, other: Row | None) -> tuple[float, float, float] | No
 
 
 def base_of(rows: dict[str, Row]) -> str:
-    """Return the row that others are compared with: the backend that gpuload takes by itself."""
+    """Return the name of the baseline row: the backend that gpuload chooses by default."""
     ours = (f"{entry} {backend}" for backend in ("fused", "torch") for entry in ("gpuload", "gl.Augment"))
     return next((name for name in ours if median_ms(rows.get(name))), "gpuload torch")
 
 
 def tables(results: Sequence[CaseResult], batch: int, where: str) -> list[str]:
-    """Format a row for each case and a column for each contender: milliseconds for a batch, images a second, and how
-    many times as long it takes as gpuload's default, within rounds."""
+    """Format tables with a row for each case and a column for each contender: milliseconds for a batch, images per
+    second, and the ratio of the time to that of gpuload's default, within rounds."""
     names = list(dict.fromkeys(name for result in results for name in result.rows))
 
     def ms_of(result: CaseResult, name: str) -> str:
@@ -67,18 +67,18 @@ def tables(results: Sequence[CaseResult], batch: int, where: str) -> list[str]:
 
 
 def notes(results: Sequence[CaseResult]) -> list[str]:
-    """List which transforms the reference runs instead of a backend, what was not measured, and what failed."""
-    away: dict[str, dict[str, None]] = {}
+    """List the transforms that torch runs instead of a backend, the rows that were not measured, and the failures."""
+    fallbacks: dict[str, dict[str, None]] = {}
     missing: dict[tuple[str, str], list[str]] = {}
     failed = []
     for result in results:
         for name, row in result.rows.items():
-            away.setdefault(name, {}).update(dict.fromkeys(row.falls_back))
+            fallbacks.setdefault(name, {}).update(dict.fromkeys(row.falls_back))
             if row.missing:
                 missing.setdefault((name, row.missing), []).append(result.name)
             if row.failed:
                 failed.append(f"failed: {name}: {result.name}: {row.failed}")
-    lines = [f"* {name}: torch in its place: {', '.join(names)}" for name, names in away.items() if names]
+    lines = [f"* {name}: torch in its place: {', '.join(names)}" for name, names in fallbacks.items() if names]
     for (name, reason), cases in missing.items():
         which = "all" if len(cases) == len(results) else ", ".join(cases)
         lines.append(f"– not measured: {name}: {which}: {reason}")
@@ -86,7 +86,7 @@ def notes(results: Sequence[CaseResult]) -> list[str]:
 
 
 def judge(device: str, results: Iterable[CaseResult], batch: int) -> list[Verdict]:
-    """Judge the goals for a device."""
+    """Check the goals for a device."""
     return (_judge_cpu if device == "cpu" else _judge_cuda)(list(results), batch)
 
 
@@ -106,9 +106,9 @@ def _judge_cpu(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
     rows = {result.name: result.rows.get("gpuload torch") for result in results}
     for name, most in CPU_GOALS_MS.items():
         ms = median_ms(rows.get(name))
-        each = None if ms is None else ms / batch
+        image_ms = None if ms is None else ms / batch
         text = f"CPU: {name}: at most {most} ms for an image"
-        verdicts.append(_verdict(text, each, "{:.3f} ms", each is not None and each <= most))
+        verdicts.append(_verdict(text, image_ms, "{:.3f} ms", image_ms is not None and image_ms <= most))
     for result in (result for result in results if result.section == "dense"):
         for name, least in DENSE_TIMES.items():
             text = f"CPU: {result.name}: {name} takes at least {least:g} times as long as gl.Augment"
@@ -127,7 +127,7 @@ def _judge_cuda(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
     ]
     if not measured:
         return [Verdict(f"{text}: not measured", None) for text in (rate_text, times_text)]
-    ms, name, best = min(measured, key=lambda found: found[0])
+    ms, name, best = min(measured, key=lambda measurement: measurement[0])
     rate, kornia = 1000 * batch / ms, best.rows.get("Kornia AugmentationSequential")
     verdict = Verdict(f"{rate_text}: {rate:,.0f}, {best.name}", rate >= CUDA_RATE)
     return [verdict, _at_least(times_text, kornia, best.rows[name], CUDA_TIMES_KORNIA)]

@@ -1,1 +1,1 @@
-"""Loaders measured end to end on a GPU, alone and feeding networks, beside the ceilings of the same run."""
+"""Loaders measured end to end on a GPU, alone and feeding networks, with their upper bounds from the same run."""

@@ -1,11 +1,11 @@
-"""Loaders end to end on a GPU: gpuload on each backend beside its peers, alone and feeding ResNets, and their ceilings.
+"""Loaders end to end on a GPU: gpuload on each backend and its peers, alone and feeding ResNets, and the upper bounds.
 
     make bench-gpu ARGS="--photos DIR --json FILE"     or   python -m benchmarks.gpu --photos DIR --json FILE
-    python -m benchmarks.gpu --simulate                every row run through on the CPU, with small sizes; no figures
+    python -m benchmarks.gpu --simulate                runs every row on the CPU with small sizes; figures mean nothing
 
 The recipe is RandomResizedCrop(224), flip, ColorJitter(0.4, 0.4, 0.4), Normalize; batches of 256, float16, channels
-last. Each row runs in a process of its own, with a limit of time, so that one that fails loses no other. What was found
-is written after each row. This process loads no CUDA.
+last. Each row runs in its own process with a time limit, so that a failing row does not affect the others. The results
+are written after each row. This process does not load CUDA.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PART
 OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
 ORDER = (*CEILINGS, "stage", *OURS, *PEERS, *PARTS, "timm", *FEEDS)
 ROW_LIMIT_S = 75.0
-LEAST_S = 8.0  # what is begun later than this before the end has no time to warm up
+LEAST_S = 8.0  # with less time left, a row could not even warm up
 JITTER = 0.4
 ARRAYS, ARRAY_FILE = 20_000, 262_144
-# What an error says where a package or a driver is absent; anything else should have run.
+# Parts of error messages where a package or a driver is absent; a row with any other error should have run.
 ABSENT = ("No module named", "not installed", "cannot be imported here")
-ENDING = threading.Event()  # no row is begun any more
-# The line of a traceback that names the error; others may follow it, such as those of threads.
+ENDING = threading.Event()  # set: start no more rows
+# The line of a traceback that names the error; more lines may follow it, such as messages of threads.
 ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exit|Exception)\b")
-OWN = ("No module named 'gpuload", "No module named 'benchmarks")  # these are there
+OWN = ("No module named 'gpuload", "No module named 'benchmarks")  # these exist, so the error is a bug
 RUNNING: set[int] = set()  # the process groups of rows
 
 
 @dataclass(frozen=True)
 class Work:
-    """All rows' settings; `light` is the folder of light photographs, `share` the GPU's where both decode."""
+    """The settings of all rows. `light` is the folder of light photographs; `share` is the share of images that the GPU
+    decodes where both CPU and GPU decode."""
 
     recipe: Recipe
     pace: Pace
@@ -66,13 +67,13 @@ class Work:
         """Return the command of a row."""
         recipe, pace = self.recipe, self.pace
         planar = replace(recipe, channels_last=False)
-        # A second or two for an epoch at the rate that is aimed at, of FFCV's size; less in a simulation.
-        of_file = planar if pace.small else replace(planar, size=256, samples=ARRAY_FILE)
+        # FFCV's image size, and an epoch of a second or two at the target rate; less in a simulation.
+        file_recipe = planar if pace.small else replace(planar, size=256, samples=ARRAY_FILE)
         peers = {
             "decoder": ("decoder_alone", replace(recipe, workers=self.cpus)),
             "workers": ("workers_only", recipe),
             "arrays": ("arrays_gpuload", planar),
-            "array_file": ("array_file", of_file),
+            "array_file": ("array_file", file_recipe),
         }
         if name in peers:
             return _module("peers.protocol", peers[name][0], peers[name][1].to_json())
@@ -86,8 +87,8 @@ class Work:
             recipe, pace = replace(recipe, root=self.light, variant=LIGHT[name]), replace(pace, alone=True)
         else:
             feed = FEEDS[name]
-            # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
-            workers = recipe.workers if feed.own else self.cpus
+            # gpuload leaves one CPU to the training process; its peers get all CPUs, since they may not need to.
+            workers = recipe.workers if feed.is_gpuload else self.cpus
             variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
             peer, recipe = feed.peer, replace(recipe, workers=workers, variant=variant)
         return _module("gpu.rows", "feeding", recipe.to_json(), pace.to_json(), peer)
@@ -98,11 +99,11 @@ def _module(name: str, *arguments: str) -> list[str]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; `rows` are the names of what is to be measured, in order."""
+    """Parse the options; `rows` lists the names of the rows to measure, in order."""
     parser = make_parser("gpu", __doc__, "photos", "cache", "json", files=25_600, batch_size=256)
-    parser.add_argument("--budget-s", type=float, default=330, help="all of it ends within these seconds (default 330)")
+    parser.add_argument("--budget-s", type=float, default=330, help="limit of the entire run, in seconds (default 330)")
     parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
-    parser.add_argument("--simulate", action="store_true", help="run every row through on the CPU, with small sizes")
+    parser.add_argument("--simulate", action="store_true", help="run every row on the CPU, with small sizes")
     options = parser.parse_args(arguments)
     options.rows = list(dict.fromkeys(ORDER)) if options.only is None else options.only.split(",")
     for name in options.rows:
@@ -116,7 +117,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 where a row failed that should have run."""
+    """Measure and report. Returns the exit status: 1 if a row failed that should have run."""
     options = parse(arguments)
     deadline = time.monotonic() + options.budget_s
     with tempfile.TemporaryDirectory() as folder:
@@ -137,20 +138,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             light = light_copy(root)
             work = replace(work, light=str(light))
             results["photos"]["light_kb"] = warm(light)[1]
-        found_out = threading.Lock()
+        results_lock = threading.Lock()
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
 
         def run(name: str) -> None:
             row = _row(name, replace(work, share=device_share(results)), options, deadline)
-            with found_out:
+            with results_lock:
                 results["rows"][name] = row
                 print(f"{ROWS[name]}: {row.get('missing') or row.get('failed') or 'measured'}", flush=True)
                 _write(results, options.json)
 
-        # Where nothing is measured, two rows at once take less time.
+        # A simulation measures nothing, so it saves time by running two rows in parallel.
         with ThreadPoolExecutor(2 if options.simulate else 1) as rows:
             running = [rows.submit(run, name) for name in options.rows]
-            # The kernel may give a signal to another thread; its handler runs when this one wakes up.
+            # The kernel may deliver a signal to another thread; the handler runs only when this thread wakes up.
             while wait(running, timeout=1).not_done:
                 pass
             for row in running:
@@ -161,9 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
-    """The folder of photographs, and what they are; Triton's interpreter takes a minute for a batch of whole ones."""
+    """Return the folder of photographs and a description. A simulation gets tiny images: for a batch of full-size
+    photographs, Triton's interpreter takes a minute."""
     if options.simulate:
-        return make_up(cache / "small", count=options.files, height=24, width=32), "small ones, made up"
+        return make_up(cache / "small", count=options.files, height=24, width=32), "small synthetic images"
     return find_photos(cache, options.photos)
 
 
@@ -182,15 +184,15 @@ def _work(options: argparse.Namespace, root: Path, photos: Path) -> Work:
     if not options.simulate:
         return Work(recipe, Pace(), photos, cpus)
     recipe = replace(recipe, size=16, workers=1, samples=4 * options.batch_size, epochs=2)
-    # Triton's kernels run in its interpreter, also where there is a GPU.
+    # Triton's kernels run in its interpreter, even if there is a GPU.
     environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return Work(recipe, Pace(warm_s=0, round_s=0, rounds=1, steps=2, small=True), photos, 1, environment)
 
 
 def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) -> dict[str, Any]:
-    """Run a row. Returns what it found, and why it is `missing`, or how it `failed`, or after what it was cut off."""
+    """Run a row. Returns its results, with the reason if it is `missing`, and the error if it `failed` or timed out."""
     if options.simulate and name in FEEDS and FEEDS[name].needs_gpu:
-        return {"missing": "there is no such way on the CPU"}
+        return {"missing": "needs a GPU"}
     left_s = deadline - time.monotonic()
     if left_s < LEAST_S or ENDING.is_set():
         return {"missing": "the time was up"}
@@ -206,60 +208,60 @@ def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) ->
         errors="replace",
         start_new_session=True,
     )
-    late = False
+    timed_out = False
     RUNNING.add(process.pid)
     if ENDING.is_set():
         _end(process.pid)
     try:
         printed, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        late = True
+        timed_out = True
     finally:
         RUNNING.discard(process.pid)
         _end(process.pid)
-    if late:
+    if timed_out:
         printed, errors = process.communicate()
     row: dict[str, Any] = {"took_s": time.monotonic() - started}
     for line in printed.splitlines():
         with contextlib.suppress(ValueError):
-            if isinstance(found := json.loads(line), dict):
-                row |= found
-    if late:
+            if isinstance(phase := json.loads(line), dict):
+                row |= phase
+    if timed_out:
         row["failed"] = f"not finished after {limit_s:.0f} s"
     elif process.returncode:
         lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
-        last = next(filter(ERROR.match, reversed(lines)), lines[-1])
-        missing = any(word in last for word in ABSENT) and not any(word in last for word in OWN)
-        row["missing" if missing else "failed"] = last
+        error = next(filter(ERROR.match, reversed(lines)), lines[-1])
+        is_missing = any(text in error for text in ABSENT) and not any(text in error for text in OWN)
+        row["missing" if is_missing else "failed"] = error
     if row.get("failed"):
         row["stderr"] = errors[-4000:]
     return row
 
 
 def _end(group: int) -> None:
-    """End a row, its workers too."""
+    """Kill a row and its workers."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def _ended(signum: int, frame: Any) -> None:
-    """End the rows, which are sessions of their own, and begin no other; the report of what there is comes next."""
+    """Kill the running rows, each of which is its own session, and start no more; main() then reports what it has."""
     ENDING.set()
     for group in list(RUNNING):
         _end(group)
 
 
 def _device(device: str) -> str:
-    """The device in words, asked for in another process: this one loads no CUDA."""
+    """Describe the device in words. This runs in another process, since this one does not load CUDA."""
     if device == "cpu":
         return "the CPU"
     program = "from benchmarks.machine import cuda_device; print(cuda_device())"
     command = [sys.executable, "-c", program]
     try:
-        asked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=60)
+        process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=60)
     except subprocess.TimeoutExpired:
         return "none: no answer within 60 s"
-    return asked.stdout.strip() or f"none: {(asked.stderr.strip().splitlines() or ['no answer'])[-1]}"
+    return process.stdout.strip() or f"none: {(process.stderr.strip().splitlines() or ['no answer'])[-1]}"
 
 
 def _write(results: Results, path: Path | None) -> None:

@@ -1,5 +1,7 @@
-"""What is to be measured: the rows, in the order of their weight, should the time be up; and how long each may take.
-Imports nothing heavy: the driver, which loads no torch, imports it too."""
+"""The rows to measure, in order of importance in case the time runs out, and the duration of each.
+
+This module imports nothing heavy, since the driver, which does not load torch, imports it too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ class Feed:
     """A loader that is measured alone, then feeding networks.
 
     Attributes:
-        label: what the table calls it.
-        peer: its module in `benchmarks.peers`.
-        variant: of the recipe.
-        needs_gpu: there is no such way on the CPU.
+        label: the name in the tables.
+        peer: the name of the peer, as in `benchmarks.peers.protocol`.
+        variant: the recipe's variant.
+        needs_gpu: whether the loader cannot run on the CPU.
     """
 
     label: str
@@ -24,7 +26,7 @@ class Feed:
     needs_gpu: bool = False
 
     @property
-    def own(self) -> bool:
+    def is_gpuload(self) -> bool:
         return self.peer == "gpuload"
 
 
@@ -42,15 +44,15 @@ FEEDS = {
     "kornia": Feed("gpuload, kornia", "gpuload", "kornia"),
     "dali": Feed("gpuload, dali", "gpuload", "dali"),
 }
-# That are fed, by torchvision's names.
+# The networks to feed, by torchvision's names.
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
-# What nothing can be faster than, in this run; they come first.
+# The upper bounds in this run; they are measured first.
 CEILINGS = {
     "decoder": "the CPU's decoder alone, on all cores",
-    "device": "copies, and the networks on one batch that stays",
+    "device": "copies, and the networks on one resident batch",
     "device_decoder": "nvImageCodec alone, on the device",
 }
-# gpuload's parts by themselves, each of which is held against a ceiling.
+# gpuload's parts alone, each compared with an upper bound.
 PARTS = {
     "stage": "the fused stage",
     "workers": "gpuload's workers, slots discarded",
@@ -60,20 +62,20 @@ PARTS = {
     "light_workers": "gpuload, fused, light photographs",
     "light_device": "gpuload, light photographs, decoded on the GPU",
 }
-# Of these, gpuload's variant; they read light photographs.
+# The parts that read light photographs, with gpuload's variant.
 LIGHT = {"light_workers": "fused", "light_device": "fused/device"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a row takes.
+    """The duration of a row.
 
     Attributes:
-        warm_s: before the first round, of each phase of a row.
-        round_s, rounds: of each phase.
-        steps: of a round, at least.
-        small: a small network in the place of the ResNets.
-        alone: no network is fed.
+        warm_s: warm-up seconds before the first round of each phase.
+        round_s, rounds: the seconds per round, and the rounds per phase.
+        steps: the minimum number of steps in a round.
+        small: use a small network instead of the ResNets.
+        alone: feed no network.
     """
 
     warm_s: float = 1.0

@@ -1,6 +1,6 @@
-"""The rows, each in a process of its own: ``python -m benchmarks.gpu.rows NAME RECIPE PACE [MORE]``.
+"""The rows, each in its own process: ``python -m benchmarks.gpu.rows NAME RECIPE PACE [MORE]``.
 
-Prints a line of JSON after each phase, so that a phase that fails, or that the time is up for, loses no other.
+Prints a line of JSON after each phase, so that a phase that fails or times out does not lose the phases before it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from benchmarks.peers.protocol import Peer, Recipe, find_peer, looks_of
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], None]
-DECODED = 2048  # images that the device's decoder gets
+DECODED = 2048  # images for the device's decoder
 
 
 class Runtime:
-    """The device as a row needs it: marks on its stream, and its memory. On the CPU the host's clock serves, so that
-    every row can be run through without a GPU."""
+    """The device as a row needs it: timestamps on its stream, and its memory usage. On the CPU the timestamps are the
+    host's, so that every row can run without a GPU."""
 
     def __init__(self, device: str) -> None:
-        self.device = torch.empty(0, device=device).device  # with its number, which decoders ask for
+        self.device = torch.empty(0, device=device).device  # with its index, which decoders need
         self._module: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self._used_before_mb = self._used_mb()
 
@@ -53,12 +53,12 @@ class Runtime:
         return 1000 * (end - start) if self._module is None else start.elapsed_time(end)
 
     def synchronize(self) -> None:
-        """Wait for all that was issued."""
+        """Wait for all work issued to the device."""
         if self._module is not None:
             self._module.synchronize(self.device)
 
     def memory(self) -> dict[str, float]:
-        """Return the device's MB at most so far: of torch's allocator in this process, and of all that came with it.
+        """Return the peak MB of torch's allocator in this process, and the growth of all memory in use on the device.
         Empty on the CPU."""
         if self._module is None:
             return {}
@@ -73,10 +73,10 @@ class Runtime:
 
 
 def training_step(name: str, device: torch.device, *, small: bool, channels_last: bool) -> Step:
-    """Make a function of (images, labels) that trains the network for a step, and waits for nothing.
+    """Make a function of (images, labels) that trains the network for a step, without synchronization.
 
-    The networks are torchvision's ResNets in bfloat16. `small`: a network that only shows that the row runs, without
-    torch's optimiser, whose import takes as long as all else of such a row.
+    The networks are torchvision's ResNets in bfloat16. `small` selects a network that only shows that the row runs. It
+    has no torch optimiser, whose import would take as long as everything else in such a row.
     """
     torch.manual_seed(0)
     if small:
@@ -111,7 +111,7 @@ def training_step(name: str, device: torch.device, *, small: bool, channels_last
 
 
 def endless(peer: Peer) -> Iterator[Batch]:
-    """Yield the batches of one epoch after the other."""
+    """Yield the batches of one epoch after another, forever."""
     while True:
         count = 0
         for count, batch in enumerate(peer.epoch(), 1):  # noqa: B007
@@ -123,35 +123,35 @@ def endless(peer: Peer) -> Iterator[Batch]:
 def measured(
     batches: Iterator[Batch], step: Step | None, runtime: Runtime, pace: Pace, ahead: int = 0
 ) -> dict[str, Any]:
-    """Measure rounds after a warm-up; each value is a list with one of each round.
+    """Measure rounds after a warm-up. Each value of the result is a list with one entry per round.
 
-    A step is first run on one batch again and again, which lets cuDNN search; meanwhile the loader makes batches
-    `ahead`, at most so many, and these are then taken without a step: what is left over from a time without a need
-    for batches would hide that the step has to wait for them.
+    A step first runs repeatedly on one batch, which lets cuDNN choose its algorithms. Meanwhile the loader prefetches
+    batches, at most `ahead`. These are then consumed without a step: batches left over from a time when none were
+    needed would hide that the step has to wait for the loader.
 
     Returns:
-        images_per_s; next_ms, the median of what a ``next()`` took of the host's time, and next_cpu_ms, of the main
-        thread's CPU time. With a step: idle_ms, the median of the device's time from the end of one step to the
-        beginning of the next, and waiting, the share of the device's time that was so.
+        images_per_s; next_ms, the median host time of a ``next()``; next_cpu_ms, its median CPU time in the main
+        thread. With a step: idle_ms, the median device time from the end of one step to the beginning of the next;
+        waiting, the share of the device's time spent so.
     """
     if step is not None:
-        kept = next(batches)
+        batch = next(batches)
         for _ in range(pace.steps):
-            step(*kept)
+            step(*batch)
         runtime.synchronize()
         for _ in islice(batches, ahead):
             pass
     if pace.warm_s:
         _round(batches, step, runtime, pace.warm_s, pace.steps)
     rounds = [_round(batches, step, runtime, pace.round_s, pace.steps) for _ in range(pace.rounds)]
-    return {key: [one[key] for one in rounds] for key in rounds[0]}
+    return {key: [figures[key] for figures in rounds] for key in rounds[0]}
 
 
 def _round(
     batches: Iterator[Batch], step: Step | None, runtime: Runtime, limit_s: float, least: int
 ) -> dict[str, float]:
-    """Take what fits into `limit_s`, and `least` batches at least; the round ends when the device has done all of
-    it."""
+    """Consume batches for `limit_s` seconds, and at least `least` batches; the round ends when the device has finished
+    all of them."""
     images, marks = 0, []
     next_ms: list[float] = []
     next_cpu_ms: list[float] = []
@@ -168,21 +168,21 @@ def _round(
             step(*batch)
             marks.append((begin, runtime.mark()))
     runtime.synchronize()
-    found = {
+    figures = {
         "images_per_s": images / (time.perf_counter() - started),
         "next_ms": statistics.median(next_ms),
         "next_cpu_ms": statistics.median(next_cpu_ms),
     }
     if marks:
         idle = [runtime.ms(end, begin) for (_, end), (begin, _) in pairwise(marks)]
-        whole = runtime.ms(marks[0][0], marks[-1][1])
-        found |= {"idle_ms": statistics.median(idle), "waiting": sum(idle) / whole}
-    return found
+        total_ms = runtime.ms(marks[0][0], marks[-1][1])
+        figures |= {"idle_ms": statistics.median(idle), "waiting": sum(idle) / total_ms}
+    return figures
 
 
 def feeding(recipe: Recipe, pace: Pace, name: str) -> None:
-    """Measure a loader by itself, then feeding each network."""
-    warnings.simplefilter("ignore", FutureWarning)  # peers warn of their own futures
+    """Measure a loader alone, then feeding each network."""
+    warnings.simplefilter("ignore", FutureWarning)  # peers warn about their own deprecations
     warnings.simplefilter("ignore", DeprecationWarning)
     if (recipe.variant.split("/")[0], recipe.device) == ("fused", "cpu"):
         hasten()
@@ -195,17 +195,18 @@ def feeding(recipe: Recipe, pace: Pace, name: str) -> None:
     tell({"first_batch_s": time.perf_counter() - started, "falls_back": peer.falls_back, "versions": peer.versions})
     looks_of(first, recipe, getattr(torch, recipe.dtype))
     del first
-    # DataLoader keeps two batches for each worker, and hands over what a worker makes all at once: no round is shorter.
+    # DataLoader prefetches two batches per worker, and workers finish at about the same time, so that batches arrive in
+    # bursts of one per worker. No round is shorter than such a burst.
     ahead = 0 if pace.small else 2 * recipe.workers + 2
-    cycles = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
-    tell({"alone": measured(batches, None, runtime, cycles), "stats": peer.stats(), **runtime.memory()})
+    burst_pace = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
+    tell({"alone": measured(batches, None, runtime, burst_pace), "stats": peer.stats(), **runtime.memory()})
     for network in () if pace.alone else NETWORKS:
         step = training_step(network, runtime.device, small=pace.small, channels_last=recipe.channels_last)
-        tell({network: measured(batches, step, runtime, cycles, ahead), **runtime.memory()})
+        tell({network: measured(batches, step, runtime, burst_pace, ahead), **runtime.memory()})
 
 
 def device(recipe: Recipe, pace: Pace) -> None:
-    """Measure what nothing on this device can be faster than: its copies, and each network on one batch that stays."""
+    """Measure upper bounds on this device: its copies, and each network on one resident batch."""
     from benchmarks.augmentation.measuring import copy_bandwidth, upload_bandwidth
 
     runtime = Runtime(recipe.device)
@@ -221,8 +222,8 @@ def device(recipe: Recipe, pace: Pace) -> None:
 
 
 def device_decoder(recipe: Recipe, pace: Pace) -> None:
-    """Measure the device's decoder alone: files in memory, a batch at a time. Decoding there can be no faster. A
-    decoder that has regions decodes such as the recipe's crops; others, whole images."""
+    """Measure the device's decoder alone, on files in memory, a batch at a time: the upper bound of decoding on the
+    device. A decoder that supports regions decodes crops like the recipe's; any other decodes full images."""
     import gpuload as gl
     from benchmarks.peers.decoder_alone import draw_region
     from gpuload.decode import Decode, Decoder
@@ -244,24 +245,24 @@ def device_decoder(recipe: Recipe, pace: Pace) -> None:
         done, started = 0, time.perf_counter()
         while not done or time.perf_counter() - started < pace.round_s:
             for at in range(0, len(sources), recipe.batch_size):
-                found = decoder.decode(sources[at : at + recipe.batch_size])
-                done += sum(isinstance(one, Pixels) for one in found)
+                images = decoder.decode(sources[at : at + recipe.batch_size])
+                done += sum(isinstance(image, Pixels) for image in images)
         runtime.synchronize()
         rates.append(done / (time.perf_counter() - started))
     tell({"images_per_s": rates[1:], "decoder": ", ".join(decoder.names), "note": decoder.note})
 
 
 def stage(recipe: Recipe, pace: Pace, photos: str) -> None:
-    """Measure the stage by itself, from levels on the device to a batch: the benchmark of augmenting, for its headline
-    in this layout. Tells images a second of each way that was measured, and the rate of a plain copy of as many
-    bytes."""
+    """Measure the stage alone, from levels on the device to a batch, by the headline case of the augmentation benchmark
+    in this layout. Prints the images per second of each measured way, and the rate at which a plain copy would move as
+    many bytes."""
     from benchmarks.augmentation.__main__ import measure_device, parse
 
-    where = ["--device", recipe.device, "--photos", photos, "--batch-size", str(recipe.batch_size)]
-    what = ["--only", "channels_last", "--backends", "torch,fused", "--peers", "none", "--rounds", str(pace.rounds)]
+    setup = ["--device", recipe.device, "--photos", photos, "--batch-size", str(recipe.batch_size)]
+    chosen = ["--only", "channels_last", "--backends", "torch,fused", "--peers", "none", "--rounds", str(pace.rounds)]
     torch.set_num_threads(1)
     with torch.no_grad():
-        result = measure_device(recipe.device, parse([*where, *what]), {})
+        result = measure_device(recipe.device, parse([*setup, *chosen]), {})
     (case,) = result.cases
     rates = {
         name: [1000 * result.batch / reading.ms for reading in row.readings]
@@ -274,8 +275,8 @@ def stage(recipe: Recipe, pace: Pace, photos: str) -> None:
         raise RuntimeError("; ".join(failed))
 
 
-def tell(found: dict[str, Any]) -> None:
-    print(json.dumps(found), flush=True)
+def tell(phase: dict[str, Any]) -> None:
+    print(json.dumps(phase), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The report: tables for people, and the aims. Pure functions of the results."""
+"""The report: text tables, and the aims. Pure functions of the results."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
 from benchmarks.running import MARKS, Verdict, median, table
 
 Results = Mapping[str, Any]
-"""What the command writes: "machine", "rows" by name, and so on."""
+"""The content of the results file: "machine", "rows" by name, and so on."""
 
-MOST_WAITING = 0.01  # of ResNet-50's time
-LIGHT_RATE = 30_000  # images a second of light photographs
+MOST_WAITING = 0.01  # share of ResNet-50's time
+LIGHT_RATE = 30_000  # light photographs per second
 ARRAY_SIDE = 256
 DALI, TORCH = ("dali_mixed", "dali_cpu"), ("torch_pillow", "torch_device")
 ABOUT = """\
-alone: nothing is done with the batches; ratio: gpuload's fastest rate over the row's; of the decoder: what the CPU's
-  decoder alone does on all cores; CPU ms: of the main thread for a next(), the median; MB: of the device, networks
-  included: of torch's allocator at most, and all that is in use there by the row's end
-feeding: a training step in bfloat16; of one batch: the rate over that of the same network on one batch that stays;
-  waiting: the share of the device's time between the end of a step and the beginning of the next, what peers do to
-  images on the same stream included; idle: the same, ms a step; next(): ms of the host, the median"""
+alone: nothing is done with the batches; ratio: gpuload's fastest rate over the row's; of the decoder: the rate over
+  that of the CPU's decoder alone on all cores; CPU ms: of the main thread for a next(), median; MB: device memory,
+  networks included: torch's MB is the peak of its allocator, all MB is everything in use at the row's end
+feeding: a training step in bfloat16; of one batch: the rate over that of the same network on one resident batch;
+  waiting: the share of the device's time between the end of a step and the beginning of the next, including what peers
+  do to images on the same stream; idle: the same in ms per step; next(): ms on the host, median"""
 
 
 def report(results: Results) -> str:
-    """All tables, what was not measured and why, and the aims."""
+    """Format all tables, the reasons for missing measurements, and the aims."""
     recipe, photos, machine = results["recipe"], results["photos"], results["machine"]
     lines = [
         f"{machine['device']}; {machine['cpu']}, {machine['cpus']} CPUs",
@@ -37,21 +37,21 @@ def report(results: Results) -> str:
         ABOUT,
     ]
     if results["simulated"]:
-        lines.append("SIMULATED on the CPU: the figures mean nothing, only whether each row ran")
+        lines.append("SIMULATED on the CPU: the figures mean nothing; this only shows whether each row runs")
     tables = [_alone(results), *(_feeding(results, name, label) for name, label in NETWORKS.items()), _parts(results)]
     aims = [f"{MARKS[aim.met]} {aim.text}" for aim in judge(results)]
     return "\n\n".join(["\n".join(lines), *tables, "\n".join(_notes(results)), "\n".join(aims)])
 
 
 def device_share(results: Results) -> float:
-    """The share of the images that a GPU should decode where workers do the others, by the rates of both decoders
-    alone; a half where they were not measured."""
+    """Return the share of images that the GPU should decode while workers decode the others, from the rates of both
+    decoders alone; one half if they were not measured."""
     decoder, device = _decoders(results)
     return min(max(round(device / (device + decoder), 2), 0.01), 0.99) if decoder and device else 0.5
 
 
 def judge(results: Results) -> list[Verdict]:
-    """Judge each aim, whether or not it was measured."""
+    """Check each aim, whether or not it was measured."""
     ours, (decoder, device) = _rate(results, "fused"), _decoders(results)
     waiting, both = _waiting(results), None if decoder is None or device is None else decoder + device
     stage_rates = _row(results, "stage").get("rates", {})
@@ -61,7 +61,7 @@ def judge(results: Results) -> list[Verdict]:
         ("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), 2.0, "{:.2f}"),
         ("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), 4.0, "{:.2f}"),
         ("images/s, the fused kernels alone", kernels, 3e6, "{:,.0f}"),
-        # What FFCV has published for 96 virtual CPUs.
+        # FFCV's published rate with 96 virtual CPUs.
         ("arrays of 256×256 a second, to the device", _direct(results, "array_file"), 173_000, "{:,.0f}"),
         ("of the stage alone, a resident CIFAR-10", _row(results, "resident").get("share"), 0.9, "{:.0%}"),
         (
@@ -96,7 +96,7 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def _alone(results: Results) -> str:
-    best = _fastest(results, [name for name, feed in FEEDS.items() if feed.own])
+    best = _fastest(results, [name for name, feed in FEEDS.items() if feed.is_gpuload])
     decoder = _direct(results, "decoder")
     rows = []
     for name, feed in FEEDS.items():
@@ -123,7 +123,7 @@ def _alone(results: Results) -> str:
 
 def _feeding(results: Results, network: str, label: str) -> str:
     resident = _row(results, "device").get(network, {})
-    rates = {f"{label}, one batch that stays": resident}
+    rates = {f"{label}, one resident batch": resident}
     rates |= {feed.label: _row(results, name).get(network, {}) for name, feed in FEEDS.items()}
     rows = [
         [
@@ -140,7 +140,7 @@ def _feeding(results: Results, network: str, label: str) -> str:
 
 
 def _parts(results: Results) -> str:
-    """Format gpuload's parts next to their ceilings."""
+    """Format gpuload's parts next to their upper bounds."""
     decoder, device, resident = (_row(results, name) for name in ("decoder", "device", "resident"))
     rates, copy = _row(results, "stage").get("rates", {}), _row(results, "stage").get("copy")
     way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
@@ -169,7 +169,7 @@ def _parts(results: Results) -> str:
 
 
 def _notes(results: Results) -> list[str]:
-    """What was not measured, what failed, what ran in whose place, and what is not installed."""
+    """List missing rows, failures, fallbacks to torch, and packages that are not installed."""
     labels = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
     lines = []
     for name, row in results["rows"].items():
@@ -180,7 +180,7 @@ def _notes(results: Results) -> list[str]:
         if row.get("falls_back"):
             lines.append(f"* {labels[name]}: torch in its place: {', '.join(row['falls_back'])}")
         lines += [f"– not measured: {way}: {why}" for way, why in row.get("ways_missing", {}).items()]
-    lines += [f"– not installed: {package}; left out: {what}" for package, what in results["absent"].items()]
+    lines += [f"– not installed: {package}; skipped: {skipped}" for package, skipped in results["absent"].items()]
     return lines or ["all rows were measured"]
 
 
@@ -189,7 +189,7 @@ def _row(results: Results, name: str) -> dict[str, Any]:
 
 
 def _direct(results: Results, name: str) -> float | None:
-    """Return the rate of a row that has only one."""
+    """Return the rate of a row that measures a single rate."""
     return median(_row(results, name).get("images_per_s"))
 
 
@@ -198,7 +198,7 @@ def _decoders(results: Results) -> tuple[float | None, float | None]:
 
 
 def _rate(results: Results, name: str) -> float | None:
-    """Return the rate of a loader by itself."""
+    """Return the rate of a loader alone."""
     return median(_row(results, name).get("alone", {}).get("images_per_s"))
 
 
@@ -207,11 +207,11 @@ def _fastest(results: Results, names: Sequence[str]) -> float | None:
 
 
 def _waiting(results: Results) -> float | None:
-    """The share of the time that ResNet-50 waits: between its steps, or what its rate lacks of that on one batch that
-    stays, which is more where it waits within a step."""
-    ours, stays = (_row(results, name).get("resnet50", {}) for name in ("fused", "device"))
-    of_stays = _over(median(ours.get("images_per_s")), median(stays.get("images_per_s")))
-    shares = [median(ours.get("waiting")), None if of_stays is None else 1 - of_stays]
+    """Return the share of time that ResNet-50 waits: the larger of its idle time between steps and the loss of rate
+    against one resident batch, which is larger if it waits within a step."""
+    fed, resident = (_row(results, name).get("resnet50", {}) for name in ("fused", "device"))
+    relative_rate = _over(median(fed.get("images_per_s")), median(resident.get("images_per_s")))
+    shares = [median(fed.get("waiting")), None if relative_rate is None else 1 - relative_rate]
     return max((share for share in shares if share is not None), default=None)
 
 

@@ -1,1 +1,1 @@
-"""The loaders that are measured: ``python -m benchmarks.peers.protocol NAME RECIPE``, each in its own process."""
+"""The loaders to measure, each in its own process: ``python -m benchmarks.peers.protocol NAME RECIPE``."""

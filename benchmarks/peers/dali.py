@@ -1,10 +1,10 @@
-"""NVIDIA DALI: its pipeline of the recipe, arrays in memory, and whole images.
+"""NVIDIA DALI: pipelines of the recipe, of arrays in memory, and of entire images.
 
-`num_threads` takes the place of workers. With the dynamic executor, batches are handed to torch without a copy.
+DALI has `num_threads` instead of workers. With its dynamic executor, batches are passed to torch without a copy.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
-# (DALI makes its operators and constants at run time.)
+# (DALI creates its operators and constants at run time.)
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Batches = Iterator[tuple[Any, torch.Tensor]]
 VERSIONS = {"dali": DALI.__version__}
 
 
-def built(recipe: Recipe, definition: Any, argument: Any, **options: Any) -> Any:
+def build_pipeline(recipe: Recipe, definition: Any, argument: Any, **options: Any) -> Any:
     """Build a pipeline on the recipe's device."""
     pipeline = pipeline_def(definition)(
         argument,
@@ -43,19 +43,19 @@ def built(recipe: Recipe, definition: Any, argument: Any, **options: Any) -> Any
 
 
 def iterator_of(pipeline: Any, **length: Any) -> DALIGenericIterator:
-    """Iterate over epochs of whole batches, as dictionaries."""
+    """Make an iterator over epochs of full batches, as dictionaries."""
     return DALIGenericIterator(
         pipeline,
         ["data", "label"],
         last_batch_policy=LastBatchPolicy.DROP,
         auto_reset=True,
-        prepare_first_batch=False,  # so that the time to the first batch is counted from iter(), as for the others
+        prepare_first_batch=False,  # so that the time to the first batch counts from iter(), as for other peers
         **length,
     )
 
 
 def training(recipe: Recipe) -> Any:
-    """Arrange operators as in DALI's own ImageNet training example."""
+    """Define the pipeline like DALI's own ImageNet training example."""
     encoded, labels = fn.readers.file(file_root=recipe.root, random_shuffle=True, name="reader")
     images = fn.decoders.image_random_crop(
         encoded,
@@ -84,9 +84,9 @@ def training(recipe: Recipe) -> Any:
 
 
 def dali(recipe: Recipe) -> Peer:
-    """Build DALI's file reader, its decoder of random crops, resize, and crop-mirror-normalize. `variant` ``"mixed"``
-    decodes on the GPU, any other on the CPU."""
-    loader = iterator_of(built(recipe, training, recipe), reader_name="reader")
+    """Build DALI's file reader, random-crop decoder, resize, and crop-mirror-normalize. The variant ``"mixed"`` decodes
+    on the GPU, any other on the CPU."""
+    loader = iterator_of(build_pipeline(recipe, training, recipe), reader_name="reader")
 
     def epoch() -> Batches:
         for (batch,) in loader:
@@ -97,7 +97,7 @@ def dali(recipe: Recipe) -> Peer:
 
 
 class Shuffled:
-    """The source of arrays, which DALI asks for each sample."""
+    """A source of shuffled arrays, which DALI calls for each sample."""
 
     def __init__(self, arrays: Arrays, batch_size: int) -> None:
         self.arrays = arrays
@@ -121,21 +121,21 @@ def external(source: Shuffled) -> Any:
 
 
 def arrays_dali(recipe: Recipe) -> Peer:
-    """Build DALI's external source, read by as many processes as the others have workers."""
+    """Build DALI's external source, read by as many processes as other peers have workers."""
     source = Shuffled(Arrays(recipe.samples, recipe.size), recipe.batch_size)
-    pipeline = built(recipe, external, source, py_num_workers=recipe.workers, py_start_method="fork")
+    pipeline = build_pipeline(recipe, external, source, py_num_workers=recipe.workers, py_start_method="fork")
     loader = iterator_of(pipeline, size=source.samples)
     return Peer(lambda: ((batch["data"], batch["label"].reshape(-1)) for (batch,) in loader), VERSIONS, levels=True)
 
 
-def whole(root: str) -> Any:
+def whole_images(root: str) -> Any:
     encoded, labels = fn.readers.file(file_root=root, random_shuffle=True, name="reader")
     return fn.decoders.image(encoded, device="cpu", output_type=types.RGB), labels
 
 
 def whole_dali(recipe: Recipe) -> Peer:
     """Build DALI's file reader and its decoder; a batch is a list of tensors H×W×C."""
-    pipeline = built(recipe, whole, recipe.root)
+    pipeline = build_pipeline(recipe, whole_images, recipe.root)
 
     def epoch() -> Batches:
         for _ in range(pipeline.reader_meta("reader")["epoch_size"] // recipe.batch_size):

@@ -1,8 +1,8 @@
-"""The region decoder alone: as many processes as the others have workers, each decoding crops with bare nvImageCodec.
+"""The region decoder alone: as many processes as other peers have workers, each decoding crops with bare nvImageCodec.
 
-This is as fast as workers could be that did nothing else. The crops are drawn beforehand, the decoded pixels stay
-in the decoder's own buffer, which is used again, and nothing is sent anywhere. Each file is read first, as workers
-must. Without nvImageCodec it is the decoder that workers use in its place.
+This is an upper bound for the rate of workers. The crops are drawn beforehand, the decoded pixels stay in the decoder's
+own buffer, which is reused, and nothing is sent anywhere. Each file is read first, as workers must. Without
+nvImageCodec, the processes use the decoder that workers fall back to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Region = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
-    """Draw a box as torchvision's RandomResizedCrop does."""
+    """Draw a crop as torchvision's RandomResizedCrop does."""
     for _ in range(10):
         area = height * width * rng.uniform(*SCALE)
         ratio = np.exp(rng.uniform(*np.log(RATIO)))
@@ -40,7 +40,7 @@ def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
 
 
 def decode_share(paths: list[str], share: int, connection: Connection) -> None:
-    """Run in a child: decode all files each time something arrives, and answer with their number."""
+    """Run in a child process: decode all files on each message that is true, and answer with their number."""
     decoder, rng = Decoder(Decode()), np.random.default_rng(share)
     headers = [decoder.header(Encoded(Path(path).read_bytes())) for path in paths]
     regions = [draw_region(rng, header.height, header.width) for header in headers]
@@ -55,7 +55,7 @@ def decode_share(paths: list[str], share: int, connection: Connection) -> None:
 
 
 def used_decoder() -> str:
-    """Return the first of gpuload's decoders of JPEGs that is installed."""
+    """Return the name of the installed JPEG decoder that gpuload prefers."""
     for name, module in (("nvImageCodec", "nvidia.nvimgcodec"), ("simplejpeg", "simplejpeg")):
         try:
             importlib.import_module(module)
@@ -66,7 +66,7 @@ def used_decoder() -> str:
 
 
 def own_decoder() -> Callable[[bytes, Region], None]:
-    """Make gpuload's decoder, as workers use it."""
+    """Make a function that decodes with gpuload's decoder, as workers do."""
     decoder = Decoder(Decode())
 
     def decode(content: bytes, region: Region) -> None:
@@ -78,7 +78,7 @@ def own_decoder() -> Callable[[bytes, Region], None]:
 
 
 def bare_decoder() -> Callable[[bytes, Region], None]:
-    """Make nvImageCodec's."""
+    """Make a function that decodes with nvImageCodec directly."""
     codec: Any = importlib.import_module("nvidia.nvimgcodec")
     decoder = codec.Decoder(
         device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -102,7 +102,7 @@ def bare_decoder() -> Callable[[bytes, Region], None]:
 
 
 def versions() -> dict[str, str]:
-    """Return nvImageCodec's version, of the CUDA version that it was built for."""
+    """Return nvImageCodec's version, whichever CUDA version it was built for; empty if it is not installed."""
     for number in ("12", "13"):
         try:
             return {"nvimgcodec": version(f"nvidia-nvimgcodec-cu{number}")}
@@ -112,14 +112,14 @@ def versions() -> dict[str, str]:
 
 
 def decoder_alone(recipe: Recipe) -> dict[str, Any]:
-    """Measure as many processes as the recipe has workers; each has its share of the files, in a random order."""
+    """Measure as many processes as the recipe has workers; each has its share of the files, in random order."""
     paths = [str(path) for path in sorted(Path(recipe.root).rglob("*.jpg"))]
     np.random.default_rng(0).shuffle(paths)
     context, connections = multiprocessing.get_context("fork"), []
     for share in range(recipe.workers):
         ours, theirs = context.Pipe()
-        mine = (paths[share :: recipe.workers], share, theirs)
-        context.Process(target=decode_share, args=mine, daemon=True).start()
+        arguments = (paths[share :: recipe.workers], share, theirs)
+        context.Process(target=decode_share, args=arguments, daemon=True).start()
         theirs.close()  # so that the death of a process ends this one with EOFError
         connections.append(ours)
 
@@ -129,7 +129,7 @@ def decoder_alone(recipe: Recipe) -> dict[str, Any]:
         return sum(connection.recv() for connection in connections)
 
     for connection in connections:
-        connection.recv()  # until it is ready
+        connection.recv()  # blocks until the process is ready
     result = rates_of(epoch, recipe.epochs - 1)
     for connection in connections:
         connection.send(False)

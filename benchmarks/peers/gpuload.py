@@ -1,6 +1,6 @@
-"""gpuload, with its own worker processes: the recipe, arrays in memory or in a file, whole images, and workers alone.
+"""gpuload with worker processes: the recipe, arrays in memory or in a file, entire images, and workers alone.
 
-Imports no torch: gpuload's workers, which import `Arrays` from here, do not either.
+This module does not import torch, since gpuload's workers, which import `Arrays` from here, do not either.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpuload import transforms as T
 from gpuload.order.place import Place
 from gpuload.order.schedule import schedule_of
 
-IN_MEMORY, IN_FILE = 1024, 8192  # different images of arrays; an epoch uses them several times
+IN_MEMORY, IN_FILE = 1024, 8192  # distinct images; an epoch uses each many times
 
 
 class Arrays:
-    """`length` samples that are in memory already: 3×`size`×`size` uint8 and a label.
+    """A dataset of `length` samples in memory: 3×`size`×`size` uint8 and a label.
 
-    What is left of a loader's work is to bring them from its workers into a batch.
+    The loader's only work is to move samples from its workers into a batch.
     """
 
     def __init__(self, length: int, size: int) -> None:
@@ -39,7 +39,7 @@ class Arrays:
 
 
 class Rounds:
-    """The keys of an epoch: all of `count` in a random order, again and again, until there are `length`."""
+    """A sampler of `length` keys: random permutations of `count` keys, one after another."""
 
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, length
@@ -69,10 +69,10 @@ def peer_of(loader: gl.Loader, *, levels: bool = True, falls_back: tuple[str, ..
 
 
 def gpuload(recipe: Recipe) -> Peer:
-    """Build the loader of the recipe on its device. `variant` is the backend, and after slashes where images are
-    decoded, if not by workers alone, and the device's share, if both decode.
+    """Build the loader of the recipe on its device. `variant` is ``BACKEND[/WHERE[/SHARE]]``: the backend, where images
+    are decoded if not only by workers, and the device's share if both decode.
 
-    Raises RuntimeError if another backend or decoder would run instead of the one that was asked for.
+    Raises RuntimeError if another backend or decoder than the requested one would run.
     """
     backend, *places = recipe.variant.split("/")
     where: Any = places[0] if places else "cpu"
@@ -89,15 +89,15 @@ def gpuload(recipe: Recipe) -> Peer:
     )
     plan = loader.plan()
     if backend not in ("auto", plan.backend):
-        raise RuntimeError(f"the backend {plan.backend!r} would run in the place of {backend!r}: {plan.note}")
+        raise RuntimeError(f"the backend {plan.backend!r} would run instead of {backend!r}: {plan.note}")
     if plan.decoder is not None and plan.decoder.startswith("workers"):
         raise RuntimeError(f"the device does not decode: {plan.decoder}")
-    away = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
-    return peer_of(loader, levels=False, falls_back=tuple(away))
+    fallbacks = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
+    return peer_of(loader, levels=False, falls_back=tuple(fallbacks))
 
 
 def gpuload_cuttable(recipe: Recipe) -> Peer:
-    """Build the same over the same photographs, made cuttable."""
+    """Build the loader of the recipe over cuttable copies of the photographs."""
     return gpuload(replace(recipe, root=recipe.cuttable))
 
 
@@ -106,8 +106,8 @@ def arrays_gpuload(recipe: Recipe) -> Peer:
 
 
 def arrays_torch(recipe: Recipe) -> Peer:
-    """Build torch's DataLoader over the same arrays; this is here because torchvision, which it does not need, is
-    not."""
+    """Build torch's DataLoader over the same arrays. It is in this module because `torch_loader` imports torchvision,
+    which it does not need."""
     import torch.utils.data
 
     loader = torch.utils.data.DataLoader(
@@ -122,12 +122,12 @@ def arrays_torch(recipe: Recipe) -> Peer:
 
 
 def whole_gpuload(recipe: Recipe) -> Peer:
-    """Build a loader of lists of uint8 tensors, each as it was decoded."""
+    """Build a loader whose batches are lists of uint8 tensors of the decoded sizes."""
     return peer_of(make_loader(recipe, gl.ImageFolder(recipe.root), ragged="list", device="cpu"))
 
 
 def array_file(recipe: Recipe) -> Peer:
-    """Build a loader over a file of decoded images, which is in the page cache."""
+    """Build a loader over a file of decoded images in the page cache."""
     count = min(IN_FILE, recipe.samples)
     shape = (count, recipe.size, recipe.size, 3)
     path = Path(recipe.root).parent / f"array-{count}-{recipe.size}.npy"
@@ -143,10 +143,10 @@ def array_file(recipe: Recipe) -> Peer:
 
 
 def workers_only(recipe: Recipe) -> dict[str, Any]:
-    """Measure the workers with a consumer that only takes their slots and gives them back: no stage, no tensors.
+    """Measure the workers with a consumer that only takes and releases their slots: no stage, no tensors.
 
-    Compared with `decoder_alone`, the difference is reading headers, drawing crops, and carrying pixels and messages.
-    Reaches into the Loader for its feed, as no user should.
+    The difference to `decoder_alone` is reading headers, drawing crops, and moving pixels and messages. This uses the
+    Loader's private feed, which users should not do.
     """
     transforms = [T.RandomResizedCrop(recipe.size)]
     loader = make_loader(recipe, gl.ImageFolder(recipe.root), transforms=transforms, device="cpu")

@@ -1,13 +1,13 @@
-"""How a peer is measured, the same way for all: ``python -m benchmarks.peers.protocol NAME RECIPE``.
+"""The measurement of a peer, the same for all peers: ``python -m benchmarks.peers.protocol NAME RECIPE``.
 
-A peer is a function of its name in one of `MODULES`, which builds a `Peer` from the `Recipe`. Its process prints one
-line of JSON, the last on its standard output:
+A peer is a function in one of `MODULES`, named like the peer, which builds a `Peer` from the `Recipe`. Its process
+prints one line of JSON, the last on its standard output:
 
-- the first epoch warms everything up; its `iter()` to first batch is `first_batch_s`;
-- the next epochs are measured, one rate each, from `iter()` to the last batch, with the CPU time of the process tree;
-- memory is read in the middle of one more epoch, when everything is in flight.
+- The first epoch warms everything up; its time from `iter()` to the first batch is `first_batch_s`.
+- The next epochs are measured, one rate each, from `iter()` to the last batch, with the CPU time of the process tree.
+- Memory is read in the middle of one more epoch, when all buffers are in use.
 
-Imports nothing heavy: drivers, which load no torch, import it too.
+This module imports nothing heavy, since drivers, which do not load torch, import it too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
-MODULES: Final = {  # in `benchmarks.peers`, with the peers in each
+MODULES: Final = {  # the modules of `benchmarks.peers`, and the peers in each
     "gpuload": (
         "gpuload", "gpuload_cuttable", "arrays_gpuload", "arrays_torch", "whole_gpuload", "array_file", "workers_only",
     ),
@@ -42,16 +42,16 @@ MODULES: Final = {  # in `benchmarks.peers`, with the peers in each
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What each peer has to do: RandomResizedCrop(`size`), flip, ColorJitter, normalise; batches N×C×H×W.
+    """The work of each peer: RandomResizedCrop(`size`), flip, ColorJitter, normalise; batches N×C×H×W.
 
-    Batches are whole: all peers drop the last, smaller one.
+    Batches are full: all peers drop the last, smaller batch.
 
     Attributes:
-        samples: of the array benchmark, which reads no files.
-        jitter: of brightness, contrast and saturation; 0 for no ColorJitter.
-        device, dtype, channels_last: where batches end, and their form there.
-        cuttable: the photographs of `root`, made cuttable; "" if they are not.
-        variant: which of a peer's ways; for gpuload its backend.
+        samples: the number of samples of the array benchmark, which reads no files.
+        jitter: the strength of brightness, contrast and saturation; 0 means no ColorJitter.
+        device, dtype, channels_last: the device and format of the final batches.
+        cuttable: the folder of cuttable copies of the photographs; "" if there are none.
+        variant: the peer's variant; for gpuload its backend.
     """
 
     root: str
@@ -76,9 +76,9 @@ class Peer:
     """A loader ready to run: `epoch()` starts an epoch and yields (images, labels).
 
     Attributes:
-        levels: images are uint8, not normalised floats of the recipe's dtype.
-        falls_back: the transforms that gpuload's reference runs instead of the backend that was asked for.
-        stats: returns what gpuload's loader took.
+        levels: whether images are uint8, not normalised floats of the recipe's dtype.
+        falls_back: the transforms that gpuload's torch backend runs instead of the requested backend.
+        stats: returns the statistics of gpuload's loader as text.
     """
 
     epoch: Callable[[], Iterable[Any]]
@@ -89,13 +89,13 @@ class Peer:
 
 
 def find_peer(name: str) -> Callable[[Recipe], Any]:
-    """Return the function that builds the peer of this name, or that measures it where there are no batches."""
+    """Return the function that builds the peer of this name, or, if the peer makes no batches, measures it."""
     module = next(module for module, peers in MODULES.items() if name in peers)
     return getattr(importlib.import_module(f"benchmarks.peers.{module}"), name)
 
 
 def rates_of(epoch: Callable[[], int], epochs: int) -> dict[str, list[float]]:
-    """Run epochs, each of which returns how many images it had. Returns the rate and the CPU time of each."""
+    """Run `epoch`, which returns its number of images, `epochs` times. Returns the rates and the CPU times."""
     rates, cpus = [], []
     for _ in range(epochs):
         cpu_before, started = cpu_seconds(os.getpid()), time.perf_counter()
@@ -111,7 +111,7 @@ def measure(name: str, recipe: Recipe) -> dict[str, Any]:
 
     build, started = find_peer(name), time.perf_counter()
     peer = build(recipe)
-    if isinstance(peer, dict):  # there are no batches, and this is what it measured
+    if isinstance(peer, dict):  # the peer makes no batches and has measured itself
         return peer
     build_s = time.perf_counter() - started
     started = time.perf_counter()
@@ -147,15 +147,15 @@ def measure(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]:
-    """Check a batch: AssertionError if it is not what the recipe says. Returns what its values look like.
+    """Check that a batch is as the recipe requires; AssertionError if not. Returns statistics of its values.
 
-    `dtype` is that of its images: floats have to be normalised, uint8 as they were.
+    `dtype` is the expected type of the images: floats must be normalised, uint8 must not.
     """
     import torch
 
     images, labels = batch
-    whole = isinstance(images, list)  # photographs of many sizes
-    if whole:
+    is_ragged = isinstance(images, list)  # photographs of many sizes
+    if is_ragged:
         assert len(images) == recipe.batch_size, len(images)
         images = torch.cat([image.reshape(-1) for image in images])
     else:
@@ -171,7 +171,7 @@ def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]
     values = images.float()
     looks = {"mean": values.mean().item(), "std": values.std().item(), "label_mean": labels.float().mean().item()}
     low, high, least, most = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
-    if whole:
+    if is_ragged:
         low, high, least, most = 90, 140, 40, 90
     elif dtype.is_floating_point and recipe.batch_size < 16:  # crops of a few images may be of one colour
         low, high, least, most = -2.5, 2.5, 0.02, 3

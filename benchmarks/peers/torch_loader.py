@@ -1,4 +1,4 @@
-"""torch's DataLoader over torchvision's ImageFolder and v2 transforms, and as timm makes it."""
+"""torch's DataLoader over torchvision's ImageFolder and v2 transforms, and timm's loader."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.peers.torchvision_import import torchvision, v2
 
 
 def decode(path: str) -> torch.Tensor:
-    """Decode with simplejpeg (libjpeg-turbo) straight to a uint8 tensor. The tensor keeps the decoder's H×W×C memory,
-    seen as C×H×W (channels last): torch resizes that layout fastest."""
+    """Decode with simplejpeg (libjpeg-turbo) directly to a uint8 tensor. The tensor is a C×H×W view of the decoder's
+    H×W×C memory (channels last), which torch resizes fastest."""
     import simplejpeg
 
     with open(path, "rb") as file:
@@ -23,21 +23,21 @@ def decode(path: str) -> torch.Tensor:
 
 
 def floats_of(recipe: Recipe, dtype: torch.dtype) -> list[Any]:
-    """Return the transforms that make normalised floats of uint8 tensors."""
+    """Return the transforms that turn uint8 tensors into normalised floats."""
     jitter = [v2.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
-    normalize = v2.Normalize(MEAN, STD, inplace=True)  # spares an allocation: 3% of the whole
+    normalize = v2.Normalize(MEAN, STD, inplace=True)  # saves an allocation: 3% of the total time
     return [*jitter, v2.ToDtype(dtype, scale=True), normalize]
 
 
 def folder_peer(recipe: Recipe, load: Callable[[str], Any], to_image: list[Any], finish: Any, **versions: str) -> Peer:
-    """Build a DataLoader whose workers `load` a path, then transform each sample by itself.
+    """Build a DataLoader whose workers `load` a path, then transform each sample separately.
 
-    `to_image` turns the loaded image into a tensor, once it is cropped and flipped. `finish` makes normalised floats of
-    a batch of uint8 on the device; None: the workers do that too.
+    `to_image` turns the loaded image into a tensor, after crop and flip. `finish` turns a uint8 batch on the device
+    into normalised floats; None means that the workers do that.
     """
-    here = floats_of(recipe, torch.float32) if finish is None else []
+    to_floats = floats_of(recipe, torch.float32) if finish is None else []
     crop = v2.RandomResizedCrop(recipe.size, antialias=True)
-    chain = v2.Compose([crop, v2.RandomHorizontalFlip(), *to_image, *here])
+    chain = v2.Compose([crop, v2.RandomHorizontalFlip(), *to_image, *to_floats])
     loader = torch.utils.data.DataLoader(
         torchvision.datasets.ImageFolder(recipe.root, transform=chain, loader=load),
         batch_size=recipe.batch_size,
@@ -57,14 +57,14 @@ def folder_peer(recipe: Recipe, load: Callable[[str], Any], to_image: list[Any],
 
 
 def in_layout(recipe: Recipe, batches: Callable[[], Iterable[Any]], versions: dict[str, str]) -> Peer:
-    """Bring the batches of a loader into the recipe's dtype and layout."""
+    """Build a peer that converts a loader's batches to the recipe's dtype and layout."""
     dtype = getattr(torch, recipe.dtype)
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     return Peer(lambda: ((images.to(dtype, memory_format=layout), labels) for images, labels in batches()), versions)
 
 
 def torch_pillow(recipe: Recipe) -> Peer:
-    """Build what most training scripts have: images decoded with Pillow."""
+    """Build the loader of most training scripts, with images decoded by Pillow."""
     load = torchvision.datasets.folder.pil_loader
     return folder_peer(recipe, load, [v2.ToImage()], None, pillow=PIL.__version__)
 
@@ -74,11 +74,10 @@ def torch_simplejpeg(recipe: Recipe) -> Peer:
 
 
 def torch_device(recipe: Recipe) -> Peer:
-    """Build a loader whose workers decode, crop and flip; floats are made on the device, of a batch.
+    """Build a loader whose workers decode, crop and flip; batches are converted to floats on the device.
 
-    `variant`: ``"torchvision"``, its v2 transforms, of which ColorJitter draws once for a batch; or ``"kornia"``, its
-    `AugmentationSequential`, which draws for each image. Both run on the consumer's stream, as training scripts have
-    it.
+    `variant` is ``"torchvision"`` for v2 transforms, whose ColorJitter draws once per batch, or ``"kornia"`` for
+    `AugmentationSequential`, which draws for each image. Both run on the consumer's stream, as in training scripts.
     """
     versions = {"pillow": PIL.__version__}
     if recipe.variant == "kornia":
@@ -100,8 +99,8 @@ def torch_device(recipe: Recipe) -> Peer:
 
 
 def timm_prefetch(recipe: Recipe) -> Peer:
-    """Build timm's loader: a DataLoader whose workers augment Pillow's images, and its `PrefetchLoader`, which copies
-    each batch to the device on a side stream and normalises it there."""
+    """Build timm's loader: a DataLoader whose workers augment Pillow images, and a `PrefetchLoader` that copies each
+    batch to the device on a side stream and normalises it there."""
     import timm
     from timm.data.dataset import ImageDataset
     from timm.data.loader import create_loader

@@ -1,8 +1,8 @@
-"""Imports torchvision beside a torch that its compiled operators were not built for.
+"""An import of torchvision that also works with a torch build that its compiled operators were not built for.
 
-torchvision's wheels are built for one torch build (CUDA's, on PyPI). Beside another, its library of operators does
-not load, and the import fails where it registers shape functions for `nms` and `qnms`. Its transforms are Python and
-need neither, so both operators are declared here, without a body, before the import.
+torchvision's wheels are built for one torch build (on PyPI, the CUDA build). With any other, its library of operators
+does not load, and the import fails where it registers shape functions for `nms` and `qnms`. The transforms are Python
+and need neither operator, so this module declares both, without an implementation, before the import.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torchvision.transforms import v2  # noqa: E402
 
 
 class Folder(torchvision.datasets.ImageFolder):
-    """Photographs in folders by class, cropped to `size`, as training scripts have it."""
+    """Photographs in class folders, cropped to `size`, as in training scripts."""
 
     def __init__(self, root: str, size: int) -> None:
         super().__init__(root, transform=v2.Compose([v2.RandomResizedCrop(size), v2.ToImage()]))

@@ -1,12 +1,13 @@
 """TurboLoader: its fused C++ pass (decode, RandomResizedCrop, flip, resize, normalise) over a tar archive.
 
-It does less work than the other peers, and has no option to do as much. The crops are drawn as torchvision draws them,
-but from an image that libjpeg has decoded at the least n/8 of its size at which the *whole image* covers the output: a
-crop of 160 pixels out of 512 becomes one of 80, which is enlarged to 224. It also decodes with the fast DCT, which is
-up to 17 levels off. `tests/project/benchmarks/test_turboloader.py` shows both. It is asked for antialiasing.
+It does less work than the other peers, and has no option to do the same. Crops are drawn as torchvision draws them, but
+from an image that libjpeg has decoded at the smallest n/8 of its size at which the *full image* covers the output: a
+crop of 160 pixels out of 512 becomes one of 80, which is enlarged to 224. It also decodes with the fast DCT, which
+deviates by up to 17 levels. `tests/project/benchmarks/test_turboloader.py` shows both. Antialiasing is on.
 
-It reads JPEGs from a tar archive only, which `tar_copy` makes of the folder beforehand, and gives a sample's place in
-it, from which the label follows. It has a thread for each CPU, so the process is bound to as many CPUs as workers.
+It reads JPEGs only from a tar archive, which `tar_copy` makes from the folder beforehand, and returns a sample's index
+in the archive, from which the label follows. It starts one thread per CPU, so the process is bound to as many CPUs as
+the recipe has workers.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -46,9 +47,9 @@ def turboloader(recipe: Recipe) -> Peer:
 
     def epoch() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         loader.set_epoch(next(epochs))
-        for images, about in loader:
-            if about["decode_failures"]:
-                raise RuntimeError(f"TurboLoader could not decode {about['decode_failures']} files of {archive}")
-            yield torch.from_numpy(images), targets[about["indices"]]
+        for images, info in loader:
+            if info["decode_failures"]:
+                raise RuntimeError(f"TurboLoader could not decode {info['decode_failures']} files of {archive}")
+            yield torch.from_numpy(images), targets[info["indices"]]
 
     return Peer(epoch, {"turboloader": library.__version__})

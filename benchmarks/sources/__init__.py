@@ -1,5 +1,5 @@
-"""The same photographs in every store: how fast each is read, and whether all give equal batches.
+"""The same photographs in every store: how fast each store is read, and whether all stores give equal batches.
 
-python -m benchmarks.sources                 images/s of each store, beside its native reader
-python -m benchmarks.sources.equal           equal batches from every dataset
+python -m benchmarks.sources                 images/s of each store, and of other libraries' readers
+python -m benchmarks.sources.equal           checks for equal batches from every dataset
 """

@@ -1,13 +1,13 @@
-"""How fast each store is read: images/s, cold and warm, in order and in a random one, bytes and decoded batches.
+"""Read rates of each store: images/s, cold and warm, in sequential and random order, of bytes and decoded batches.
 
     python -m benchmarks.sources --photos DIR [--files 2000] [--rounds 3] [--json FILE]
 
-Beside gpuload's datasets stand other libraries' readers of the same photographs (`natives`), and memcpy. Each reader,
-level and order has a process of its own; all of them run in every round, in an order that changes from round to round.
-Ratios are taken within rounds. What each level and state is, `reading` says.
+gpuload's datasets are compared with other libraries' readers of the same photographs (`natives`), and with memcpy. Each
+combination of reader, level and order runs in its own process. Every round runs all of them, in an order that changes
+from round to round, and ratios are computed within rounds. The module `reading` explains the levels and states.
 
-Other libraries' packages are looked for in ``CACHE/peers``, an environment that ``--install`` makes (their own
-requirements do not go together with each other's, so they are installed without them), else in the one that runs this.
+Other libraries' packages are imported from ``CACHE/peers``, an environment that ``--install`` creates, or else from the
+current environment. Their requirements conflict with each other, so they are installed without dependencies.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from benchmarks.photos import copy_photos, find_photos
 from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, STATES, best_drop
 from benchmarks.sources.stores import STORES, write
 
-MEMCPY_SHARE: Final = 0.8  # of memcpy's rate, for ArrayFile
+MEMCPY_SHARE: Final = 0.8  # goal of ArrayFile: share of memcpy's rate
 
 LIMIT_S: Final = 600
-# Memory that was freed stays with the process, as it does in one that has been at work for a while; for all readers.
+# For all readers: keep freed memory in the process, as in a process that has been running for a while.
 MALLOC: Final = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"}
-# The packages, and what they import of others that gpuload's tests do not bring.
+# The packages, and those of their dependencies that are not installed with gpuload's tests.
 PEERS: Final = (
     "webdataset==1.0.2", "braceexpand==0.1.7",
     "litdata==0.2.76", "boto3==1.44.5", "botocore==1.44.5", "s3transfer==0.19.3", "jmespath==1.1.0", "obstore==0.12.1",
@@ -42,12 +42,12 @@ PEERS: Final = (
 
 
 def install(cache: Path) -> None:
-    """Make the environment of other libraries: it sees the packages of this one too."""
-    place = cache / "peers"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
-    own = next(place.glob("lib/python*/site-packages"))
-    (own / "shared.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--no-deps", *PEERS]
+    """Create the environment of other libraries, which also sees the packages of the current environment."""
+    environment = cache / "peers"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "shared.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "--no-deps", *PEERS]
     subprocess.run(pip, check=True)
 
 
@@ -55,20 +55,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     numbers = {"files": 2000, "rounds": 3, "workers": 2, "batch_size": 64}
     parser = running.make_parser("sources", __doc__, "photos", "cache", "json", **numbers)
     readers = [*STORES, MEMCPY, *NATIVE]
-    parser.add_argument("--only", help=f"readers, separated by semicolons, of: {'; '.join(readers)}")
+    parser.add_argument("--only", help=f"readers, separated by semicolons, from: {'; '.join(readers)}")
     parser.add_argument("--level", choices=LEVELS, help="one level (default: both)")
     parser.add_argument(
         "--drop",
         choices=("kernel", "files"),
         default=best_drop(),
-        help="how the page cache is emptied: by the kernel, all of it (default, where allowed), or file by file",
+        help="empty the entire page cache through the kernel (default where permitted), or file by file",
     )
     parser.add_argument("--install", action="store_true", help="install other libraries in CACHE/peers first")
-    parser.add_argument("--quick", action="store_true", help="a dry run: one round of the bytes alone")
+    parser.add_argument("--quick", action="store_true", help="a dry run: one round, only the raw bytes")
     options = parser.parse_args(arguments)
     options.readers = [name.strip() for name in options.only.split(";")] if options.only else readers
     if unknown := set(options.readers) - set(readers):
-        parser.error(f"--only takes some of {'; '.join(readers)}; got {'; '.join(sorted(unknown))}")
+        parser.error(f"--only takes any of {'; '.join(readers)}; got {'; '.join(sorted(unknown))}")
     options.levels = [options.level] if options.level else ["raw"] if options.quick else list(LEVELS)
     if options.quick:
         options.rounds, options.drop = 1, "files"
@@ -76,17 +76,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 Round = Mapping[str, Mapping[str, Any]]
-"""By reader, then by level and order: the figures of each state, or None if the reader has none."""
+"""By reader, then by level and order: the figures of each state, or None if the reader does not support the case."""
 
 
 def values_of(rounds: Sequence[Round], reader: str, kind: str, state: str, figure: str) -> list[float]:
-    """Return one figure, of each round that has it."""
-    states = [(one.get(reader, {}).get(kind) or {}).get(state) for one in rounds]
+    """Return one figure of each round that has it."""
+    states = [(readers.get(reader, {}).get(kind) or {}).get(state) for readers in rounds]
     return [figures[figure] for figures in states if figures is not None]
 
 
 def rates_table(level: str, readers: Sequence[str], rounds: Sequence[Round], failed: Mapping[str, str]) -> str:
-    """Format a row for each reader, with its rates and CPU times at this level."""
+    """Format a table with a row for each reader: its rates and CPU times at this level."""
     kinds, rows = list(itertools.product(ORDERS, STATES)), []
     for reader in readers:
         if reader in failed:
@@ -101,12 +101,12 @@ def rates_table(level: str, readers: Sequence[str], rounds: Sequence[Round], fai
         disk = [mb for order in ORDERS for mb in values_of(rounds, reader, f"{level}, {order}", "cold", "disk_mb")]
         rows.append([reader, *cells, f"{statistics.median(disk):,.0f} MB" if disk else ""])
     headings = ["reader", *map(", ".join, kinds), "from disk, cold"]
-    return running.table(headings, rows, f"{level}: images/s (CPU µs of an image)")
+    return running.table(headings, rows, f"{level}: images/s (CPU µs per image)")
 
 
 def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdict]:
-    """Judge the goals for which figures were measured: `TarShards` at or above the fastest of others' readers,
-    `ArrayFile` at 80% of memcpy."""
+    """Check the goals whose figures were measured: `TarShards` at least as fast as the fastest other reader, and
+    `ArrayFile` at 80% of memcpy's rate."""
     verdicts = []
     for level, order, state in itertools.product(LEVELS, ORDERS, STATES):
         ratio, fastest = ratio_to_fastest(rounds, "TarShards", natives, f"{level}, {order}", state)
@@ -124,11 +124,11 @@ def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdi
 def ratio_to_fastest(
     rounds: Sequence[Round], own: str, others: Sequence[str], kind: str, state: str
 ) -> tuple[float | None, str]:
-    """Divide the rate by that of the fastest of others, within each round that has both. Returns the median, and who
-    was the fastest last."""
+    """Divide the rate of `own` by that of the fastest of `others`, within each round that has both. Returns the median,
+    and the fastest of `others` in the last round."""
     ratios, fastest = [], ""
-    for one in rounds:
-        rates = {name: values_of([one], name, kind, state, "images_per_s") for name in (own, *others)}
+    for readers in rounds:
+        rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (own, *others)}
         theirs = {name: rates[name][0] for name in others if rates[name]}
         if rates[own] and theirs:
             fastest = max(theirs, key=theirs.__getitem__)
@@ -137,7 +137,7 @@ def ratio_to_fastest(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 where a reader that is installed could not be measured."""
+    """Measure and report. Returns the exit status: 1 if an installed reader could not be measured."""
     options = parse(arguments)
     if options.install:
         install(options.cache)
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     versions: dict[str, str] = {}
 
     def measure(reader: str) -> dict[str, Any]:
-        """All levels and orders of a reader."""
+        """Measure all levels and orders of a reader."""
         figures: dict[str, Any] = {}
         for level in options.levels:
             for order in ORDERS:
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     nbytes = sum(path.stat().st_size for path in (base / "train").rglob("*.jpg")) / options.files / 1000
     print(
         f"\n{options.files:,} photographs of {nbytes:.0f} KB on average, from {source}; medians of {options.rounds}\n"
-        f"cold: the page cache emptied {'by the kernel' if options.drop == 'kernel' else 'of these files'}; decoded: "
+        f"cold: {'page cache dropped by the kernel' if options.drop == 'kernel' else 'files dropped'}; decoded: "
         f"RandomResizedCrop(224), flip, normalise, batch {options.batch_size}, {options.workers} workers\n"
         f"machine: {running.machine()['cpu']}, {running.machine()['cpus']} CPUs\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"

@@ -1,12 +1,12 @@
-"""The same photographs through every dataset: are all batches equal to the last bit?
+"""The same photographs through every dataset: are all batches equal, bit by bit?
 
     python -m benchmarks.sources.equal --photos DIR [--files 2000] [--remote]
 
-Each dataset is read with no workers, with two, and on from a state in the middle: by no workers from the state of two,
-and by two from the state of none. (A stream's state is one of as many workers.) Images and targets of each batch are
-hashed. All have to be the batches of the files themselves; of datasets that hold decoded squares, the batches of the
-same squares in memory; of a stream, which comes in the order of its archives, the batches of the files in that order.
-With ``--remote`` all of it again over HTTP and S3 (`benchmarks.servers`).
+Each dataset is read with no workers, with two workers, and from a saved state in the middle: without workers from the
+state of two workers, and with two workers from the state of none. (The state of a stream needs the same number of
+workers.) Images and targets of each batch are hashed. The expected batches are those of the files themselves; for
+datasets of decoded squares, those of the same squares in memory; for a stream, which has the order of its archives,
+those of the files in that order. ``--remote`` repeats everything over HTTP and S3 (`benchmarks.servers`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
 from benchmarks.running import make_parser, table
 from benchmarks.servers import serving
-from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, archives_in, labels_in, paths_in, squares, write
+from benchmarks.sources.stores import ARRAYS, STORES, InMemory, Stream, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
 WAYS: Final = ("0 workers", "2 workers", "resumed by 0", "resumed by 2")
 
 
 class Found(NamedTuple):
-    """What one dataset gave.
+    """The result of one dataset.
 
     Attributes:
-        equal: for each of `WAYS`, whether its batches are the expected ones; empty where there is an error.
-        digest: of all batches.
+        equal: whether the batches are the expected ones, for each of `WAYS`; empty if there was an error.
+        digest: the hash of all batches.
     """
 
     name: str
@@ -54,48 +54,49 @@ class Found(NamedTuple):
 
 
 class Comparison:
-    """Compares datasets of the same photographs.
+    """A comparison of datasets of the same photographs.
 
     Args:
-        base: the folder, as `stores` lays it out.
-        size: of the crops.
+        base: the folder, laid out as in `stores`.
+        size: the size of the crops.
     """
 
     def __init__(self, base: Path, batch_size: int = 64, size: int = 224) -> None:
         self._paths, self._labels, self._archives = paths_in(base), labels_in(base), archives_in(base)
         self._batch_size, self._size = batch_size, size
-        self._half = len(self._paths) // batch_size // 2  # where states are taken: after so many batches
-        self._known: dict[tuple[str, int], list[bytes]] = {}
+        self._half = len(self._paths) // batch_size // 2  # number of batches before states are saved
+        self._digests: dict[tuple[str, int], list[bytes]] = {}
 
     def of(self, name: str, where: str, base: str, options: Mapping[str, Any]) -> Found:
-        """Read the dataset of this name from BASE in all ways; `options` are fsspec's, of a URL."""
+        """Read the dataset of this name from `base` in all ways; `options` are fsspec's, used if `base` is a URL."""
         started = time.perf_counter()
         try:
             dataset = STORES[name].open(base, **({"storage_options": options} if "://" in base else {}))
             states: dict[int, Any] = {}
-            given = {workers: self._read(dataset, workers, states) for workers in (0, 2)}
+            digests = {workers: self._read(dataset, workers, states) for workers in (0, 2)}
             stream = not hasattr(dataset, "__getitem__")
             resumed = [self._read(dataset, w, {}, states[w if stream else 2 - w]) for w in (0, 2)]
         except Exception as error:
             return Found(name, where, error=f"{type(error).__name__}: {error}")
         kind = "stream" if stream else "squares" if name in ARRAYS else "files"
         expected = [self._expected(kind, workers) for workers in (0, 2)]
-        equal = [given[0] == expected[0], given[2] == expected[1]]
-        equal += [rest == whole[self._half :] for rest, whole in zip(resumed, expected, strict=True)]
-        digest = hashlib.blake2b(b"".join(given[0]), digest_size=6).hexdigest()
-        return Found(name, where, tuple(equal), len(given[0]), digest, time.perf_counter() - started)
+        equal = [digests[0] == expected[0], digests[2] == expected[1]]
+        equal += [second_half == epoch[self._half :] for second_half, epoch in zip(resumed, expected, strict=True)]
+        digest = hashlib.blake2b(b"".join(digests[0]), digest_size=6).hexdigest()
+        return Found(name, where, tuple(equal), len(digests[0]), digest, time.perf_counter() - started)
 
     def _expected(self, kind: str, workers: int) -> list[bytes]:
-        """The digests of what has to come; only those of a stream depend on the workers."""
+        """Return the expected digests; only those of a stream depend on the number of workers."""
         key = kind, workers if kind == "stream" else 0
-        if key not in self._known:
+        if key not in self._digests:
             images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
-            held = Held(images, self._labels)
-            self._known[key] = self._read(Streamed(held, self._archives) if kind == "stream" else held, key[1], {})
-        return self._known[key]
+            dataset = InMemory(images, self._labels)
+            source = Stream(dataset, self._archives) if kind == "stream" else dataset
+            self._digests[key] = self._read(source, key[1], {})
+        return self._digests[key]
 
     def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:
-        """The digest of each batch, from a state on. The state in the middle is put down under `workers`."""
+        """Return the digest of each batch from `state` on; save the state in the middle in ``states[workers]``."""
         steps = [T.RandomResizedCrop(self._size), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
         with gl.Loader(
             dataset,
@@ -116,29 +117,29 @@ class Comparison:
 
 
 def _digest(batch: Any) -> bytes:
-    """Of images and classes, to the last bit."""
+    """Hash all bits of the images and classes of a batch."""
     images, targets = batch
-    if isinstance(targets, list):  # COCO's, with one box in each photograph
+    if isinstance(targets, list):  # COCO's, with one box per photograph
         targets = torch.cat([target["labels"] for target in targets])
-    summed = hashlib.blake2b(repr((tuple(images.shape), images.dtype)).encode(), digest_size=16)
-    summed.update(images.contiguous().numpy().data)
-    summed.update(targets.to(torch.int64).numpy().data)
-    return summed.digest()
+    digest = hashlib.blake2b(repr((tuple(images.shape), images.dtype)).encode(), digest_size=16)
+    digest.update(images.contiguous().numpy().data)
+    digest.update(targets.to(torch.int64).numpy().data)
+    return digest.digest()
 
 
 def _table(results: Sequence[Found]) -> str:
     rows = []
-    for found in results:
-        cells = ["equal" if same else "DIFFERENT" for same in found.equal] or ["error"] * len(WAYS)
-        rows.append([found.name, found.where, *cells, str(found.batches), found.digest, f"{found.seconds:.0f}"])
+    for result in results:
+        cells = ["equal" if same else "DIFFERENT" for same in result.equal] or ["error"] * len(WAYS)
+        rows.append([result.name, result.where, *cells, str(result.batches), result.digest, f"{result.seconds:.0f}"])
     return table(["dataset", "where", *WAYS, "batches", "hash of all", "s"], rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare and report. Returns the exit status: 1 where batches differ or a dataset cannot be read."""
+    """Compare and report. Returns the exit status: 1 if batches differ or a dataset cannot be read."""
     parser = make_parser("sources.equal", __doc__, "photos", "cache", files=2000)
     parser.add_argument("--remote", action="store_true", help="also over HTTP (nginx) and S3 (rclone), on loopback")
-    parser.add_argument("--only", help=f"separated by semicolons, of: {'; '.join(STORES)}")
+    parser.add_argument("--only", help=f"datasets, separated by semicolons, from: {'; '.join(STORES)}")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.only.split(";")] if options.only else list(STORES)
     source, _ = find_photos(options.cache, options.photos)
@@ -148,15 +149,15 @@ def main(arguments: list[str] | None = None) -> int:
     results = []
     with serving(base) as servers:
         places = {"local": (str(base), {}), **(servers if options.remote else {})}
-        for where, (url, own) in places.items():
+        for where, (url, storage_options) in places.items():
             for name in names if where == "local" else [name for name in names if STORES[name].is_remote]:
-                results.append(comparison.of(name, where, url, own))
+                results.append(comparison.of(name, where, url, storage_options))
                 if results[-1].error:
                     print(f"{name}, {where}: {results[-1].error}")
     print(_table(results))
     if options.remote and len(places) < 3:
         print("a server is not installed: see benchmarks/servers.py")
-    good = sum(found.good for found in results)
+    good = sum(result.good for result in results)
     print(f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches")
     print(", ".join(f"{name} {number}" for name, number in versions().items()))
     return 0 if good == len(results) and (not options.remote or len(places) == 3) else 1

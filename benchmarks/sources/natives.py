@@ -1,12 +1,13 @@
-"""Other libraries' readers of the stores, each reading what its own writer wrote, through its own loader.
+"""Other libraries' readers of the stores, each reading the output of its own writer through its own loader.
 
-All of them decode with simplejpeg and transform with torchvision v2, in two worker processes of torch's DataLoader (or
-of what the library has in its place). What is shuffled is what the library shuffles: torchvision and Hugging Face all
-samples; LitData and Mosaic all of them too, shard by shard; WebDataset the order of archives, and samples in a buffer.
+All readers decode with simplejpeg and transform with torchvision v2, in two worker processes of torch's DataLoader (or
+of the library's replacement for it). Each library shuffles in its own way: torchvision and Hugging Face shuffle all
+samples; LitData and Mosaic also shuffle all samples, shard by shard; WebDataset shuffles the archives, and samples
+within a buffer.
 """
 
 # pyright: reportMissingImports=false
-# (They are in an environment of their own.)
+# (The libraries are in a separate environment.)
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from benchmarks.peers.torchvision_import import torchvision, v2
 from benchmarks.sources.stores import SEED, archives_in, labels_in, order, paths_in
 
 SHARD_BYTES: Final = 64 << 20
-BUFFER: Final = 1000  # of WebDataset's shuffle
+BUFFER: Final = 1000  # samples in WebDataset's shuffle buffer
 
 Transform = Callable[[bytes], torch.Tensor]
 
@@ -33,12 +34,12 @@ class Native:
     """A library's reader.
 
     Args:
-        base: the folder, as `stores` lays it out.
+        base: the folder, laid out as in `stores`.
 
     Attributes:
-        package: whose version is told.
-        store: the folder that `write` makes, below BASE/stores; a finished one has the file `finished`.
-        is_map: samples have numbers, so they are shuffled from outside.
+        package: the package whose version is reported.
+        store: the folder that `write` creates below BASE/stores; a complete one contains the file `finished`.
+        is_map: whether samples are accessed by index, so that the loader shuffles them, not the dataset.
     """
 
     package: str
@@ -55,7 +56,7 @@ class Native:
         """Write the store."""
 
     def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
-        """Open the samples: (image, class) if there is a transform, else as the library gives undecoded ones."""
+        """Open the dataset: its samples are (image, class) with a transform, else the library's undecoded samples."""
         raise NotImplementedError
 
     def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
@@ -64,7 +65,7 @@ class Native:
         return lambda: map(dataset.__getitem__, order(len(dataset), random)) if self.is_map else iter(dataset)
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        """Make a loader of (images, classes); workers stay from one epoch to the next."""
+        """Make a loader of (images, classes); workers persist from one epoch to the next."""
         options: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "persistent_workers": workers > 0}
         options |= {"shuffle": random} if self.is_map else {}
         return self.loader_type()(self.dataset(random, batch_size, transform()), **options)
@@ -74,7 +75,7 @@ class Native:
 
 
 def transform() -> Transform:
-    """Make what turns bytes into a float tensor, as the recipe says."""
+    """Make the function that turns encoded bytes into a float tensor, as the recipe requires."""
     chain = v2.Compose(
         [
             v2.RandomResizedCrop(224, antialias=True),
@@ -87,7 +88,7 @@ def transform() -> Transform:
 
 
 def _transforming(library: type, function: Transform | None) -> type:
-    """Derive a class of datasets whose samples are transformed."""
+    """Derive a dataset class that transforms its samples."""
 
     class Transformed(library):
         def __getitem__(self, index: Any) -> Any:
@@ -98,7 +99,7 @@ def _transforming(library: type, function: Transform | None) -> type:
 
 
 class ImageFolder(Native):
-    """torchvision's, over the files."""
+    """torchvision's ImageFolder, over the files."""
 
     package = "torchvision"
     is_map = True
@@ -113,7 +114,7 @@ def _file(path: str) -> bytes:
 
 
 class WebDataset(Native):
-    """Over the archives of `TarShards`."""
+    """WebDataset, over the archives of `TarShards`."""
 
     package = "webdataset"
 
@@ -132,7 +133,7 @@ class WebDataset(Native):
 
 
 class HuggingFace(Native):
-    """`datasets`, over its own Arrow files."""
+    """Hugging Face's `datasets`, over its own Arrow files."""
 
     package = "datasets"
     store, finished = "arrow", "dataset_info.json"
@@ -164,7 +165,7 @@ class HuggingFace(Native):
 
 
 class _Values:
-    """Batches of a loader of dictionaries, as tuples."""
+    """The batches of a loader of dictionaries, as tuples."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -174,7 +175,7 @@ class _Values:
 
 
 class LitData(Native):
-    """Over its own chunks."""
+    """LitData, over its own chunks."""
 
     package = "litdata"
     store, finished = "litdata", "index.json"
@@ -200,7 +201,7 @@ class LitData(Native):
 
 
 class Mosaic(Native):
-    """Over its own shards (MDS)."""
+    """Mosaic Streaming, over its own shards (MDS)."""
 
     package = "mosaicml-streaming"
     store, finished = "mds", "index.json"
@@ -225,8 +226,8 @@ class Mosaic(Native):
 
 
 def _stand_in_for_transformers() -> None:
-    """Provide the names of `transformers` that Mosaic's package imports; they are of no use here, and want much
-    else."""
+    """Provide the names that Mosaic's package imports from `transformers`. They are not used here, and the real package
+    has many dependencies."""
     names = {
         "feature_extraction_utils": "BatchFeature",
         "tokenization_utils_base": "BatchEncoding",

@@ -1,14 +1,14 @@
-"""One reader, in a process of its own: ``python -m benchmarks.sources.reading TASK``, with the task as JSON.
+"""One reader, in its own process: ``python -m benchmarks.sources.reading TASK``, with the task as JSON.
 
-Two epochs, the first with an empty page cache ("cold"), the second after it ("warm"):
+It runs two epochs, the first with an empty page cache ("cold"), the second right after it ("warm"), at one level:
 
-- "raw": the bytes of the files, in this one process, read by what a worker reads them with: in chunks of 32, of which
-  the next one is named to the kernel while they come from the disk. None is kept. Decoded squares are copied once, as
-  to a slot.
+- "raw": the bytes of the files, read in this process with the code of a worker: in chunks of 32, where the kernel is
+  told to read the next chunk ahead while files come from the disk. The bytes are discarded. Decoded squares are copied
+  once, as to a slot.
 - "decoded": batches of the training recipe from a loader with workers. The cold epoch is the first of a new loader, so
-  the start of its workers is in it; the warm one is the next.
+  it includes the start of the workers; the warm epoch is the next.
 
-The reader "memcpy" copies squares of a mapped array by numpy, one by one; it has no loader.
+The reader "memcpy" copies squares from a memory-mapped array with numpy, one by one; it has no loader.
 
 Prints one line of JSON, the last on its standard output.
 """
@@ -40,7 +40,7 @@ LEVELS: Final = ("raw", "decoded")
 ORDERS: Final = ("in order", "random")
 STATES: Final = ("cold", "warm")
 MEMCPY: Final = "memcpy"
-NATIVE: Final = {  # other libraries' readers, and what they import
+NATIVE: Final = {  # other libraries' readers, and the module that each imports
     "torchvision ImageFolder": "torchvision",
     "WebDataset": "webdataset",
     "Hugging Face datasets": "datasets",
@@ -48,19 +48,19 @@ NATIVE: Final = {  # other libraries' readers, and what they import
     "Mosaic Streaming": "streaming",
 }
 Drop = Literal["kernel", "files"]
-"""How the page cache is emptied: by the kernel, all of it, or one file after the other."""
+"""The way to empty the page cache: completely, by the kernel; or file by file."""
 DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 CHUNK: Final = 32
-RING: Final = 6 * CHUNK  # squares that copies go to, in turn: as many as slots hold for two workers
+RING: Final = 6 * CHUNK  # squares in the target of copies: as many as the slots of two workers hold
 
 
 def best_drop() -> Drop:
-    """Choose the surest way that is allowed; the kernel's is root's."""
+    """Choose the most reliable way that is permitted; dropping everything needs root."""
     return "kernel" if os.access(DROP_CACHES, os.W_OK) else "files"
 
 
 def drop(base: Path, how: Drop) -> None:
-    """Take all files below a folder out of the page cache. Pages that somebody has mapped stay."""
+    """Drop all files below a folder from the page cache. Pages that a process has mapped stay."""
     os.sync()
     if how == "kernel":
         DROP_CACHES.write_text("1")
@@ -75,7 +75,7 @@ def drop(base: Path, how: Drop) -> None:
 
 
 def bytes_from_disk() -> int:
-    """Count what this process and its living descendants have had read from disks so far."""
+    """Return how many bytes this process and its living descendants have read from disks so far."""
     total = 0
     for pid in tree(os.getpid()):
         try:
@@ -86,7 +86,7 @@ def bytes_from_disk() -> int:
     return total
 
 
-class Own:
+class GpuloadReader:
     """gpuload's dataset of a store."""
 
     package = "gpuload"
@@ -124,7 +124,7 @@ def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
 
 
 class Memcpy:
-    """The least that any reader of decoded squares has to do: copy each once from the page cache."""
+    """The minimum work of any reader of decoded squares: one copy of each from the page cache."""
 
     package = "numpy"
 
@@ -142,7 +142,7 @@ class Memcpy:
 
 @cache
 def _ring(shape: tuple[int, ...]) -> np.ndarray:
-    """Return memory that has been written to."""
+    """Allocate memory whose pages are present, since they have been written."""
     return np.ones((RING, *shape), np.uint8)
 
 
@@ -153,7 +153,7 @@ def _into_ring(squares: Iterable[np.ndarray]) -> Iterator[int]:
 
 
 def _copied(dataset: Any, numbers: list[int]) -> Iterator[int]:
-    """Copy squares as workers copy them to slots: rows of the file where they may be."""
+    """Copy squares as workers copy them to slots, as rows of the file where the dataset allows it."""
 
     def squares() -> Iterator[np.ndarray]:
         for start in range(0, len(numbers), CHUNK):
@@ -167,7 +167,7 @@ def _copied(dataset: Any, numbers: list[int]) -> Iterator[int]:
 
 
 def measure(epoch: Callable[[], Iterable[Any]], count_of: Callable[[Any], int], cpu_s: Callable[[], float]) -> Any:
-    """Run an epoch: its rate, CPU time, and what came from the disk meanwhile."""
+    """Run an epoch. Returns its rate, its CPU time, and the MB read from the disk."""
     disk, cpu, started = bytes_from_disk(), cpu_s(), time.perf_counter()
     count = sum(map(count_of, epoch()))
     wall_s = time.perf_counter() - started
@@ -183,13 +183,13 @@ def run(reader: str, base: str, level: str, random: bool, how: Drop, workers: in
     """Measure a reader of `stores.STORES`, of `natives.NATIVES`, or `MEMCPY` at one of `LEVELS`, over the stores of
     `base`.
 
-    `how` says how the page cache is emptied. Two epochs, a cold one and a warm one; None for both if the reader has
-    none of that kind.
+    `how` is the way to empty the page cache. Returns the figures of a cold and a warm epoch, which are None if the
+    reader does not support this level and order.
     """
     if reader == MEMCPY:
         opened: Any = Memcpy(base)
     elif reader in STORES:
-        opened = Own(reader, base)
+        opened = GpuloadReader(reader, base)
     else:
         if importlib.util.find_spec(NATIVE[reader]) is None:
             raise ModuleNotFoundError(f"{NATIVE[reader]} is not installed")
@@ -203,11 +203,11 @@ def run(reader: str, base: str, level: str, random: bool, how: Drop, workers: in
         loader = opened.loader(random, workers, batch_size)
         epoch = None if loader is None else cast(Any, loader).__iter__
         count_of, cpu_s = lambda batch: len(batch[0]), lambda: cpu_seconds(os.getpid())
-    found: dict[str, Any] = dict.fromkeys(STATES)
+    figures: dict[str, Any] = dict.fromkeys(STATES)
     if epoch is not None:
         drop(Path(base), how)
-        found = {state: measure(epoch, count_of, cpu_s) for state in STATES}
-    return {**found, "versions": {opened.package: metadata.version(opened.package)}}
+        figures = {state: measure(epoch, count_of, cpu_s) for state in STATES}
+    return {**figures, "versions": {opened.package: metadata.version(opened.package)}}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Photographs written once to each store that gpuload reads, and the dataset that reads it.
+"""The stores that gpuload reads, each written once from the same photographs, and the datasets that read them.
 
     BASE/train/class_0/00000.jpg …      the files (`benchmarks.photos.copy_photos`), in the order of `ImageFolder`
     BASE/stores/STORE                   all other stores, with the same samples in the same order
 
-`gpuload.pack` writes the tar archives, Parquet files and the LMDB. Each photograph has its class as the target, and for
-`Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the middle. This imports no torch: workers
-import it.
+`gpuload.pack` writes the tar archives, the Parquet files and the LMDB. The target of each photograph is its class, for
+`Coco` with a box. `ArrayFile` and the HDF5 file of pixels hold centre squares. This module does not import torch, since
+workers import it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from PIL import Image
 
 import gpuload as gl
 
-SHARDS: Final = 4  # archives, and Parquet files, about
-SIDE: Final = 224  # of the squares in arrays
+SHARDS: Final = 4  # approximate number of archives and of Parquet files
+SIDE: Final = 224  # side of the squares in arrays, in pixels
 SEED: Final = 0
 BOX: Final = (10, 20, 30, 40)  # in every photograph: left, top, width, height
 
 Samples = Iterator[tuple[str, bytes, int]]
-"""Of each photograph its path below train/, the file, and its class."""
+"""For each photograph, its path below train/, its bytes, and its class."""
 
 
 class Dataset(NamedTuple):
-    """How a store is written, and read by gpuload.
+    """The functions that write a store and open gpuload's dataset of it.
 
     Attributes:
-        store: its folder; "" if the files themselves are the store.
-        write: makes the store in its folder, from the samples and their number; None: `gpuload.pack` does.
-        open: makes the dataset from BASE, a folder or a URL; of a URL also with `storage_options`.
-        is_remote: whether BASE may be a URL.
+        store: the store's folder; "" if the files themselves are the store.
+        write: writes the store to its folder, from the samples and their number; None means `gpuload.pack`.
+        open: makes the dataset from BASE, a folder or a URL; for a URL it also accepts `storage_options`.
+        is_remote: whether BASE can be a URL.
     """
 
     store: str
@@ -49,18 +49,18 @@ class Dataset(NamedTuple):
 
 
 def paths_in(base: Path) -> list[Path]:
-    """Return the photographs, in the order of all stores."""
+    """Return the paths of the photographs, in the order of all stores."""
     return sorted((base / "train").rglob("*.jpg"))
 
 
 def labels_in(base: Path) -> list[int]:
-    """Return the class of each."""
+    """Return the class of each photograph."""
     classes = sorted(path.name for path in (base / "train").iterdir())
     return [classes.index(path.parent.name) for path in paths_in(base)]
 
 
 def write(base: Path, names: Sequence[str] | None = None) -> None:
-    """Write the stores of these names (default: all), each once; a finished one is used again."""
+    """Write the stores of these datasets (default: all); complete stores are reused."""
     paths, labels = paths_in(base), labels_in(base)
     for name in names or STORES:
         store, writer, *_ = STORES[name]
@@ -84,20 +84,20 @@ def archives_in(base: Path) -> list[Path]:
 
 
 def order(count: int, random: bool) -> list[int]:
-    """Return the numbers of samples, in the order in which they lie or in a random one, the same for all."""
+    """Return the indices of the samples, in stored order or in a random order that is the same for all stores."""
     return (np.random.default_rng(SEED).permutation(count) if random else np.arange(count)).tolist()
 
 
 def squares(data: bytes) -> np.ndarray:
-    """Cut a photograph's largest square out of the middle, and bring it to `SIDE` × `SIDE`."""
+    """Crop a photograph to its largest centred square and resize it to `SIDE` × `SIDE`."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
     return np.asarray(image.resize((SIDE, SIDE), box=(left, top, left + side, top + side)))
 
 
-class Held:
-    """Files by their paths, or squares in memory, with their classes."""
+class InMemory:
+    """A dataset of files by path, or of squares in memory, with their classes."""
 
     def __init__(self, images: Sequence[Any], labels: Sequence[int]) -> None:
         self.images, self.labels = images, labels
@@ -110,22 +110,22 @@ class Held:
         return gl.read(image) if isinstance(image, Path) else gl.Image(image), self.labels[number]
 
 
-class Streamed:
-    """The same in one pass, shared out among workers by archives as `TarShards(stream=True)` shares them."""
+class Stream:
+    """A stream of the same samples, split among workers by archive, as by `TarShards(stream=True)`."""
 
-    def __init__(self, held: Held, archives: Sequence[Path]) -> None:
-        self.held = held
+    def __init__(self, dataset: InMemory, archives: Sequence[Path]) -> None:
+        self.dataset = dataset
         self.ends = np.cumsum([len(gl.TarShards(path, fields=("jpg", "cls"))) for path in archives]).tolist()
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         info = gl.get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for start, end in list(zip([0, *self.ends], self.ends, strict=False))[first::step]:
-            yield from map(self.held.__getitem__, range(start, end))
+            yield from map(self.dataset.__getitem__, range(start, end))
 
 
 def hdf5(folder: Path, samples: Samples, count: int, pixels: bool = False) -> None:
-    """Write files, or squares, to a dataset."""
+    """Write encoded files or decoded squares to an HDF5 dataset."""
     import h5py
 
     with h5py.File(folder / "train.h5", "w") as file:
@@ -155,14 +155,14 @@ def file_list(folder: Path, samples: Samples, count: int) -> None:
 
 
 def coco(folder: Path, samples: Samples, count: int) -> None:
-    found: dict[str, list[Any]] = {"images": [], "annotations": []}
+    dataset: dict[str, list[Any]] = {"images": [], "annotations": []}
     for number, (name, data, label) in enumerate(samples):
         width, height = Image.open(io.BytesIO(data)).size
-        found["images"].append({"id": number, "file_name": name, "width": width, "height": height})
-        one = {"id": number, "image_id": number, "bbox": BOX, "category_id": label, "area": BOX[2] * BOX[3]}
-        found["annotations"].append({**one, "iscrowd": 0})
-    found["categories"] = [{"id": label, "name": f"class_{label}"} for label in range(10)]
-    (folder / "coco.json").write_text(json.dumps(found))
+        dataset["images"].append({"id": number, "file_name": name, "width": width, "height": height})
+        annotation = {"id": number, "image_id": number, "bbox": BOX, "category_id": label, "area": BOX[2] * BOX[3]}
+        dataset["annotations"].append({**annotation, "iscrowd": 0})
+    dataset["categories"] = [{"id": label, "name": f"class_{label}"} for label in range(10)]
+    (folder / "coco.json").write_text(json.dumps(dataset))
 
 
 def _at(function: Callable[..., Any], path: str, **options: Any) -> Callable[..., Any]:

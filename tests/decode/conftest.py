@@ -1,4 +1,4 @@
-"""What the tests of decoding share: a picture, files made of it, and the three JPEG decoders."""
+"""Fixtures for the tests of decoding: a picture, encoded files, and the three JPEG decoders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def picture() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
-    """`encode(array, "PNG", mode=None, **options)`: a file's bytes, by Pillow."""
+    """`encode(array, "PNG", mode=None, **options)` encodes an array with Pillow."""
     return pictures.encode
 
 
@@ -37,13 +37,13 @@ def _needs(decoder: str) -> None:
 
 @pytest.fixture(params=NAMES)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    """Each of the three in turn."""
+    """Each of the three decoders in turn."""
     _needs(request.param)
     return decoder_by(request.param)
 
 
 @pytest.fixture(params=NAMES)
 def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
-    """The same with ``exif=True``."""
+    """Each of the three decoders in turn, with ``exif=True``."""
     _needs(request.param)
     return decoder_by(request.param, exif=True)

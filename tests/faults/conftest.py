@@ -1,4 +1,4 @@
-"""Fixtures of the tests of faults: programs that may be killed."""
+"""Fixtures for the tests of faults: programs that tests can kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def start(zygote, tmp_path, jpeg_folder):
-    """Start a script. It finds the names of `zygote.py`, `tmp` (a folder for its files) and `folder` (of JPEGs)."""
+    """Start a script. Its globals are those of `zygote.py`, `tmp` (a folder for its files) and `folder` (of JPEGs)."""
     started: list[Program] = []
 
     def start(code: str) -> Program:
@@ -33,7 +33,7 @@ def start(zygote, tmp_path, jpeg_folder):
 
 @pytest.fixture
 def succeed(start):
-    """Run a script to its end: it must leave no process, exit with 0 and say nothing on the standard error."""
+    """Run a script to its end: it must leave no process, exit with 0 and print nothing to standard error."""
 
     def succeed(code: str) -> None:
         exit_code, error = start(code).end()

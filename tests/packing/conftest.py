@@ -1,4 +1,4 @@
-"""A small folder of class folders, and what a packed set's bytes are."""
+"""A small folder of class folders, and the contents of packed sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Packs the folder, by this process, in several parts."""
+    """A function that packs the folder in this process, as several shards."""
 
     def make(to: str, name: str = "set", **options: Any) -> Path:
         path = tmp_path / name
@@ -39,7 +39,7 @@ def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """All files of a set but those that hold times."""
+    """Return all files of a set except those that contain timestamps."""
     return {
         file.name: file.read_bytes()
         for file in path.iterdir()

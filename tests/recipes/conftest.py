@@ -1,4 +1,4 @@
-"""The photographs that recipes are tried on."""
+"""The photographs and backends for the tests of recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # in sci
 
 @pytest.fixture(scope="session")
 def images() -> list[Image.Image]:
-    """Four photographs, RGB, as Pillow decodes them: scikit-image's, or others where it is not installed."""
+    """Four RGB photographs, decoded by Pillow: scikit-image's, or shared ones if scikit-image is not installed."""
     from conftest import SHARED
 
     paths = sorted((SHARED / "photos").glob("*.jpg"))[::24][:4]
@@ -37,11 +37,11 @@ def backend(request) -> str:
 
 @pytest.fixture(scope="session")
 def few(images) -> list[Image.Image]:
-    """A few of them, made small."""
+    """Small versions of the photographs."""
     return [image.resize((56, 42)) for image in images[:4]]
 
 
 @pytest.fixture
 def pictures(backend, images, few) -> list[Image.Image]:
-    """What a recipe is tried on with a backend: small ones where kernels are interpreted."""
+    """The pictures for a recipe on a backend; small ones if kernels are interpreted."""
     return few[:2] if backend == "fused" else images

@@ -1,4 +1,4 @@
-"""The simulated device stands in for one that is not there."""
+"""The simulated device is only for machines without a real one."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def test_reasons_for_what_is_not_measured(photographs):
     found = contenders(case, photographs, ["fused"], list(PEERS))
     reasons = {name: one for name, one in found.items() if isinstance(one, str)}
     assert reasons == {
-        "gpuload fused": "Triton runs on the CPU in its interpreter only, which is no measurement",
-        PEERS["batch"]: "its crops depend on the boxes of each image",
-        PEERS["kornia"]: "it has no crop that depends on boxes",
+        "gpuload fused": "Triton runs on the CPU in its interpreter only, whose speed means nothing",
+        PEERS["batch"]: "the crops depend on the boxes of each image",
+        PEERS["kornia"]: "Kornia has no crop that depends on boxes",
     }
 
 
@@ -103,7 +103,7 @@ def test_a_backend_of_another_library_is_measured_by_what_it_runs_itself(photogr
     assert isinstance(found["RandomEqualize"]["gpuload kornia"], Contender)
     assert contenders(dense()[0], photographs, ["kornia", "fused"], []) == {
         "gl.Augment kornia": "torch runs RandomResizedCrop",
-        "gl.Augment fused": "Triton runs on the CPU in its interpreter only, which is no measurement",
+        "gl.Augment fused": "Triton runs on the CPU in its interpreter only, whose speed means nothing",
     }
 
 

@@ -169,7 +169,7 @@ def test_the_report_says_what_was_not_measured_and_what_failed():
         "– not measured: timm's PrefetchLoader: No module named 'timm'",
         "– FAILED: gpuload, torch: out of memory",
         "* gpuload, kornia: torch in its place: RandomResizedCrop",
-        "– not installed: timm; left out: timm's rows",
+        "– not installed: timm; skipped: timm's rows",
         "met    at least 85% of the CPU's decoder alone: 87%",
     ):
         assert line in text.splitlines()

@@ -130,7 +130,7 @@ def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(photos, "VARIED", 1)
     root, described = find_photos(tmp_path)
     files = sorted(root.glob("*.jpg"))
-    assert described.startswith("made up")
+    assert described.startswith("synthetic")
     with Image.open(files[0]) as image:
         assert image.size == (500, 375)
     assert [40_000 < file.stat().st_size < 160_000 for file in files] == [True]

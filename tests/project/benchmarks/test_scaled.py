@@ -16,14 +16,14 @@ from benchmarks.scaled import (
     SCALED_FITTED,
     Seen,
     chosen_with,
-    costs,
-    crossed,
-    fitted,
-    in_use,
-    look,
-    near,
-    settled,
-    shifted,
+    count_cross_validated,
+    count_robust,
+    current_constants,
+    estimate_costs,
+    fit_constants,
+    is_near_best,
+    is_settled,
+    measure_region,
     summary,
 )
 from gpuload.decode import Decoder
@@ -35,11 +35,11 @@ def seen(exact_ms: float, fast_ms: float, fast: bool, most: int = 4) -> Seen:
 
 
 def test_choices_are_held_against_the_better_way():
-    assert near([seen(10, 5, True)])
-    assert near([seen(10, 9.6, False)])
-    assert not near([seen(10, 9.4, False)])
-    assert near([seen(10, 9.4, False), seen(20, 10, True)]), "the costs of a photograph's regions are added up"
-    assert not near([seen(10, 9.4, False), seen(10, 9.4, False)])
+    assert is_near_best([seen(10, 5, True)])
+    assert is_near_best([seen(10, 9.6, False)])
+    assert not is_near_best([seen(10, 9.4, False)])
+    assert is_near_best([seen(10, 9.4, False), seen(20, 10, True)]), "the costs of a photograph's regions are added up"
+    assert not is_near_best([seen(10, 9.4, False), seen(10, 9.4, False)])
     photos = [[seen(10, 5, True), seen(10, 12, False)], [seen(10, 12, True, most=3)]]
     found = summary(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
     assert (found["photographs"], found["regions"], found["fast"]) == (2, 3, 2)
@@ -50,17 +50,17 @@ def test_choices_are_held_against_the_better_way():
 
 
 def test_one_lucky_round_changes_no_ratio():
-    assert costs([(10, 20), (20, 40), (6, 20)]) == pytest.approx((26 / 3, 52 / 3))
-    assert costs([(20, 10), (40, 20), (20, 10), (20, 3)]) == pytest.approx((46 / 3, 23 / 3))
+    assert estimate_costs([(10, 20), (20, 40), (6, 20)]) == pytest.approx((26 / 3, 52 / 3))
+    assert estimate_costs([(20, 10), (40, 20), (20, 10), (20, 3)]) == pytest.approx((46 / 3, 23 / 3))
 
 
 def test_rounds_go_on_until_the_ratio_is_known():
-    assert settled([(10, 5)] * 5)
-    assert settled([(5, 10)] * 5)
-    assert settled([(10, 10.2), (10.2, 10)] * 3)
-    assert not settled([(10, 5)] * 4 + [(10, 10)])
-    assert settled([(10, 5)] * 8 + [(10, 10)]), "one of nine"
-    assert not settled([(10, 9.4), (10, 9.6)] * 10), "5% or not"
+    assert is_settled([(10, 5)] * 5)
+    assert is_settled([(5, 10)] * 5)
+    assert is_settled([(10, 10.2), (10.2, 10)] * 3)
+    assert not is_settled([(10, 5)] * 4 + [(10, 10)])
+    assert is_settled([(10, 5)] * 8 + [(10, 10)]), "one of nine"
+    assert not is_settled([(10, 9.4), (10, 9.6)] * 10), "5% or not"
 
 
 def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -> list[Seen]:
@@ -78,7 +78,7 @@ def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -
 def test_the_fit_finds_the_constants_that_made_the_figures():
     rng = np.random.default_rng(3)
     constants = rng.uniform(0.5, 2, 10)
-    found = fitted(made_by(constants, rng))
+    found = fit_constants(made_by(constants, rng))
     assert list(found) == [*FITTED, *SCALED_FITTED]
     ratios = np.array(list(found.values())) / constants
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
@@ -88,29 +88,29 @@ def test_the_fit_finds_the_constants_that_made_the_figures():
 def test_choices_with_the_constants_in_use_are_the_models():
     photo = gl.Encoded(jpeg_bytes(smooth_image(900, 1400, 0), subsampling=0))
     regions = [(0, 0, 900, 1400), (0, 0, 700, 600), (300, 100, 600, 1300), (600, 200, 250, 400), (400, 0, 500, 470)]
-    looked = [look(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
+    looked = [measure_region(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
     found = [one for one in looked if one is not None]
     assert {one.fast for one in found} == {False, True}
-    assert chosen_with(in_use(), found) == found
+    assert chosen_with(current_constants(), found) == found
 
 
 def test_the_worst_of_shifted_constants_counts():
-    constants = list(in_use().values())
+    constants = list(current_constants().values())
     exact, fast = [0.0] * 10, [0.0] * 10
     exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
     even = seen(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
-    assert chosen_with(in_use(), [even])[0].fast
-    assert shifted([[even]]) == 0, "with another of the two the way that costs 10% more is chosen"
+    assert chosen_with(current_constants(), [even])[0].fast
+    assert count_robust([[even]]) == 0, "with another of the two the way that costs 10% more is chosen"
     clear = even._replace(exact_terms=tuple(2 * term for term in exact))
-    assert shifted([[clear]]) == 1
+    assert count_robust([[clear]]) == 1
 
 
 def test_constants_of_some_photographs_choose_for_others():
     rng = np.random.default_rng(4)
     constants = rng.uniform(0.5, 2, 10)
     photos = [made_by(constants, rng, 4) for _ in range(40)]
-    assert sum(map(near, photos)) < 30
-    assert crossed([photos[:20], photos[20:]]) == [20, 20]
+    assert sum(map(is_near_best, photos)) < 30
+    assert count_cross_validated([photos[:20], photos[20:]]) == [20, 20]
 
 
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""Runs an example as a user does, within the tests' process, and notes what its training sees."""
+"""Fixtures that run an example as a user would, but in the test process, and record its training steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[3] / "examples"
 
 
 class Steps(NamedTuple):
-    """Of each training step: its loss, and how many images it had."""
+    """The loss and the number of images of each training step."""
 
     losses: list[float]
     sizes: list[int]
@@ -40,12 +40,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture) -> Callable[..., str]:
-    """`run("plain", "--epochs", 2)`: what the example prints."""
+    """`run("plain", "--epochs", 2)` runs the example and returns its output."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would look for a newer version of itself
-    # One thread for the transforms of small images: beside other tests, two wait for each other.
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # albumentations would look for a newer version of itself
+    # One thread for the transforms of small images: next to other tests, two threads wait for each other.
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)
 
     def run(name: str, *options: object) -> str:

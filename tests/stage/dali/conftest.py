@@ -1,4 +1,4 @@
-"""How the tests of the DALI backend compare: one chain, one batch, on DALI and on the reference."""
+"""Fixtures for the tests of the DALI backend, which run one chain on one batch with DALI and with the reference."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuload.stage import compile_stage
 
 
 class Comparison:
-    """Results of both, and how far they are apart.
+    """The results of DALI and the reference, and their differences.
 
     Attributes:
-        ours, reference: what DALI and the reference made: tensors C×H×W.
-        plan: where each transform ran.
+        ours, reference: the outputs of DALI and the reference, tensors C×H×W.
+        plan: DALI's plan, with the backend of each transform.
     """
 
     def __init__(self, ours: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], plan: Any) -> None:
@@ -30,12 +30,12 @@ class Comparison:
 
     @property
     def mean(self) -> float:
-        """The mean difference over all numbers."""
+        """The mean absolute difference over all values."""
         return float(torch.cat([image.flatten() for image in self.apart]).mean())
 
     @property
     def most(self) -> float:
-        """The greatest."""
+        """The maximum absolute difference."""
         return max(float(image.max()) for image in self.apart)
 
     @property
@@ -46,7 +46,7 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def compare(make_batch) -> Callable[..., Comparison]:
-    """A function of transforms and images that runs both."""
+    """A function that runs transforms on images with both backends."""
 
     def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, whole: bool = False, **options) -> Comparison:
         chain = T.Chain(list(transforms))
