@@ -380,7 +380,6 @@ class Assembly:
             value = collate_fn(argument)
         except Exception as error:
             problem = one_line(f"{type(error).__name__}: {error}")
-            problem = one_line(f"{type(error).__name__}: {error}")
             raise _collate_error(columns, problem, "", error_types(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
