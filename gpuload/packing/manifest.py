@@ -273,7 +273,7 @@ def open_packed(folder: str) -> Any:
 
 
 def _refuse_links(folder: str) -> None:
-    """Refuse a set with links that lead out of its folder, since they could expose any file."""
+    """Refuse a set with links that point outside its folder, since they could expose any file."""
     root = os.path.join(os.path.realpath(folder), "")
     with os.scandir(folder) as entries:
         for entry in entries:

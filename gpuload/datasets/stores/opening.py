@@ -57,7 +57,7 @@ def named(path: str) -> str:
 
 
 def join_path(root: str, path: str) -> str:
-    """Join a root and a relative or absolute path, and resolve ``..``, which cannot lead out of a URL's host."""
+    """Join a root and a relative or absolute path, and resolve ``..``, which cannot point outside a URL's host."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
     scheme, separator, path_of_root = root.partition("://")
