@@ -8,7 +8,7 @@ launched, no pixel is copied, and large buffers are reused, as by torch's alloca
 main thread sleeps until the workers are idle, as during a training step; in the "starved" runs it waits in `next()`
 while chunks arrive one by one. Figures are processor time of the main thread: the mean over an epoch's batches (one
 `next()` may do work that another one postponed), and the median or the minimum over epochs. The total is measured
-without the clocks that split it into parts. docs/performance.md ("Host time of a batch") has results and explains the
+without the clocks that split it into parts. benchmarks/README.md ("Host time of a batch") has results and explains the
 parts.
 
 With ``--without-plans`` workers plan no batches, for comparison. ``--device cuda`` is for the fake CUDA runtime
