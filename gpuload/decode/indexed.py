@@ -212,13 +212,13 @@ def _assemble(part: Part[Index], ends: list[int], joints: list[bytes], last_byte
         return None
     coded: list[Piece] = []
     segment = index.header.index_at, index.end
-    if x0 or not index.is_interpolated[0]:
+    if x0 or not index.chroma_margins_xy[0]:
         coded += chain.from_iterable(zip(joints, stretches, strict=False))
         return part.jpeg([*coded, last_byte, EOI], x_margins=(mcu_width, 0), segment=segment)
     is_whole = x1 == index.columns  # a row ends where the next one begins
     right = 0 if is_whole else mcu_width
     if y0:
-        width = min(index.header.width, x1 * index.width) + right
+        width = min(index.header.width, x1 * index.cell_width) + right
         coded += _plain_mcu(part) * (-(-width // mcu_width) - 1), joints[0]
     else:
         stretches[0] = scan[: stops[0]]

@@ -25,7 +25,7 @@ import numpy as np
 
 from gpuload.datasets.tables import NUMBERS, Picked
 from gpuload.datasets.tree import dtype_of, is_plain_tensor, is_tensor, is_tensor_type
-from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensor, ValueColumn
+from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensorSpec, ValueColumn
 from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 
@@ -332,7 +332,7 @@ def _class_at(module: str, outer: str, name: str) -> Any:
     return getattr(getattr(importlib.import_module(module), outer), name)
 
 
-def _tensor(array: np.ndarray, dtype: str, tv: TVTensor | None) -> Any:
+def _tensor(array: np.ndarray, dtype: str, tv: TVTensorSpec | None) -> Any:
     return TensorBits(array, dtype, tv).tensor()
 
 

@@ -1,4 +1,4 @@
-"""The random displacement field of an `Elastic`: its noise, and single displacements for boxes and keypoints.
+"""The random displacement field of an `Elastic` record: its noise, and the displacements of boxes and keypoints.
 
 A field has two planes, one along x and one along y. Number n of an image's noise belongs to plane n // (H · W), row by
 row. Each Philox block, counted from 0 under the image's own key, yields four numbers in (-1, 1) with 24 bits. Noise is
@@ -18,7 +18,7 @@ from gpuload.rng.philox import Key
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import padded_places
 
-__all__ = ["displaced", "gaussian", "kernel_size"]
+__all__ = ["displace", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
@@ -33,9 +33,9 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `to_pixels` maps
-    their coordinates to."""
+def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `i` of a record. Each point moves by the displacement of the pixel that
+    `to_pixels` (np.ceil or np.trunc) selects for it."""
     size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(to_pixels(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)

@@ -167,7 +167,7 @@ def fill_of(levels: tuple[int, ...]) -> dict[int, float]:
 
 def source_of(image: np.ndarray) -> Source:
     height, width = image.shape[:2]
-    return Source.of_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
+    return Source.from_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
 
 
 def levels_of(image: np.ndarray) -> torch.Tensor:
