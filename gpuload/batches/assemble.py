@@ -343,7 +343,7 @@ class Assembly:
                 ]
         if by_row or columns.has_targets:
             for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
-                for place, (row, leaf) in enumerate(images.places()):
+                for place, (row, leaf) in enumerate(images.rows_and_leaves()):
                     results = [_row_of(view, place, program) for view, program in zip(views, programs, strict=True)]
                     finished.cells[row][leaf] = finished.of_views(results)
 

@@ -66,7 +66,7 @@ class TargetStage:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
         views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in finished.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
-        for (row, leaf), results in zip(masks.places(), results_of_masks, strict=True):
+        for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
             finished.cells[row][leaf] = finished.of_views(results)
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):

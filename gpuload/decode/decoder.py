@@ -110,7 +110,7 @@ class Decoder:
             DecodeError: the image has more than 8 bits, or with ``mode="unchanged"``, channels of a type that images
                 cannot have.
         """
-        if mode == "unchanged" and (lost := _lost(header)) is not None:
+        if mode == "unchanged" and (lost := _lost_content(header)) is not None:
             raise DecodeError(f"mode='unchanged' returns everything in a file, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
@@ -140,7 +140,7 @@ class Decoder:
                 f"of this {header.format} is {header.mode!r}; if its colours are classes, decode it in the dataset and "
                 "yield gpuload.Mask(array)"
             )
-        if (lost := _lost(header)) is not None:
+        if (lost := _lost_content(header)) is not None:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel, but this TIFF has {lost}; read it in the "
                 "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
@@ -303,7 +303,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None  # an empty folder that pip left behind is not a package
 
 
-def _lost(header: Header) -> str | None:
+def _lost_content(header: Header) -> str | None:
     return None if header.opened is None else header.opened.lost
 
 

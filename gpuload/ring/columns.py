@@ -108,7 +108,7 @@ class ImageColumn(Column):
         """One entry of `kinds` per image, even if `kinds` has one entry for all images."""
         return _expand(self.kinds, len(self))
 
-    def places(self) -> Iterable[tuple[int, int]]:
+    def rows_and_leaves(self) -> Iterable[tuple[int, int]]:
         """Iterate over the row and the leaf number of each image."""
         return zip(self.row_numbers.tolist(), _expand(self.leaves, len(self)), strict=True)
 

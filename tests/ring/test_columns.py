@@ -149,7 +149,7 @@ def test_columns_of_some_rows_are_joined_row_by_row():
     whole = Columns.concat([content(), first], [0, 1000])
     images, second = whole.images
     assert (images.rows, len(images.table)) == (None, 2 * ROWS)
-    assert list(second.places()) == [(3, 2), (5, 3)]
+    assert list(second.rows_and_leaves()) == [(3, 2), (5, 3)]
     assert second.kinds_per_image == [None, ("int16", 3)]
     assert dict(whole.values[4].items()) == {4: "x"}
     assert [whole.values[4].get(row) for row in range(6)] == [None] * 4 + ["x", None]
@@ -178,7 +178,7 @@ def test_rows_are_picked_from_every_column():
     assert (found.structures, found.sources, found.fields) == (["b", "d"], ["b", "d"], [(1,)])
     first, second = found.images
     assert (first.table["offset"].tolist(), first.leaves, first.rows) == ([1, 3], [7], None)
-    assert (second.table["offset"].tolist(), list(second.places()), second.kinds) == ([13], [(1, 9)], [])
+    assert (second.table["offset"].tolist(), list(second.rows_and_leaves()), second.kinds) == ([13], [(1, 9)], [])
     assert {leaf: dict(column.items()) for leaf, column in found.values.items()} == {1: {0: "b", 1: "d"}, 2: {1: "d"}}
     assert (found.positions.tolist(), found.indices) == ([11, 13], [21, 23])
 
@@ -186,7 +186,7 @@ def test_rows_are_picked_from_every_column():
 def test_rows_may_be_picked_in_any_order_and_several_times():
     found = four().take(np.array([3, 0, 3]))
     assert found.images[0].table["offset"].tolist() == [3, 0, 3]
-    assert list(found.images[1].places()) == [(0, 9), (1, 8), (2, 9)]
+    assert list(found.images[1].rows_and_leaves()) == [(0, 9), (1, 8), (2, 9)]
     assert found.values[1].values == ["d", "a", "d"]
     again = found.take(np.array([1]))
     assert (again.source_list, again.values[1].values) == (["a"], ["a"])

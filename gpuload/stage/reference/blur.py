@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.transforms.program.windows import padded_places
+from gpuload.transforms.program.windows import padded_indices
 
 __all__ = [
     "WEIGHT_UNIT",
@@ -64,7 +64,7 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
 def mirrored(length: int, radius: int) -> np.ndarray:
     """Return the pixels to read for the positions -radius … length + radius - 1, mirrored at the end pixels as often
     as necessary."""
-    return padded_places(np.arange(-radius, length + radius), length, "reflect")
+    return padded_indices(np.arange(-radius, length + radius), length, "reflect")
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:

@@ -23,7 +23,7 @@ import torch
 from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.resample import normalize_weights
-from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
+from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_indices
 
 __all__ = ["Source", "crop", "resize"]
 
@@ -160,13 +160,13 @@ def crop(
         fill: the levels for ``"constant"``.
     """
     pixels = source.pixels
-    places, inside = [], []
+    axis_indices, inside = [], []
     for axis in (0, 1):
         indices = corners[:, axis, None] + np.arange(size_hw[axis])
-        padded = padded_places(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
-        places.append(upload(padded, pixels.device))
+        padded = padded_indices(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
+        axis_indices.append(upload(padded, pixels.device))
         inside.append(upload((indices >= 0) & (indices < frames_hw[:, axis, None]), pixels.device))
-    result = source.gather(places[0], places[1])
+    result = source.gather(axis_indices[0], axis_indices[1])
     if mode == "constant":
         is_inside = inside[0][:, None, :, None] & inside[1][:, None, None, :]
         kind = np.uint8 if result.dtype == torch.uint8 else np.float32

@@ -41,7 +41,7 @@ from gpuload.transforms.program.ops import (
     filter_codes,
 )
 from gpuload.transforms.program.ops import code as code_of
-from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_places
+from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_indices
 
 __all__ = ["SingleRunner"]
 
@@ -241,11 +241,11 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     def gather(row: int, canvas: Canvas) -> None:
         if not is_changed[row]:
             return
-        places = []
+        axis_indices = []
         for axis in (0, 1):
             indices = starts[row, axis] + np.arange(after[row, axis + 2])
-            places.append(padded_places(indices, int(sizes_hw[row, axis]), mode) - before[row, axis])
-        canvas.set(canvas.image()[places[0][:, None], places[1]])
+            axis_indices.append(padded_indices(indices, int(sizes_hw[row, axis]), mode) - before[row, axis])
+        canvas.set(canvas.image()[axis_indices[0][:, None], axis_indices[1]])
 
     if mode != "constant":
         return gather

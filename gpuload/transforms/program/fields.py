@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import padded_places
+from gpuload.transforms.program.windows import padded_indices
 
 __all__ = ["displace", "gaussian", "kernel_size"]
 
@@ -28,8 +28,8 @@ def kernel_size(sigma: float) -> int:
 
 def gaussian(sigma: float, size: int) -> np.ndarray:
     """Return Gaussian weights, float64 (size,), whose sum is 1."""
-    places = np.arange(size) - size // 2
-    weights = np.exp(-0.5 * (places / sigma) ** 2)
+    distances = np.arange(size) - size // 2
+    weights = np.exp(-0.5 * (distances / sigma) ** 2)
     return weights / weights.sum()
 
 
@@ -45,7 +45,7 @@ def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[n
             size = kernel_size(record.sigma[plane])
             offsets = np.arange(size) - size // 2
             columns, rows = (
-                padded_places(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
+                padded_indices(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
             )
             across, down = (gaussian(sigma, size) for sigma in record.sigma)
             noise = _noise(key, plane, rows[:, :, None], columns[:, None, :], size_hw)

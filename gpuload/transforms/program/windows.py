@@ -16,7 +16,7 @@ import numpy as np
 
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "nearest_methods", "padded_places", "padded_windows", "rare_filter",
+    "full_windows", "nearest_indices", "nearest_methods", "padded_indices", "padded_windows", "rare_filter",
     "scaled_pixels", "source_windows", "transposed_boxes",
 ]  # fmt: skip
 
@@ -120,11 +120,11 @@ def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str)
     reach = int(SUPPORT[interpolation])
     taps = np.floor(centres - 0.5).astype(np.int64)[:, :, None] + np.arange(1 - reach, 1 + reach)
     weights = _filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
-    places = np.clip(taps, 0, (lengths - 1)[:, None, None])
-    firsts = places[:, :, 0]
+    clipped_taps = np.clip(taps, 0, (lengths - 1)[:, None, None])
+    firsts = clipped_taps[:, :, 0]
     merged = np.zeros_like(weights)
     for tap in range(2 * reach):
-        offsets = (places[:, :, tap] - firsts)[:, :, None]
+        offsets = (clipped_taps[:, :, tap] - firsts)[:, :, None]
         np.put_along_axis(merged, offsets, np.take_along_axis(merged, offsets, 2) + weights[:, :, tap, None], 2)
     return firsts, _fixed_point(merged)
 
@@ -179,7 +179,7 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
     return np.concatenate([start, end - start], axis=1)
 
 
-def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
+def padded_indices(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
     """Map indices along one axis, which can be outside 0 … length - 1, to the pixels that padding shows there. With
     ``"constant"``, which shows a fill instead of pixels, indices are clamped."""
     if mode == "reflect":

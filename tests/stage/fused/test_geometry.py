@@ -22,7 +22,7 @@ from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_places
+from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MARGIN = 40  # random bytes before and behind an image
@@ -213,7 +213,7 @@ def test_tables_pad(mode):
     for axis, at in enumerate(places):
         length = image.shape[axis]
         inside = (at >= 0) & (at < length) if mode == "constant" else True
-        table.append(np.where(inside, padded_places(at, length, mode), -1))
+        table.append(np.where(inside, padded_indices(at, length, mode), -1))
     expected = crop(source_of(image), np.array([[*corner, 0, 0]]), size, np.array([image.shape[:2]]), mode, fill)
     table = np.concatenate([[-5, -5, -5], *table]).astype(np.int32)
     ints = {R.TABLE_AT: 3, R.TABLE_ROWS: size[0]}
