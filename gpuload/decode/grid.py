@@ -3,7 +3,7 @@
 The cells that a region touches form a smaller picture. The file's header with a new height and width, followed by the
 coded bytes of these cells, is the JPEG of that picture. If chroma is subsampled, a pixel's chroma is interpolated from
 its neighbours, so the cells cover one more pixel on each side. At the edges of the picture, decoders extrapolate; the
-cut has the same edge there, so it yields the same pixels.
+cut has the same edge there, so the decoded pixels are the same.
 """
 
 from __future__ import annotations

@@ -191,11 +191,9 @@ def _cut(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     joints = _make_joints(parts, np.array(counts) // 2, predictors, bits, edges.astype(np.int64))
     bytes_at[1::2] += 1  # the first byte is part of the joint
     bytes_at[1::2] += edges[1::2] == 0xFF  # a stuffed byte after it is also part of the joint
-    byte_offsets = bytes_at.tolist()
+    offsets = bytes_at.tolist()
     return [
-        _assemble(
-            part, byte_offsets[run], joints[run.start // 2 : run.stop // 2], _last_byte(int(edges[at]), int(bits[at]))
-        )
+        _assemble(part, offsets[run], joints[run.start // 2 : run.stop // 2], _last_byte(int(edges[at]), int(bits[at])))
         for part, run, at in zip(parts, file_runs, (end - 2 for end in ends), strict=True)
     ]
 

@@ -105,7 +105,7 @@ class ImageColumn(Column):
 
     @property
     def kinds_per_image(self) -> list[Any]:
-        """One entry of `kinds` per image, even if `kinds` has one entry for all images."""
+        """The kinds with one entry per image; empty if all images are uint8."""
         return _expand(self.kinds, len(self))
 
     def rows_and_leaves(self) -> Iterable[tuple[int, int]]:
@@ -222,7 +222,7 @@ class Block:
 
 @dataclass(slots=True)
 class Columns:
-    """Samples as columns.
+    """The samples of a chunk, a batch or a dataset as columns.
 
     Attributes:
         rows: the rows of the request that were loaded successfully, or arbitrary numbers once chunks are joined. The
@@ -394,7 +394,7 @@ def leaves_with_mismatched_blocks(chunks: Sequence[Columns]) -> set[int]:
 
 
 def entry(entries: Sequence[Any], row: int) -> Any:
-    """Return a row's entry in a list that has one entry for each row, or one entry for all rows."""
+    """Return a row's entry in a list with either one entry per row or one entry for all rows."""
     return entries[0 if len(entries) == 1 else row]
 
 
@@ -430,7 +430,7 @@ def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Se
 
 
 def _join_entries(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
-    """Join lists that have one entry for each row, or one entry for all rows, into one such list."""
+    """Join lists with either one entry per row or one entry for all rows into one such list."""
     if lists and all(len(entries) == 1 and entries == lists[0] for entries in lists):
         return lists[0]
     return [item for entries, count in zip(lists, counts, strict=True) for item in _expand(entries, count)]

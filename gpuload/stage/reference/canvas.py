@@ -73,7 +73,7 @@ def contiguous(image: np.ndarray) -> np.ndarray:
     """Return an H×W×C array in C order. numpy takes ten times as long as torch to copy a mirrored array."""
     if len(image) == 1 and image.strides[0] < 0:  # contiguous to numpy, but not to torch
         image = image[::-1]
-    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: numpy takes seven times as long without this loop
+    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: without this loop, numpy takes seven times as long
         copy = np.empty(image.shape, image.dtype)
         for channel in range(image.shape[2]):
             copy[:, :, channel] = image[:, :, channel]

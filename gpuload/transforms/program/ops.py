@@ -68,7 +68,7 @@ class Record:
     Attributes:
         rows: int64 (n,), the rows of the batch that the record applies to, ascending; None means all.
         sizes_hw: the sizes of the input images.
-        step: the position of the transform that drew the record, in its line of transforms.
+        step: the position of the transform that drew the record, in the line of transforms.
         name: the name of that transform, for messages.
     """
 

@@ -47,7 +47,7 @@ class SampleTargets:
         points: one array per leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None means unchanged.
         kept_indices: int64 (n,), the indices of the original boxes that remain; None means all.
-        valid: bool (n,), the keypoints to keep; None means all.
+        valid: bool (n,), the keypoints that remain; None means all.
     """
 
     boxes: list[np.ndarray]
@@ -141,7 +141,7 @@ def _valid_boxes_mask(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> n
 
 
 def _mirror(sample: SampleTargets, axis: int, size_hw: np.ndarray) -> None:
-    """Mirror the targets of an image of this size: vertically for `axis` 0, horizontally for 1."""
+    """Mirror the targets of an image of size `size_hw`: vertically for `axis` 0, horizontally for 1."""
     first, second, length = 1 - axis, 3 - axis, size_hw[axis]
     for number, boxes in enumerate(sample.boxes):
         sample.boxes[number] = moved = boxes.copy()
@@ -185,7 +185,8 @@ def _covers_image(record: Box, i: int) -> bool:
 
 
 def _scale_points(points: np.ndarray, record: Box, i: int) -> np.ndarray:
-    """Scale points from the box to the result. They are multiplied before the division so that integers are exact."""
+    """Scale points from the box to the result. The multiplication comes before the division so that integers are
+    exact."""
     old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
     if (old_size == new_size).all():
         return points

@@ -509,12 +509,10 @@ def _shift_indices(
     if (coefficients[:, [0, 4]] != 1).any() or (shifts != np.rint(shifts)).any():
         return None
     starts = (corners + shifts.clip(-FAR_OUTSIDE, FAR_OUTSIDE)).astype(np.int32)
-    axis_indices = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
+    indices = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
     # As unsigned numbers, negative indices are also beyond the end of the image.
     ends = [length.astype(np.uint32) for length in lengths]
-    return [
-        np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(axis_indices, ends, strict=True)
-    ]
+    return [np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(indices, ends, strict=True)]
 
 
 def _entries(mask: np.ndarray) -> Any:
