@@ -1,6 +1,6 @@
 """Crops cut out of a JPEG's bytes, so that the decoder sees only the region.
 
-Two kinds of JPEGs are **cuttable**: those with an index of their bits (`indexed`), and those with suitable restart
+Two kinds of JPEGs are **cuttable**: JPEGs with an index of their bits (`indexed`), and JPEGs with suitable restart
 markers, which this module handles. Each kind is a `Grid`, which determines the bytes of the smaller JPEG for a region
 and the region's position in it.
 

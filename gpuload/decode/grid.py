@@ -34,7 +34,7 @@ class Cut(NamedTuple):
 
 @dataclass
 class Grid(ABC):
-    """The cells of a JPEG's picture that can be cut out, according to its header; `is_intact` checks the rest.
+    """The cells of a JPEG's picture that can be cut out, according to its header only; see also `is_intact`.
 
     Attributes:
         data, header: the file.

@@ -47,9 +47,9 @@ __all__ = [
     "CATEGORIES", "CODES", "FIXED", "PADDINGS", "POINT", "POINTS", "SIZES", "WORD", "Index", "digest", "point_bytes",
 ]  # fmt: skip
 
-# The fixed fields, in order: the CRC-32 of the rest of the segment; the `digest`; the number of bytes in the scan; the
-# number of MCUs from one point to the next; the number of bits in a point for its position, for the predictor of the
-# first component, and for each other predictor; the number of kinds of components; the kind of each component; the
+# The fixed fields, in order: the CRC-32 of the segment after this field; the `digest`; the number of bytes in the scan;
+# the number of MCUs from one point to the next; the number of bits in a point for its position, for the predictor of
+# the first component, and for each other predictor; the number of kinds of components; the kind of each component; the
 # smallest number of bits that has a padding.
 FIXED: Final = struct.Struct("<IIIHBBBBBBBB")
 WORD: Final = 64  # bits of a block in a joint
