@@ -36,7 +36,7 @@ from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import made_like
 from gpuload.errors import CollateError, error_types, one_line
-from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
+from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
@@ -72,9 +72,13 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
         chunks = [(part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.samples]
         contents = [content for _, content, _ in chunks if content is not None]
         spread = spread or bool(batch.errors) or any(content.has_targets for content in contents)
-        leaves = {leaf for content in contents for leaf in content.blocks} if spread else unlike_blocks(contents)
+        leaves = (
+            {leaf for content in contents for leaf in content.blocks}
+            if spread
+            else leaves_with_mismatched_blocks(contents)
+        )
         for (part, _, _), content in zip(chunks, contents, strict=True):
-            content.spread(leaves & content.blocks.keys(), part.data)
+            content.unstack(leaves & content.blocks.keys(), part.data)
         columns = Columns.concat(contents, [start for _, _, start in chunks])
         if batch.errors:
             columns.positions = np.concatenate([part.positions[content.rows] for part, content, _ in chunks])  # pyright: ignore
@@ -216,7 +220,7 @@ class Assembly:
         if columns.collated is not None:
             release()  # unpickling has copied the batch
             if (collated := columns.collated).error:
-                raise _collate_error(columns, collated.error, collated.traceback, collated.kinds)
+                raise _collate_error(columns, collated.error, collated.traceback, collated.error_classes)
             collect = partial(self._on_device, collated.value)
         else:
             is_postponed = self._transfer.asynchronous and self._reads_state(columns)
@@ -339,7 +343,7 @@ class Assembly:
                 ]
         if by_row or columns.has_targets:
             for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
-                for place, (row, leaf) in enumerate(images.places()):
+                for place, (row, leaf) in enumerate(images.rows_and_leaves()):
                     results = [_row_of(view, place, program) for view, program in zip(views, programs, strict=True)]
                     finished.cells[row][leaf] = finished.of_views(results)
 
@@ -438,7 +442,7 @@ def _in_original_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImage
     """Return images in their dtype; images that are not uint8 were transferred as bytes."""
     if not images.kinds:
         return ragged
-    dtypes = ["uint8" if kind is None else kind[0] for kind in images.each_kind]
+    dtypes = ["uint8" if kind is None else kind[0] for kind in images.kinds_per_image]
     mismatch = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
     if mismatch is not None:
         raise ValueError(

@@ -212,7 +212,7 @@ def _marks(columns: Columns) -> list[dict[int, Mark]]:
         return [marks_of_all]  # pyright: ignore[reportReturnType]
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, number, column in images:
-        for row, leaf in column.places():
+        for row, leaf in column.rows_and_leaves():
             marks[row][leaf] = (kind, number)
     for leaf, column in points.items():
         for row in column.row_numbers.tolist():

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import Finished, unwrap
-from gpuload.batches.targets import TargetStage, moved_results, select_rows, trail_of
+from gpuload.batches.targets import TargetStage, moved_results, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
@@ -29,7 +29,7 @@ from gpuload.stage.gathering import groups_of, tile
 from gpuload.stage.masks import check_fill, ragged_masks
 from gpuload.transforms import Chain
 from gpuload.transforms.program.ops import Gather
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
 __all__ = ["target_stage"]
@@ -40,7 +40,7 @@ class Scene:
     """The targets of one sample in progress: its boxes and points; and, keyed by leaf, its masks and the other values
     that belong to boxes."""
 
-    trail: Trail
+    targets: SampleTargets
     masks: dict[int, torch.Tensor]
     values: dict[int, Any]
 
@@ -77,8 +77,8 @@ class GatheredTargets(TargetStage):
         scenes = []
         for row in range(len(columns)):
             values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
-            scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
-        pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
+            scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
+        pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
         gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
         program, first_number = finished.first_programs[0], 0
         for record in [*gathers[0], None]:
@@ -90,7 +90,7 @@ class GatheredTargets(TargetStage):
             for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
-            follow(part.records, [scene.trail for scene in scenes])
+            apply_records(part.records, [scene.targets for scene in scenes])
             _drop_entries(scenes, fields, owned)
             first_number = number + 1
             if record is not None:
@@ -101,7 +101,7 @@ class GatheredTargets(TargetStage):
                 other_record.groups, other_record.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
-            finished.cells[row] |= moved_results(row_points, scene.trail) | scene.masks | scene.values
+            finished.cells[row] |= moved_results(row_points, scene.targets) | scene.masks | scene.values
         for leaf in fields:
             finished.full_columns.pop(leaf, None)
 
@@ -130,12 +130,12 @@ def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[boo
     """Remove entries that belong to dropped boxes."""
     places: list[tuple[dict[int, Any], int, np.ndarray]] = []
     for scene in scenes:
-        remaining, scene.trail.left = scene.trail.left, None
+        remaining, scene.targets.kept_indices = scene.targets.kept_indices, None
         if remaining is not None:
             for leaves in (scene.masks, scene.values):
                 places += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
-            pairs = zip(scene.trail.points, owned, strict=True)
-            scene.trail.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
+            pairs = zip(scene.targets.points, owned, strict=True)
+            scene.targets.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
     values = select_rows((leaves[leaf], remaining) for leaves, leaf, remaining in places)
     for (leaves, leaf, _), value in zip(places, values, strict=True):
         leaves[leaf] = value
@@ -153,7 +153,9 @@ def _combine_scenes(
         leaf: _concatenate([*select_rows((scene.values[leaf], rows) for scene, rows in parts)])
         for leaf in sample.values
     }
-    return Scene(Trail([*map(_concatenate, boxes)], [*map(_concatenate, points)], sample.trail.format), {}, values)
+    return Scene(
+        SampleTargets([*map(_concatenate, boxes)], [*map(_concatenate, points)], sample.targets.format), {}, values
+    )
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
@@ -193,13 +195,13 @@ def _move_to_quadrant(
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
-    moved_boxes = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
+    moved_boxes = [boxes + np.tile(shift, 2) for boxes in scene.targets.boxes]
     moved_boxes = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved_boxes]
     visible = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved_boxes]
     remaining = visible[0] if visible else np.arange(0)
     points = [
         (keypoints[remaining] if is_owned else keypoints) + shift
-        for keypoints, is_owned in zip(scene.trail.points, owned, strict=True)
+        for keypoints, is_owned in zip(scene.targets.points, owned, strict=True)
     ]
     return remaining, [boxes[rows] for boxes, rows in zip(moved_boxes, visible, strict=True)], points
 
@@ -265,9 +267,9 @@ def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], 
     ):
         scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
-        boxes = np.where(is_cut[:, None], bounds, scene.trail.boxes[0])[remaining]
-        pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
-        point_pairs = zip(scene.trail.points, partner.trail.points, owned, strict=True)
+        boxes = np.where(is_cut[:, None], bounds, scene.targets.boxes[0])[remaining]
+        pasted = partner.targets.boxes[0][entries] * np.tile(ratio, 2)
+        point_pairs = zip(scene.targets.points, partner.targets.points, owned, strict=True)
         points = [[old[remaining], new[entries] * ratio] if is_owned else [old] for old, new, is_owned in point_pairs]
         results[row] = _combine_scenes(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
         for mask_leaf, mask in scene.masks.items():
@@ -287,7 +289,7 @@ def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[
     assert record.keys is not None
     entries_of = {}
     for row in np.flatnonzero(record.gathered).tolist():
-        boxes = scenes[partners[row]].trail.boxes[0]
+        boxes = scenes[partners[row]].targets.boxes[0]
         if partners[row] != row and len(boxes):
             key = philox.Key(*record.keys[row].tolist())
             numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]

@@ -21,9 +21,9 @@ from gpuload.stage.device import upload_together
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-__all__ = ["TargetStage", "moved_results", "select_rows", "trail_of", "warning_on_targets"]
+__all__ = ["TargetStage", "moved_results", "sample_targets_of", "select_rows", "warning_on_targets"]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
@@ -64,9 +64,9 @@ class TargetStage:
 
     def _move_masks(self, columns: Columns, finished: Finished, masks: ImageColumn, pixels: RaggedImages) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
-        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in finished.first_programs]
+        views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in finished.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
-        for (row, leaf), results in zip(masks.places(), results_of_masks, strict=True):
+        for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
             finished.cells[row][leaf] = finished.of_views(results)
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
@@ -79,17 +79,17 @@ def _move_points(columns: Columns, finished: Finished) -> None:
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value
-    trails_of_views: list[list[Trail]] = []
+    samples_of_views: list[list[SampleTargets]] = []
     for program in finished.first_programs:
-        trails = [trail_of(targets.values()) for targets in points.values()]
-        follow(program.records, trails)
-        trails_of_views.append(trails)
+        samples = [sample_targets_of(targets.values()) for targets in points.values()]
+        apply_records(program.records, samples)
+        samples_of_views.append(samples)
     cells, selections = finished.cells, []
-    for (row, targets), *trails in zip(points.items(), *trails_of_views, strict=True):
-        views = [moved_results(targets, trail) for trail in trails]
+    for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
+        views = [moved_results(targets, sample_targets) for sample_targets in samples]
         cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
         if finished.views is None and columns.fields:
-            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, trails[0])]
+            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
     values = [
         (cells[row][leaf] if leaf in cells[row] else unwrap(columns.values[leaf].get(row)), entries)
         for row, leaf, entries in selections
@@ -99,12 +99,12 @@ def _move_points(columns: Columns, finished: Finished) -> None:
         cells[row][leaf] = value
 
 
-def _remaining_entries(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
+def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets) -> Iterator[tuple[int, np.ndarray]]:
     """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
     remaining entries."""
-    valid = None if trail.valid is None else np.flatnonzero(trail.valid)
+    valid = None if sample_targets.valid is None else np.flatnonzero(sample_targets.valid)
     for leaf in entry(columns.fields, row):
-        leaf, remaining = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
+        leaf, remaining = (leaf, sample_targets.kept_indices) if leaf >= 0 else (~leaf, valid)
         column = columns.points.get(leaf)
         if remaining is not None and (column is None or not isinstance(column.get(row), Boxes)):
             yield leaf, remaining
@@ -122,16 +122,16 @@ def select_rows(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
             yield value[torch.from_numpy(rows)] if value.is_cpu else value.index_select(0, next(uploaded))
 
 
-def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
-    """Return the boxes and keypoints of a sample in the form that `follow` transforms."""
-    trail = Trail([])
+def sample_targets_of(values: Iterable[Boxes | Keypoints]) -> SampleTargets:
+    """Return the boxes and keypoints of a sample as `SampleTargets`, which `apply_records` transforms."""
+    sample_targets = SampleTargets([])
     for value in values:
         if isinstance(value, Boxes):
-            trail.boxes.append(to_xyxy(value.array, value.format))
+            sample_targets.boxes.append(to_xyxy(value.array, value.format))
         else:
             kind = np.int64 if np.issubdtype(value.array.dtype, np.integer) else np.float64
-            trail.points.append(value.array.astype(kind))
-    return trail
+            sample_targets.points.append(value.array.astype(kind))
+    return sample_targets
 
 
 def warning_on_targets(chain: Chain, columns: Columns) -> str:
@@ -171,15 +171,15 @@ def _images_only(called: str) -> str:
     )
 
 
-def moved_results(values: Mapping[int, Boxes | Keypoints], trail: Trail) -> dict[int, torch.Tensor]:
+def moved_results(values: Mapping[int, Boxes | Keypoints], sample_targets: SampleTargets) -> dict[int, torch.Tensor]:
     """Return a sample's transformed boxes and keypoints by leaf, each in its original format and dtype."""
-    boxes, points = iter(trail.boxes), iter(trail.points)
+    boxes, points = iter(sample_targets.boxes), iter(sample_targets.points)
     results = {}
     for leaf, value in values.items():
         if isinstance(value, Boxes):
-            array = from_xyxy(next(boxes), trail.format or value.format, value.array.dtype)
+            array = from_xyxy(next(boxes), sample_targets.format or value.format, value.array.dtype)
         else:
             array = next(points).astype(value.array.dtype)
-            array = array if trail.valid is None else array[trail.valid]
+            array = array if sample_targets.valid is None else array[sample_targets.valid]
         results[leaf] = torch.from_numpy(np.ascontiguousarray(array))
     return results

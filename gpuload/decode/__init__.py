@@ -1,16 +1,16 @@
-"""Decoding from image bytes to pixels: first the header, then only the region that is needed.
+"""Decoding of image bytes to pixels: first the header, then only the region that is needed.
 
-Runs in workers, and in the main process with ``num_workers=0``. Imports no torch, and imports decoders on first use.
-`Decoder` is the interface, one per process. It chooses a decoder as follows:
+This package runs in workers, and in the main process with ``num_workers=0``. It does not import torch, and imports
+decoders on first use. `Decoder` is the interface; each process has one instance. It chooses a decoder as follows:
 
 1. Huffman-coded JPEGs of 8 bits with one or three components go to nvImageCodec's CPU decoder, which decodes only the
    region. If it is missing or complains, the image goes to simplejpeg; if simplejpeg complains too, to Pillow.
    If a JPEG has an index or restart markers, the region's part of its bytes is cut out first, and these decoders
-   receive only that part (`cut`).
+   receive only that part (see `cut`).
 2. All other JPEGs (CMYK, YCCK, arithmetic coding …) and all other formats go to Pillow.
 
-Pillow's verdict is final: gpuload decodes what Pillow decodes and refuses what Pillow refuses. `jpeg` explains how
-damaged files are handled.
+Pillow's result is final: gpuload decodes the files that Pillow decodes and refuses the files that Pillow refuses.
+`jpeg` explains how damaged files are handled.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resampl
 from gpuload.decode.tiff import REMEDY, remedy
 from gpuload.errors import DecodeError, one_line
 
-__all__ = ["COUNTED", "DECODERS", "UNUSABLE", "Decoder"]
+__all__ = ["COUNT_KEYS", "DECODERS", "UNUSABLE", "Decoder"]
 
 DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
 # The keys of `Decoder.counts`. Images are counted by decoder, with "cut" and "scaled" as separate decoders. "whole"
 # counts crops for which the entire JPEG was decoded because nvImageCodec cannot be used.
-COUNTED: Final = (*DECODERS, "whole")
+COUNT_KEYS: Final = (*DECODERS, "whole")
 
 UNUSABLE: Final = "nvImageCodec is installed but cannot be used"  # the start of `Decoder.remark`
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's text; simplejpeg reports only the first warning
@@ -52,7 +52,7 @@ class Decoder:
         options: the limits, and whether to turn images upright.
 
     Attributes:
-        counts: the number of images decoded so far, keyed by `COUNTED`.
+        counts: the number of images decoded so far, keyed by `COUNT_KEYS`.
         remark: a message to the user if nvImageCodec is installed but cannot be used; empty otherwise, or once the
             message has been shown.
 
@@ -72,12 +72,12 @@ class Decoder:
 
     def __init__(self, options: Decode) -> None:
         self._options = options
-        self.counts = dict.fromkeys(COUNTED, 0)
+        self.counts = dict.fromkeys(COUNT_KEYS, 0)
         self.remark = ""
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders that JPEGs are passed to before Pillow, and why other decoders cannot be used."""
+        """The usable decoders that JPEGs are passed to before Pillow, and for each unusable decoder the reason."""
         usable: list[JpegDecoder] = []
         unusable: list[str] = []
         for kind in (NvImageCodec, SimpleJpeg):
@@ -104,13 +104,13 @@ class Decoder:
         return header.height, header.width
 
     def channels(self, header: Header, mode: Mode) -> int:
-        """Return how many channels `decode` returns for an `Encoded` of this mode.
+        """Return the number of channels that `decode` returns for an `Encoded` of this mode.
 
         Raises:
             DecodeError: the image has more than 8 bits, or with ``mode="unchanged"``, channels of a type that images
                 cannot have.
         """
-        if mode == "unchanged" and (lost := _lost(header)) is not None:
+        if mode == "unchanged" and (lost := _lost_content(header)) is not None:
             raise DecodeError(f"mode='unchanged' returns everything in a file, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
@@ -123,8 +123,8 @@ class Decoder:
             return CHANNELS[mode]
         if header.mode not in CHANNELS:
             raise DecodeError(
-                f"mode='unchanged' gives 8-bit channels, but this {header.format} holds Pillow mode {header.mode!r}; "
-                "ask for mode='RGB' or 'L'" + (f", or {REMEDY}" if header.format == "TIFF" else "")
+                f"mode='unchanged' cannot represent this {header.format}, whose Pillow mode is {header.mode!r}; use "
+                "mode='RGB' or 'L'" + (f", or {REMEDY}" if header.format == "TIFF" else "")
             )
         return CHANNELS[header.mode]
 
@@ -136,11 +136,11 @@ class Decoder:
         """Return the dtype that `decode_mask` returns; raises DecodeError if a pixel has more than one number."""
         if header.mode not in VALUES:
             raise DecodeError(
-                f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
-                f"{header.format} holds Pillow mode {header.mode!r}; if its colours are classes, decode it in the "
-                "dataset and yield gpuload.Mask(array)"
+                f"a mask must be a file with one number for each pixel (grey or with a palette), but the Pillow mode "
+                f"of this {header.format} is {header.mode!r}; if its colours are classes, decode it in the dataset and "
+                "yield gpuload.Mask(array)"
             )
-        if (lost := _lost(header)) is not None:
+        if (lost := _lost_content(header)) is not None:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel, but this TIFF has {lost}; read it in the "
                 "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
@@ -191,10 +191,10 @@ class Decoder:
             header: the result of `header` for `encoded`.
             region_tlhw: top, left, height, width within `size_hw`; None means the entire image.
             out: the array to write to, of the result's dtype and shape; None means a new array.
-            part: the result of `cuts` for the region; None means that the file is cut here if that pays off.
+            part: the result of `cuts` for the region; None means that `decode` cuts the file if that pays off.
 
         Raises:
-            DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or as for `channels`.
+            DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or see `channels`.
             ValueError: the region is empty or exceeds the image, or `out` has the wrong dtype or shape.
         """
         size_hw = full_height, full_width = self.size_hw(header)
@@ -231,7 +231,7 @@ class Decoder:
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
     ) -> None:
-        """Decode a region at a scale of this many eighths and resize it to `out`, H×W×C uint8.
+        """Decode a region at `eighths` / 8 of its size and resize it to `out`, H×W×C uint8.
 
         If the image cannot be decoded at that scale because the file is damaged or simplejpeg is missing, the region is
         decoded as in `decode`, with the same errors, and resized.
@@ -303,7 +303,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None  # an empty folder that pip left behind is not a package
 
 
-def _lost(header: Header) -> str | None:
+def _lost_content(header: Header) -> str | None:
     return None if header.opened is None else header.opened.lost
 
 
@@ -312,7 +312,7 @@ def _is_whole(jpeg: JpegHeader | None, region_tlhw: Region) -> bool:
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Return whether a JPEG has one channel and the mode asks for one."""
+    """Return whether a JPEG has one channel and is decoded to one channel with this mode."""
     return jpeg.components == 1 and mode in ("L", "unchanged")
 
 
@@ -330,7 +330,7 @@ def _before_damage(data: bytes, jpeg: JpegHeader, mode: Mode, region_tlhw: Regio
     # Stop at the first marker, from which libjpeg would fill the rest of the picture with grey. A download that was
     # interrupted in a preallocated file ends in zeros, which would decode as pixels.
     scan = data[: end_of_scan(data, jpeg)].rstrip(b"\0")
-    # The early end must be the only problem: a restart marker that comes too early also leaves grey within the picture.
+    # The early end must be the only problem: a premature restart marker also leaves grey areas within the picture.
     _, complaint = SimpleJpeg().decode(scan, jpeg, jpeg.components == 1, region_tlhw)
     return open_image(scan, "JPEG").pixels_before_damage(mode, region_tlhw) if ENDS_EARLY in complaint else None
 

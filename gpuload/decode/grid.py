@@ -3,7 +3,7 @@
 The cells that a region touches form a smaller picture. The file's header with a new height and width, followed by the
 coded bytes of these cells, is the JPEG of that picture. If chroma is subsampled, a pixel's chroma is interpolated from
 its neighbours, so the cells cover one more pixel on each side. At the edges of the picture, decoders extrapolate; the
-cut has the same edge there, so it gets the same values.
+cut has the same edge there, so the decoded pixels are the same.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class Cut(NamedTuple):
 
 @dataclass
 class Grid(ABC):
-    """The cells of a JPEG's picture that can be cut out, according to its header; nothing else is checked yet.
+    """The cells of a JPEG's picture that can be cut out, according to its header only; see also `is_intact`.
 
     Attributes:
         data, header: the file.
         mcu: the width and height of an MCU in pixels.
         blocks: the number of blocks of each component in an MCU.
-        across, down: the number of MCUs in a row and in a column of a cell.
-        cost_ns: the cost of cutting.
+        cell_mcus_across, cell_mcus_down: the width and height of a cell in MCUs.
+        cost_ns: the estimated time to cut one region, in nanoseconds.
         columns, rows: the number of columns and rows of cells.
-        width, height: the size of a cell in pixels.
+        cell_width, cell_height: the width and height of a cell in pixels.
     """
 
     data: bytes
     header: JpegHeader
     mcu: tuple[int, int]
     blocks: tuple[int, ...]
-    across: int
-    down: int
+    cell_mcus_across: int
+    cell_mcus_down: int
     cost_ns: float
 
     def __post_init__(self) -> None:
         mcus_across, mcus_down = mcus(self.header, self.mcu)
-        self.columns, self.rows = -(-mcus_across // self.across), -(-mcus_down // self.down)
-        self.width, self.height = self.across * self.mcu[0], self.down * self.mcu[1]
+        self.columns, self.rows = -(-mcus_across // self.cell_mcus_across), -(-mcus_down // self.cell_mcus_down)
+        self.cell_width, self.cell_height = self.cell_mcus_across * self.mcu[0], self.cell_mcus_down * self.mcu[1]
 
     @abstractmethod
     def is_intact(self) -> bool:
@@ -66,22 +66,23 @@ class Grid(ABC):
     @classmethod
     @abstractmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        """Cut parts out of intact files whose MCUs have the same `blocks`; None for a part that cannot be cut."""
+        """Cut parts out of intact files whose MCUs have the same `blocks`. A part that cannot be cut yields None."""
 
     @property
-    def is_interpolated(self) -> tuple[bool, bool]:
-        """Whether chroma is interpolated from horizontal neighbours, and from vertical neighbours."""
+    def chroma_margins_xy(self) -> tuple[bool, bool]:
+        """The margin around a region, in pixels, that its chroma also depends on, along x and y: 1 (True) if chroma is
+        subsampled and therefore interpolated, else 0 (False)."""
         return self.mcu[0] > BLOCK, self.mcu[1] > BLOCK
 
     def part(self, region_tlhw: Region) -> Part[Self]:
         """Return the cells that a region needs."""
         top, left, height, width = region_tlhw
-        horizontally, vertically = self.is_interpolated
-        x0 = max(left - horizontally, 0) // self.width
-        y0 = max(top - vertically, 0) // self.height
-        x1 = min((left + width - 1 + horizontally) // self.width + 1, self.columns)
-        y1 = min((top + height - 1 + vertically) // self.height + 1, self.rows)
-        if x0 and self.header.width - x0 * self.width <= NARROW:
+        x_margin, y_margin = self.chroma_margins_xy
+        x0 = max(left - x_margin, 0) // self.cell_width
+        y0 = max(top - y_margin, 0) // self.cell_height
+        x1 = min((left + width - 1 + x_margin) // self.cell_width + 1, self.columns)
+        y1 = min((top + height - 1 + y_margin) // self.cell_height + 1, self.rows)
+        if x0 and self.header.width - x0 * self.cell_width <= NARROW:
             x0 -= 1
         return Part(self, region_tlhw, x0, x1, y0, y1)
 
@@ -109,16 +110,20 @@ class Part(NamedTuple, Generic[G]):
         """Return the JPEG of these cells.
 
         Args:
-            coded: pieces of its coded data, including the end-of-image marker.
+            coded: the pieces of the cells' coded data, including the end-of-image marker.
             x_margins: the number of extra pixels to the left and to the right of the cells.
             y_margin: the number of extra pixels above the cells.
-            segment: the start and end in the file of a segment to drop from the header.
+            segment: the start and end offsets of a segment to drop from the header.
         """
         grid, header, (top, left, *size) = self.grid, self.grid.header, self.region_tlhw
-        x, y, cut_bytes = self.x0 * grid.width - x_margins[0], self.y0 * grid.height - y_margin, segment[1] - segment[0]
-        width = min(header.width, self.x1 * grid.width) + x_margins[1] - x
-        height = min(header.height, self.y1 * grid.height) - y
-        first_scan, frame_at = header.first_scan - cut_bytes, header.frame_at - cut_bytes
+        x, y, dropped_bytes = (
+            self.x0 * grid.cell_width - x_margins[0],
+            self.y0 * grid.cell_height - y_margin,
+            segment[1] - segment[0],
+        )
+        width = min(header.width, self.x1 * grid.cell_width) + x_margins[1] - x
+        height = min(header.height, self.y1 * grid.cell_height) - y
+        first_scan, frame_at = header.first_scan - dropped_bytes, header.frame_at - dropped_bytes
         head = bytearray(grid.data[: segment[0]])
         head += grid.data[segment[1] : scan_start(grid.data, header)]
         struct.pack_into(">HH", head, frame_at + 5, height, width)

@@ -35,9 +35,9 @@ __all__ = [
     "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "upright",
 ]  # fmt: skip
 
-# Bytes per pixel with Pillow 13. The image itself takes 4. In addition, TIFF needs a strip that can be as large as the
-# image, WebP two canvases and a frame, and JPEG 2000 and AVIF the buffers of their libraries. A 16-bit PNM takes more,
-# but its file is equally large.
+# The memory in bytes per pixel that Pillow 13 uses. The image itself takes 4. In addition, TIFF needs a strip that can
+# be as large as the image, WebP two canvases and a frame, and JPEG 2000 and AVIF the buffers of their libraries. A
+# 16-bit PNM takes more, but its file is equally large.
 BYTES_PER_PIXEL: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
 BASE_BYTES, MULTI_SCAN_BYTES = 4, 12  # the decoder of a JPEG with several scans also holds its coefficients
 TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # TIFF tags
@@ -54,7 +54,7 @@ SKIPPED_MARKERS = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 
 segment_at = struct.Struct(">HH").unpack_from
 frame_at = struct.Struct(">BHHB").unpack_from
 number_at = struct.Struct(">H").unpack_from
-TEM = 0x01  # the only marker without a length that can occur between segments
+TEM = 0x01  # the only marker between segments that has no length
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 BLOCK: Final = 8  # side of a block in pixels
 TAG = 0x0112
@@ -119,7 +119,8 @@ def read_header(data: bytes, options: Decode) -> Header:
 
 
 def ends(data: bytes, header: Header) -> bool:
-    """Return whether the file has an end marker, for formats that have one: a cheap test for truncated files."""
+    """Return whether the file has its format's end marker, as a cheap test for truncated files; True for formats
+    without an end marker."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
     if header.format == "JPEG":
@@ -178,10 +179,10 @@ def _check_scans(scans: int, height: int, width: int, options: Decode) -> None:
 
 
 def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
-    """Estimate how many bytes of memory Pillow uses to decode an image."""
+    """Estimate the memory that Pillow uses to decode an image, in bytes."""
     pixels = opened.height * opened.width
     match opened.format:
-        case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # tiles are decoded one after the other
+        case "JPEG2000" if (tile := _jpeg2000_tile_pixels(data)) is not None:  # tiles are decoded one after the other
             return BASE_BYTES * pixels + BYTES_PER_PIXEL["JPEG2000"] * min(tile, pixels)
         case "TIFF":  # a tile can be larger than the image
             width, height, samples = (opened.tag(tag) for tag in (TILE_WIDTH, TILE_HEIGHT, SAMPLES))
@@ -192,7 +193,7 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
             return BYTES_PER_PIXEL.get(name, BASE_BYTES) * pixels
 
 
-def _jpeg2000_tile(data: bytes) -> int | None:
+def _jpeg2000_tile_pixels(data: bytes) -> int | None:
     """Return the number of pixels in a tile, from the codestream's SIZ segment."""
     pos = 0
     while data[pos : pos + 4] != b"\xff\x4f\xff\x51":  # the file consists of boxes, one of which holds the codestream
@@ -243,12 +244,13 @@ class JpegHeader(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the JPEG-only decoders accept it: 8 bits, Huffman, sequential or progressive, 1 or 3 components."""
+        """Whether the JPEG-only decoders accept the JPEG: 8 bits, Huffman coding, sequential or progressive, 1 or 3
+        components."""
         return self.frame <= 0xFFC2 and self.bits == 8 and self.components in (1, 3)
 
 
 def scan_markers(data: bytes) -> JpegHeader | None:
-    """Read the segments from SOI to the first SOS; return None if there is anything but well-formed segments."""
+    """Read the segments from SOI to the first SOS; return None if any of them is malformed or unexpected."""
     pos, frame, exif, xmp = 2, 0, b"", b""
     bits = height = width = components = start = interval = index = 0
     try:
@@ -325,7 +327,7 @@ def has_end(data: bytes, header: JpegHeader) -> bool:
 
 
 def mcu_layout(data: bytes, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Return an MCU's width and height in pixels, and its number of blocks for each component."""
+    """Return an MCU's width and height in pixels, and the number of its blocks for each component."""
     if header.components == 1:  # regardless of the sampling factors: a scan of one component is not interleaved
         return (BLOCK, BLOCK), (1,)
     return _layout_of(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])

@@ -3,10 +3,11 @@
 The index is a segment of the file (APP10) that `packing.jpeg_cuttable` writes; the coded data can be from any encoder.
 For each row of MCUs the index has points. A point records the bit at which an MCU begins and the predictors of its DC
 coefficients. The bits between two points of a row are a **stretch** of MCUs, and the stretches that a region touches
-form a smaller picture, one stretch per row. However, a row does not begin with the predictors that the row above ends
-with, it begins in the middle of a byte, and shifting all bits would take longer than the cut saves. So a **joint** is
-inserted between two stretches: a synthetic MCU whose DC differences lead to the right predictors, and whose AC
-coefficients are chosen so that the bits after it keep their positions in their bytes. Bytes are copied unchanged.
+form a smaller picture, one stretch per row. However, the decoder would begin a row with the predictors at the end of
+the row above, rows begin in the middle of a byte, and shifting all bits would take longer than the cut saves. So a
+**joint** is inserted between two stretches: a synthetic MCU whose DC differences lead to the right predictors, and
+whose AC coefficients are chosen so that the bits after it keep their positions in their bytes. Bytes are copied
+unchanged.
 
 The joints form an extra column at the left. The region is not interpolated from it, because the cut begins at a point
 further left. At the left edge of the picture there is no such point, and chroma would be interpolated from the joints.
@@ -46,9 +47,9 @@ __all__ = [
     "CATEGORIES", "CODES", "FIXED", "PADDINGS", "POINT", "POINTS", "SIZES", "WORD", "Index", "digest", "point_bytes",
 ]  # fmt: skip
 
-# The fixed fields, in order: the CRC-32 of the rest of the segment; the `digest`; the number of bytes in the scan; the
-# number of MCUs from one point to the next; the number of bits in a point for its position, for the predictor of the
-# first component, and for each other predictor; the number of kinds of components; the kind of each component; the
+# The fixed fields, in order: the CRC-32 of the segment after this field; the `digest`; the number of bytes in the scan;
+# the number of MCUs from one point to the next; the number of bits in a point for its position, for the predictor of
+# the first component, and for each other predictor; the number of kinds of components; the kind of each component; the
 # smallest number of bits that has a padding.
 FIXED: Final = struct.Struct("<IIIHBBBBBBBB")
 WORD: Final = 64  # bits of a block in a joint
@@ -63,8 +64,8 @@ CATEGORY: Final = np.frexp(np.abs(_ALL))[1].astype(np.int64)
 VALUE: Final = np.where(_ALL < 0, _ALL + (1 << CATEGORY) - 1, _ALL)
 CATEGORY[CATEGORY == CATEGORIES] = 1 << 32  # -2048 does not occur in 8-bit JPEGs: an index outside every table
 NO_POINT: Final = np.zeros(1, np.int64)
-LOW_BITS: Final = 0xFF >> np.arange(8)  # masks of a byte's bits from the given bit on
-COST_NS: Final = 120_000  # the measured cost of cutting, see `cut`
+LOW_BITS: Final = 0xFF >> np.arange(8)  # masks that select a byte's bits from the given bit on
+COST_NS: Final = 120_000  # the measured time to cut one region, in nanoseconds; see `gpuload.decode.cut`
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Index(Grid):
     """An index read from a file; a cell of the grid is a stretch of a row's MCUs.
 
     Attributes:
-        widths: the number of components and the bit widths of a point's fields, see `point_bytes`.
+        widths: the number of components and the bit widths of a point's fields: the arguments of `point_bytes`.
         kinds: the number of kinds of components.
         kind_of: the kind of each component.
         lowest: the smallest number of bits that has a padding.
@@ -127,7 +128,8 @@ class Index(Grid):
 
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        # Cutting several files together takes less than half the time: NumPy takes little longer for more joints.
+        # Cutting several files together takes less than half the time, because NumPy takes little longer for more
+        # joints.
         try:
             return _cut(parts)
         except (IndexError, TypeError, ValueError):  # not written by `jpeg_cuttable`, despite a valid checksum
@@ -152,8 +154,8 @@ def _shifts(components: int, position_bits: int, first_bits: int, other_bits: in
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
-    """Return the checksum that, together with the scan's length, ties an index to its file. It covers the segments
-    between the index and the scan, and the scan's first and last bytes."""
+    """Return the checksum that identifies, together with the scan's length, the file that an index belongs to. The
+    checksum covers the segments between the index and the scan, and the scan's first and last bytes."""
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
@@ -182,16 +184,16 @@ def _cut(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     bits &= 7
     edges = np.concatenate(
         [
-            np.frombuffer(index.data, np.uint8, index.stop - index.start + 1, index.start)[bytes_at[places]]
-            for (index, *_), places in zip(parts, file_runs, strict=True)
+            np.frombuffer(index.data, np.uint8, index.stop - index.start + 1, index.start)[bytes_at[run]]
+            for (index, *_), run in zip(parts, file_runs, strict=True)
         ]
     )
-    joints = _joints(parts, np.array(counts) // 2, predictors, bits, edges.astype(np.int64))
+    joints = _make_joints(parts, np.array(counts) // 2, predictors, bits, edges.astype(np.int64))
     bytes_at[1::2] += 1  # the first byte is part of the joint
-    bytes_at[1::2] += edges[1::2] == 0xFF  # and so is a stuffed byte after it
-    places = bytes_at.tolist()
+    bytes_at[1::2] += edges[1::2] == 0xFF  # a stuffed byte after it is also part of the joint
+    offsets = bytes_at.tolist()
     return [
-        _assemble(part, places[run], joints[run.start // 2 : run.stop // 2], _last_byte(int(edges[at]), int(bits[at])))
+        _assemble(part, offsets[run], joints[run.start // 2 : run.stop // 2], _last_byte(int(edges[at]), int(bits[at])))
         for part, run, at in zip(parts, file_runs, (end - 2 for end in ends), strict=True)
     ]
 
@@ -212,13 +214,13 @@ def _assemble(part: Part[Index], ends: list[int], joints: list[bytes], last_byte
         return None
     coded: list[Piece] = []
     segment = index.header.index_at, index.end
-    if x0 or not index.is_interpolated[0]:
+    if x0 or not index.chroma_margins_xy[0]:
         coded += chain.from_iterable(zip(joints, stretches, strict=False))
         return part.jpeg([*coded, last_byte, EOI], x_margins=(mcu_width, 0), segment=segment)
     is_whole = x1 == index.columns  # a row ends where the next one begins
     right = 0 if is_whole else mcu_width
     if y0:
-        width = min(index.header.width, x1 * index.width) + right
+        width = min(index.header.width, x1 * index.cell_width) + right
         coded += _plain_mcu(part) * (-(-width // mcu_width) - 1), joints[0]
     else:
         stretches[0] = scan[: stops[0]]
@@ -229,7 +231,7 @@ def _assemble(part: Part[Index], ends: list[int], joints: list[bytes], last_byte
     return part.jpeg([*coded, EOI], x_margins=(0, right), y_margin=mcu_height * (y0 > 0), segment=segment)
 
 
-def _joints(
+def _make_joints(
     parts: Sequence[Part[Index]], counts: np.ndarray, predictors: np.ndarray, bits: np.ndarray, edges: np.ndarray
 ) -> list[bytes]:
     """Return the bytes before each stretch and after each file's last stretch: the previous stretch's bits in its last
@@ -243,7 +245,7 @@ def _joints(
         predictors: the DC predictors at the end of each stretch and at the start of the next stretch, alternating,
             int64 (components, 2 · joints).
         bits: the positions of these ends and starts within their bytes, int64 (2 · joints).
-        edges: these bytes, int64; changed in place.
+        edges: the bytes that contain these ends and starts, int64; changed in place.
     """
     tables = zip(*(part.grid.tables for part in parts), strict=True)
     sizes, codes, paddings = (
@@ -303,11 +305,11 @@ def _table_offsets(parts: Sequence[Part[Index]]) -> tuple[np.ndarray, np.ndarray
 def _plain_mcu(part: Part[Index]) -> bytes:
     """Return an MCU that fills an integer number of bytes and changes no predictor."""
     zeros = np.zeros((len(part.grid.blocks), 2), np.int64)
-    return _joints([part], np.array([1]), zeros, zeros[0], zeros[0].copy())[0]
+    return _make_joints([part], np.array([1]), zeros, zeros[0], zeros[0].copy())[0]
 
 
 def _last_byte(byte: int, bits: int) -> bytes:
-    """Return the last byte of a scan, of which this many bits are used, padded with ones."""
+    """Return the last byte of a scan with `bits` used bits, padded with ones; b"" if no bits are used."""
     if not bits:
         return b""
     byte |= 0xFF >> bits

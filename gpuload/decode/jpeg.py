@@ -1,13 +1,13 @@
 """The two JPEG-only decoders: nvImageCodec on the CPU, which decodes only a region, and simplejpeg.
 
-Each decoder accepts a plain JPEG (`JpegHeader.plain`). It returns the stored pixels, H×W×C, possibly in `out`, and "";
-or None and its complaint.
+Each decoder accepts a plain JPEG (`JpegHeader.plain`). It returns the stored pixels, H×W×C, possibly in `out`, and an
+empty string; or None and its complaint.
 
 **Damage.** Both decoders use libjpeg-turbo, which fills missing pixels with grey and only *warns*. So the pixels are
 discarded if there is any message about an image, even a single warning, and the next decoder is tried. Pillow, the last
 decoder, decides. A file that ends before its picture is complete is refused, unless the region is above the damage (in
 a progressive file, no row is). Data that is wrong but complete (flipped bits, or an end marker appended to a truncated
-file) decodes, as it does for everybody who uses Pillow. For a healthy file, this costs a look at its last two bytes (a
+file) decodes, just as in Pillow. For a healthy file, these checks cost reading its last two bytes (a
 file without an end-of-image marker is truncated and not passed to nvImageCodec) and the few µs of `native_messages`.
 
 Each decoder belongs to one `Decoder` and one thread. It is created at the first JPEG, which takes 0.1 ms after the
@@ -29,13 +29,13 @@ from gpuload.errors import one_line
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
-KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, so that workers do not keep a panorama's
+KEEP_BYTES = 64 << 20  # larger image memory is freed after each image, so that workers do not keep a panorama's memory
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 
 
 def columns(left: int, width: int, image_width: int) -> tuple[int, int]:
-    """Return the range of columns that nvImageCodec must decode for a region, the end excluded. A region of one column
-    is widened to two, because a single column at the edge of a 4:2:0 JPEG would get wrong colours."""
+    """Return the range of columns (end excluded) that nvImageCodec must decode for a region. A region of one column is
+    widened to two, because a single column at the edge of a 4:2:0 JPEG would get wrong colours."""
     if width > 1 or image_width == 1:
         return left, left + width
     return max(left - 1, 0), max(left - 1, 0) + 2
@@ -114,7 +114,8 @@ class NvImageCodec:
 
 
 class SimpleJpeg:
-    """libjpeg-turbo through simplejpeg, which decodes the entire image, directly into `out` if that is the region."""
+    """libjpeg-turbo, used through simplejpeg. It decodes the entire image: directly into `out` if the region is the
+    entire image."""
 
     name: ClassVar[str] = "simplejpeg"
 

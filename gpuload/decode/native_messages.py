@@ -1,7 +1,7 @@
 """Capturing the output of C decoders on standard error.
 
 libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage only through ``fprintf(stderr, …)``: the call
-succeeds and returns grey pixels. So their messages are part of the result, and must not reach the terminal.
+succeeds and returns grey pixels. So the messages are part of the result, and must not reach the terminal.
 
 While a decoder runs, the C library's variable ``stderr`` points to a ``FILE`` over a memfd. File descriptor 2 is
 unchanged: ``sys.stderr``, children of other threads and crash handlers print as usual, and only C code that prints
@@ -71,7 +71,8 @@ class NativeMessages:
 
 
 def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-    """Call `NativeMessages.listen` of this process; if output cannot be captured, return only the exception's text."""
+    """Call `NativeMessages.listen` of this process's instance. If output cannot be captured, return only the
+    exception's text."""
     messages = native_messages()
     if messages is not None:
         return messages.listen(call, *args)

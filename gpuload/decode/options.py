@@ -12,8 +12,8 @@ from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
 __all__ = ["Decode", "Scale", "device_rows"]
 
 Scale = Literal["exact", "fast"]
-# The golden ratio as a fraction of 2³². Its multiples are spread evenly, even over every second or eighth position,
-# which is how positions are distributed to ranks.
+# The golden ratio as a fraction of 2³². Its multiples are spread evenly, also over every second or eighth position:
+# each rank gets such a subset of the positions.
 GOLDEN: Final = 2_654_435_769
 RANGE: Final = 1 << 32
 
@@ -123,7 +123,7 @@ class Decode:
 
 
 def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
-    """Return a bool array that says which samples the device decodes; it depends only on each sample's position.
+    """Return a bool array that selects the samples that the device decodes, based only on each sample's position.
 
     Example:
         >>> device_rows(np.arange(8), 0.5).tolist()

@@ -1,4 +1,4 @@
-"""Images decoded by Pillow: the content selects one of the supported formats, and Pillow converts the pixels.
+"""Images decoded by Pillow. A file's content selects one of the supported formats, and Pillow converts the pixels.
 
 Pillow's ``Image.open`` is not used, because it tries about forty plugins (one of them starts Ghostscript) and checks
 the size against a process-wide limit with a process-wide warning. Here the first bytes select one of the plugins below,
@@ -30,22 +30,23 @@ __all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "
 
 Region = tuple[int, int, int, int]  # top, left, height, width
 
-# The prefix of Pillow's plugin module and of its class, for each format.
+# For each format, the common prefix of the names of Pillow's plugin module and plugin class.
 PLUGINS: Final[dict[str, str]] = {
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "WEBP": "WebP", "AVIF": "Avif",
     "JPEG2000": "Jpeg2K", "PPM": "Ppm", "QOI": "Qoi",
 }  # fmt: skip
-# The number of channels of each mode with 8-bit channels; `mode="unchanged"` refuses all other modes.
+# The number of channels of each Pillow mode with 8-bit channels. `mode="unchanged"` refuses all other modes, except
+# modes whose stored numbers are of another type (`PillowImage.dtype`).
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
 }  # fmt: skip
 
-# Pillow's names of stored pixel formats with 16 bits per channel, of which it returns the upper 8 bits. Each is mapped
-# to the name of the opposite byte order, with which Pillow returns the lower 8 bits.
+# Pillow's names of stored pixel formats with 16 bits per channel, of which Pillow returns the upper 8 bits. Each name
+# is mapped to the name with the opposite byte order, with which Pillow returns the lower 8 bits.
 LOWER: Final[dict[str, str]] = {
     f"{mode};16{order}": f"{mode};16{other}" for mode in ("RGB", "RGBA") for order, other in ("BL", "LB", "NB")
 }
-# The modes with one number per pixel, each with a dtype that can hold its values.
+# The Pillow modes with one number per pixel, each with a dtype that can hold the mode's values.
 VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
@@ -82,8 +83,8 @@ def quiet() -> Iterator[None]:
 
 
 def hint_on_truncated() -> str:
-    """Return the end of the error message for a file that cannot be decoded, if the program set Pillow's flag for
-    truncated files; otherwise ""."""
+    """Return a hint to append to the error message for a file that cannot be decoded, if the program set Pillow's flag
+    for truncated files; otherwise ""."""
     if not getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
         return ""
     return (
@@ -93,7 +94,7 @@ def hint_on_truncated() -> str:
 
 
 def open_image(data: bytes, name: str) -> PillowImage:
-    """Read the header of an image of a known format; raises any error that the plugin raises."""
+    """Read the header of an image of a known format. Any error from the plugin is raised."""
     plugin = PLUGINS[name]
     with quiet():
         opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
@@ -105,8 +106,8 @@ class PillowImage:
 
     Attributes:
         width, height, mode: as in Pillow.
-        dtype: the type of the stored numbers: "uint8", "uint16" or "float32"; also "uint8" for types that images cannot
-            have.
+        dtype: the type of the stored numbers: "uint8", "uint16" or "float32". It is also "uint8" for types that gpuload
+            does not support in images.
         lost: a description of the content of a TIFF that Pillow drops; None if there is none.
     """
 
@@ -141,7 +142,7 @@ class PillowImage:
             raise
 
     def orientation(self) -> int:
-        """Return the EXIF or XMP orientation like ``exif_transpose``, which can decode a PNG; 1 for a TIFF."""
+        """Return the EXIF or XMP orientation that ``exif_transpose`` uses; 1 for a TIFF. This can decode a PNG."""
         if self._image.format == "TIFF":
             return 1
         with quiet():
@@ -152,7 +153,7 @@ class PillowImage:
 
     @property
     def single(self) -> bool:
-        """Whether the image has a single frame and no colour that means transparency."""
+        """Whether the image has a single frame and no colour marked as transparent."""
         return "transparency" not in self._image.info and getattr(self._image, "n_frames", 1) == 1
 
     def tag(self, number: int) -> int:
@@ -169,7 +170,8 @@ class PillowImage:
             return self._convert(mode, region_tlhw)
 
     def values(self, region_tlhw: Region) -> np.ndarray:
-        """Return a region's stored numbers, H×W: palette indices or greys of any depth; raises Pillow's errors."""
+        """Return a region's stored numbers, H×W: palette indices or grey levels of any depth; raises Pillow's
+        errors."""
         with quiet():
             self._load()
             return _region(self._image, region_tlhw)

@@ -2,8 +2,8 @@
 
 libjpeg builds a smaller picture from the low frequencies of each 8×8 block, reducing it to 4×4, 2×2 or 1×1 pixels. This
 also antialiases, and it skips most of the arithmetic; the entropy-coded bytes must be read either way. Pillow resamples
-the rest of the way to the requested size, by a factor below two. Its boxes can begin and end within a pixel, so the
-result shows exactly the same part of the picture as without scaling.
+that picture to the requested size, by a factor below two. Pillow's `resize` accepts boxes that begin and end within a
+pixel, so the result shows exactly the same part of the picture as without scaling.
 
 simplejpeg decodes from the first row to the last row of the region, because the header is changed to end the picture
 there. If the file is cuttable, the region is cut out first (`cut`). In a progressive JPEG, all rows are decoded.
@@ -30,7 +30,8 @@ __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # The scales for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
-# simplejpeg's message if the picture ends before its data. It reports only the first warning, so none came before.
+# simplejpeg's message if the picture ends before its data. It reports only the first warning, so there was no other
+# warning before.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 # The cost model, in ns. Only ratios of costs matter, and these vary less between machines than the costs themselves.
@@ -40,11 +41,11 @@ MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before m
 REGION_SAMPLE_NS, REGION_PIXEL_NS = 1.26, 4.5  # nvImageCodec, decoding part of a picture
 WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS = 1.2, 1.7  # simplejpeg, decoding a complete picture
 SCALED_SAMPLE_NS: Final = {1: 0.49, 2: 0.84, 4: 1.2}
-TAP_NS, SCALED_NS = 4.7, 630_000  # each tap of Pillow's filter; and the overhead per picture
+TAP_NS, SCALED_NS = 4.7, 630_000  # the cost of a tap of Pillow's filter, and the overhead per picture
 
 
 class Scaled(NamedTuple):
-    """Part of a smaller picture, H×W×C, and the position of the region in it, whose edges can lie within pixels."""
+    """Part of a smaller picture, H×W×C, and the region's position in it; the region's edges can be within pixels."""
 
     pixels: np.ndarray
     region_tlhw: tuple[float, float, float, float]
@@ -76,8 +77,8 @@ def choose_eighths(
 def decode_scaled(
     decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
 ) -> Scaled | None:
-    """Decode the part of the smaller picture that holds a region with simplejpeg's `decode_jpeg`; None if it
-    complains."""
+    """Decode the part of the smaller picture that holds a region, with simplejpeg's `decode_jpeg`; return None if
+    simplejpeg complains."""
     top, left, height, width = region_tlhw
     short_jpeg, part = None, cut(data, header, region_tlhw)
     if part is not None:  # the cut begins at a block boundary, so the smaller picture's pixels are the same

@@ -1,7 +1,7 @@
 """Detecting TIFF content that Pillow does not return: further pages, channels, slices, and other number types.
 
 Pillow reads only the first page, and only the channels that form a picture. That suits ``mode="RGB"``, but a request
-for the stored numbers or for a mask must return all of them or raise an error. This module reads only the directories
+for the stored numbers or for a mask must return all numbers or raise an error. This module reads only the directories
 of pages, because Pillow sets up a decoder for each page that it is asked about.
 """
 
@@ -23,7 +23,7 @@ MAX_ENTRIES: Final = 4096  # the maximum number of directory entries to read per
 SUBFILE, OLD_SUBFILE, BITS, SAMPLES, FORMAT, DEPTH = 254, 255, 258, 277, 339, 32997
 DEFAULTS: Final = {SUBFILE: 0, OLD_SUBFILE: 0, BITS: 1, SAMPLES: 1, FORMAT: 1, DEPTH: 1}
 TYPES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}  # BYTE, SHORT, LONG, LONG8
-REDUCED, TRANSPARENCY = 1, 4  # bits of SUBFILE: a smaller copy, or a transparency mask, of another page
+REDUCED, TRANSPARENCY = 1, 4  # bits of SUBFILE: the page is a smaller copy, or a transparency mask, of another page
 OLD_REDUCED: Final = 2
 SIGNED: Final = 2
 
@@ -73,7 +73,7 @@ def lost_content(data: bytes, channels: int, bits: int) -> str | None:
 
 
 def remedy(name: str, data: bytes) -> str:
-    """Return the end of the error message for a file of this format that cannot be read."""
+    """Return the remedy to append to the error message for a file of this format that cannot be read."""
     if name != "TIFF":
         return ""
     kind = ""

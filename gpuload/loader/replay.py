@@ -121,7 +121,7 @@ def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Repla
         finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
         cells = finished.cells[row]
         for images in columns.images:  # clone, so that the result does not keep an entire batch alive
-            for leaf in (leaf for image_row, leaf in images.places() if image_row == row):
+            for leaf in (leaf for image_row, leaf in images.rows_and_leaves() if image_row == row):
                 cells[leaf] = tree_map(torch.clone, cells[leaf])
         sample = samples_of(columns, finished.cells, _as_array)[row]
         ticket = session.transfer.finish()

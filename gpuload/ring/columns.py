@@ -1,9 +1,10 @@
 """The samples of a chunk, a batch or an entire dataset as columns: plain values, and the locations of bytes. Imports
 no torch.
 
-A *leaf* is identified by its depth-first number in the tree of its sample, from `gpuload.datasets.tree.flatten` to the
-batch. A column holds one leaf for the rows that have it. Samples can differ in structure. Their first images (or masks)
-still form one column, because they go through the stage together; the column records which leaf each image is.
+A sample is a tree (nested dicts, lists and tuples), and a *leaf* is a value in it. Leaves are numbered depth-first by
+`gpuload.datasets.tree.flatten`, and keep their numbers until the batch is built. A column holds the values of one leaf
+for the rows that have it. Samples can differ in structure. Their first images (or masks) still form one column, because
+they go through the stage together; the column records the leaf number of each image.
 
 A worker builds the columns of a chunk and `gpuload.ring.packing` sends them. The main process joins the columns of a
 batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, to insert a substitute, or
@@ -40,14 +41,16 @@ __all__ = [
     "TensorBits",
     "ValueColumn",
     "entry",
-    "one_for_all",
+    "merge_equal",
 ]
 
-SEPARATOR = "\0"  # separates names in one string; no path contains it
-# Types whose values can be read in any process.
-SMALL = frozenset({int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_})
+SEPARATOR = "\0"  # separates the sources in one string; no path contains it
+# Types whose values any process can unpickle.
+PLAIN_TYPES = frozenset(
+    {int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_}
+)
 Key = TypeVar("Key")
-TVTensor = tuple[type, dict[str, Any]]  # a torchvision tensor type and the tensor's attributes, such as canvas_size
+TVTensorSpec = tuple[type, dict[str, Any]]  # a torchvision tensor type and the tensor's attributes, such as canvas_size
 Rows = np.ndarray | None  # int64, ascending: the rows that have an entry in a column. None means all rows
 
 
@@ -65,8 +68,8 @@ class Column:
         """The rows that have an entry, int64 (M,)."""
         return np.arange(len(self)) if self.rows is None else self.rows
 
-    def places_in(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
-        """Return the entries of the given rows, and the positions in `rows` that have an entry (None means all)."""
+    def find_entries(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
+        """Return the entry numbers of `rows`, and the positions in `rows` that have an entry (None means all)."""
         if self.rows is None:
             return rows, None
         entries = self.rows.searchsorted(rows)
@@ -76,15 +79,15 @@ class Column:
 
 @dataclass(slots=True)
 class ImageColumn(Column):
-    """The first (second, …) images or masks of samples. Masks and images of types other than uint8 are sent as images
-    whose channels are their bytes.
+    """The first (or second, …) image or mask of each sample. Masks, and images whose dtype is not uint8, are sent as
+    uint8 images whose channels are their bytes.
 
     Attributes:
-        table: one row of `gpuload.transforms.program.draws.IMAGE` for each image.
+        table: one row of dtype `gpuload.transforms.program.draws.IMAGE` per image.
         leaves: the leaf number of each image, or one number for all images.
         rows: the rows that have an image.
-        kinds: the dtype and number of axes of each image, or one entry for all images. None means a uint8 image; an
-            empty list means that all images are uint8.
+        kinds: the dtype and number of axes of each image, or one entry for all images. The entry of a uint8 image is
+            None; an empty list means that all images are uint8.
     """
 
     table: np.ndarray
@@ -101,17 +104,17 @@ class ImageColumn(Column):
         return self.leaves[0] if self.rows is None and len(self.leaves) == 1 else None
 
     @property
-    def each_kind(self) -> list[Any]:
-        """The kind of each image."""
-        return _each(self.kinds, len(self))
+    def kinds_per_image(self) -> list[Any]:
+        """The kinds with one entry per image; empty if all images are uint8."""
+        return _expand(self.kinds, len(self))
 
-    def places(self) -> Iterable[tuple[int, int]]:
+    def rows_and_leaves(self) -> Iterable[tuple[int, int]]:
         """Iterate over the row and the leaf number of each image."""
-        return zip(self.row_numbers.tolist(), _each(self.leaves, len(self)), strict=True)
+        return zip(self.row_numbers.tolist(), _expand(self.leaves, len(self)), strict=True)
 
     def take(self, rows: np.ndarray) -> ImageColumn:
-        """Return the column of some rows, in this order."""
-        entries, new_rows = self.places_in(rows)
+        """Return a column with only the given rows, in the given order."""
+        entries, new_rows = self.find_entries(rows)
         leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
         return ImageColumn(self.table.take(entries), leaves, new_rows, kinds if any(kinds) else [])
 
@@ -128,14 +131,14 @@ class ImageColumn(Column):
 
 class EncodedImage(NamedTuple):
     """An encoded image in the slot, to be decoded by the device. Its row in `ImageColumn.table` holds the requested
-    region and shape; the offset there is known only after decoding.
+    region and shape; the row's offset is set after decoding.
 
     Attributes:
-        column, row: the number of its `ImageColumn`, and its row in that column's table.
-        offset, nbytes: the location of its bytes in the slot.
+        column, row: the number of the image's `ImageColumn`, and the image's row in that column's table.
+        offset, nbytes: the location of the file's bytes in the slot.
         orientation: the EXIF orientation, as in `gpuload.decode.Header`.
-        grey: 1 if it is decoded to one channel instead of three, else 0.
-        source: its source, if that differs from the source of the sample's first image.
+        grey: 1 if the image is decoded to one channel instead of three, else 0.
+        source: the image's source, if it differs from the source of the sample's first image.
     """
 
     column: int
@@ -149,7 +152,7 @@ class EncodedImage(NamedTuple):
 
 @dataclass(slots=True)
 class ValueColumn(Column):
-    """A leaf that is not an image, including boxes and keypoints: its value in each row in `rows`."""
+    """The values of a leaf that is not an image (boxes and keypoints included), one per row in `rows`."""
 
     values: Sequence[Any]
     rows: Rows = None
@@ -163,12 +166,12 @@ class ValueColumn(Column):
 
     def get(self, row: int) -> Any:
         """Return the value of a row, or None if the row has no value."""
-        entries, _ = self.places_in(np.array([row]))
+        entries, _ = self.find_entries(np.array([row]))
         return self.values[entries[0]] if len(entries) else None
 
     def take(self, rows: np.ndarray) -> ValueColumn:
-        """Return the column of some rows, in this order."""
-        entries, new_rows = self.places_in(rows)
+        """Return a column with only the given rows, in the given order."""
+        entries, new_rows = self.find_entries(rows)
         return ValueColumn([self.values[entry] for entry in entries.tolist()], new_rows)
 
     @classmethod
@@ -179,15 +182,15 @@ class ValueColumn(Column):
 
 @dataclass(slots=True)
 class Block:
-    """A leaf stacked over all rows: its type and its location.
+    """The type and location of a leaf whose values are stacked over all rows.
 
     Attributes:
         shape: the shape of one row.
-        dtype: numpy's name of the type that holds the bits.
-        pieces: for each chunk, the offset of its stacked rows and their number.
+        dtype: the name of the numpy dtype that holds the bits.
+        pieces: for each chunk, the offset and the number of its stacked rows.
         tensor: whether the values are returned as tensors.
-        torch_dtype: torch's name of the type, if numpy lacks it.
-        tv: torchvision's tensor type, if the values are returned in it.
+        torch_dtype: the name of the torch dtype, if numpy has no such dtype; otherwise empty.
+        tv: the torchvision tensor type that the values are returned as; None for plain tensors.
     """
 
     shape: tuple[int, ...]
@@ -195,7 +198,7 @@ class Block:
     pieces: list[tuple[int, int]]
     tensor: bool = False
     torch_dtype: str = ""
-    tv: TVTensor | None = None
+    tv: TVTensorSpec | None = None
 
     @property
     def nbytes(self) -> int:
@@ -208,31 +211,32 @@ class Block:
         return self.shape, self.dtype, self.tensor, self.torch_dtype, self.tv
 
     def value(self, array: np.ndarray) -> Any:
-        """Return one sample's value; `array` holds its bits in separate memory."""
+        """Return one sample's value from `array`, a separate copy of its bits."""
         return TensorBits(array, self.torch_dtype, self.tv) if self.tensor else array
 
     def array(self, memory: np.ndarray, piece: int = 0, base: int = 0) -> np.ndarray:
-        """Return the bits of a piece, N×…, as a view of `memory`, whose first byte has the offset `base`."""
+        """Return the bits of piece number `piece`, N×…, as a view of `memory`, which starts at the offset `base`."""
         offset, count = self.pieces[piece]
         return np.ndarray((count, *self.shape), self.dtype, memory, offset - base)
 
 
 @dataclass(slots=True)
 class Columns:
-    """Samples as columns.
+    """The samples of a chunk, a batch or a dataset as columns.
 
     Attributes:
-        rows: the rows of the request that loaded, or arbitrary numbers once chunks are joined. The row numbers in
-            columns are indices into this sequence.
+        rows: the rows of the request that were loaded successfully, or arbitrary numbers once chunks are joined. The
+            row numbers in columns are indices into this sequence.
         structures: the structure of each sample, or one structure for all samples.
-        images, masks: one column for the first image of all samples, one for the second image, and so on.
+        images, masks: one column for the first image (or mask) of all samples, one for the second, and so on.
         values: the columns of leaves that are not images, targets or blocks, keyed by leaf.
         points: the columns of boxes and keypoints, keyed by leaf.
         blocks: the stacked leaves, keyed by leaf.
-        fields: for each sample, or once for all, the leaves whose entries are dropped together with boxes, and as ~leaf
-            the leaves whose entries are dropped together with keypoints. Empty if there are none.
+        fields: one tuple of leaf numbers per sample, or one tuple for all samples. When boxes are dropped, the same
+            entries of these leaves are dropped. A number stored as ~leaf is a leaf that follows keypoints instead. The
+            list is empty if no sample has such leaves.
         sources: the source of each sample, or one string that joins the sources with `SEPARATOR`.
-        errors: the rows of the request that failed, with their errors.
+        errors: the rows of the request that failed, each with its error.
         collated: the collated batch, if the user's collate_fn ran in the worker.
         iterable: the position in an iterable dataset.
         remark: a message to the user about leaves that appear to belong to an image, or about boxes made for an image
@@ -241,7 +245,7 @@ class Columns:
         encoded_bytes: the number of bytes at the start of the slot that hold encoded files.
         plan: the launches of the entire batch, see `gpuload.workers.planned`.
         windows: the locations of images outside the slot, see `gpuload.workers.device_cache`; never sent.
-        positions, indices: for a batch, each sample's position in the epoch, int64 (N,), and its key in the dataset.
+        positions, indices: for a batch, the samples' positions in the epoch, int64 (N,), and their keys in the dataset.
     """
 
     rows: Sequence[int] = field(default_factory=list)
@@ -268,8 +272,8 @@ class Columns:
         return len(self.rows)
 
     @property
-    def names(self) -> Sequence[str | None]:
-        """The source of each sample; a joined string is split on first use."""
+    def source_list(self) -> Sequence[str | None]:
+        """The `sources` as a sequence with one source per sample; a joined string is split on first use."""
         if isinstance(self.sources, str):
             self.sources = self.sources.split(SEPARATOR)
         return self.sources
@@ -285,7 +289,7 @@ class Columns:
         """Return the name of a sample in a batch, or of one of its leaves, for error messages."""
         place = "sample" if leaf is None else places_of(self.structure(row))[leaf]
         where = "" if place == "sample" else f"{place} of "
-        source = self.names[row]
+        source = self.source_list[row]
         return f"{where}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def boxes(self, rows: Iterable[int]) -> list[np.ndarray]:
@@ -296,8 +300,8 @@ class Columns:
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
     def is_plain(self, rows: int) -> bool:
-        """Return whether there are `rows` samples of one structure, each one uint8 image and small values of builtin
-        types. Nearly all chunks are like this and need no further inspection until their batch is assembled."""
+        """Return whether there are `rows` samples of one structure, each consisting of one uint8 image and values of
+        `PLAIN_TYPES`. Nearly all chunks are like this and need no further inspection until their batch is assembled."""
         is_special = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
         if is_special or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
@@ -306,12 +310,12 @@ class Columns:
         if self.images[0].leaf is None or not _is_builtin(self.structures[0]):
             return False
         return all(
-            column.rows is None and SMALL.issuperset(map(type, column.values)) for column in self.values.values()
+            column.rows is None and PLAIN_TYPES.issuperset(map(type, column.values)) for column in self.values.values()
         )
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Return the samples in these rows, in this order; rows can repeat. Images must have been decoded, and blocks
-        turned into values.
+        """Return the samples of the given rows, in the given order; rows can repeat. Images must have been decoded, and
+        blocks turned into values.
 
         Example:
             >>> columns = Columns([0, 1, 2], [LEAF], values={0: ValueColumn(["a", "b", "c"])})
@@ -321,7 +325,7 @@ class Columns:
             ([0, 2], ['a', 'c'], [None, None])
         """
         assert not self.blocks
-        names = self.names
+        names = self.source_list
         return replace(
             self,
             rows=[self.rows[row] for row in rows.tolist()],
@@ -339,8 +343,9 @@ class Columns:
 
     @classmethod
     def concat(cls, chunks: Sequence[Columns], offsets: Sequence[int]) -> Columns:
-        """Join the samples of chunks, in order. `offsets` are the positions of each chunk's first byte in the joined
-        memory. A leaf's blocks must have the same `kind` in all chunks; see `spread`."""
+        """Join the samples of chunks, in order. `offsets` holds the position of each chunk's first byte in the
+        joined memory. A leaf's blocks must have the same `kind` in all chunks; blocks that differ must be unstacked
+        first (`unstack`)."""
         counts = [len(chunk) for chunk in chunks]
         bases = [*accumulate(counts, initial=0)]
         sources = [chunk.sources for chunk in chunks]
@@ -360,7 +365,7 @@ class Columns:
             _join_entries([chunk.structures for chunk in chunks], counts),
             [*join([dict(enumerate(chunk.images)) for chunk in chunks]).values()],
             join([chunk.values for chunk in chunks]),
-            SEPARATOR.join(sources) if all_str else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
+            SEPARATOR.join(sources) if all_str else [name for chunk in chunks for name in chunk.source_list],  # pyright: ignore
             blocks=blocks,
             masks=[*join([dict(enumerate(chunk.masks)) for chunk in chunks]).values()],
             points=join([chunk.points for chunk in chunks]),
@@ -369,8 +374,8 @@ class Columns:
             remark=next(filter(None, (chunk.remark for chunk in chunks)), ""),
         )
 
-    def spread(self, leaves: Iterable[int], memory: np.ndarray | None) -> None:
-        """Turn a chunk's blocks of these leaves into values, each copied to its own memory."""
+    def unstack(self, leaves: Iterable[int], memory: np.ndarray | None) -> None:
+        """Turn a chunk's blocks of these leaves into values, each a separate copy."""
         for leaf in leaves:
             block = self.blocks.pop(leaf)
             assert memory is not None
@@ -378,32 +383,32 @@ class Columns:
             self.values[leaf] = ValueColumn([block.value(row.copy() if row.ndim else row) for row in rows])
 
 
-def unlike_blocks(chunks: Sequence[Columns]) -> set[int]:
+def leaves_with_mismatched_blocks(chunks: Sequence[Columns]) -> set[int]:
     """Return the leaves whose blocks cannot be joined because their `kind` differs between chunks."""
-    unlike_leaves = set()
+    mismatched_leaves = set()
     for leaf in {leaf for chunk in chunks for leaf in chunk.blocks}:
         kinds = [chunk.blocks[leaf].kind if leaf in chunk.blocks else None for chunk in chunks]
         if any(kind != kinds[0] for kind in kinds):
-            unlike_leaves.add(leaf)
-    return unlike_leaves
+            mismatched_leaves.add(leaf)
+    return mismatched_leaves
 
 
 def entry(entries: Sequence[Any], row: int) -> Any:
-    """Return a row's entry in a list that has one entry for each row, or one entry for all rows."""
+    """Return a row's entry in a list with either one entry per row or one entry for all rows."""
     return entries[0 if len(entries) == 1 else row]
 
 
-def one_for_all(entries: list[Any]) -> list[Any]:
+def merge_equal(entries: list[Any]) -> list[Any]:
     """Reduce a list of equal entries to one entry; return other lists unchanged."""
     return entries[:1] if all(item == entries[0] for item in entries) else entries
 
 
-def _each(entries: list[Any], count: int) -> list[Any]:
+def _expand(entries: list[Any], count: int) -> list[Any]:
     return entries * count if len(entries) == 1 else entries
 
 
 def _pick(entries: list[Any], rows: np.ndarray) -> list[Any]:
-    return entries if len(entries) < 2 else one_for_all([entries[row] for row in rows.tolist()])
+    return entries if len(entries) < 2 else merge_equal([entries[row] for row in rows.tolist()])
 
 
 def _take(columns: Mapping[Key, Any], rows: np.ndarray) -> dict[Key, Any]:
@@ -425,10 +430,10 @@ def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Se
 
 
 def _join_entries(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
-    """Join lists that have one entry for each row, or one entry for all rows, into a list of the same form."""
+    """Join lists with either one entry per row or one entry for all rows into one such list."""
     if lists and all(len(entries) == 1 and entries == lists[0] for entries in lists):
         return lists[0]
-    return [item for entries, count in zip(lists, counts, strict=True) for item in _each(entries, count)]
+    return [item for entries, count in zip(lists, counts, strict=True) for item in _expand(entries, count)]
 
 
 def _is_builtin(structure: Structure) -> bool:
@@ -441,21 +446,23 @@ def _is_builtin(structure: Structure) -> bool:
 
 @dataclass(slots=True)
 class Collated:
-    """The result of the user's `collate_fn` for a batch; or the `error` it raised, its `traceback` and its classes."""
+    """The result of the user's `collate_fn` for a batch; or, if it raised, the error's message, its `traceback`, and
+    the names of its class and base classes (`error_classes`)."""
 
     value: Any = None
     error: str = ""
     traceback: str = ""
-    kinds: tuple[str, ...] = ()
+    error_classes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class TensorBits:
-    """A tensor as an array, which holds the bits if numpy lacks the type; `tv` is as in `Block`."""
+    """A tensor as an array, which holds the bits if numpy lacks the dtype; `dtype` is then the name of the torch dtype.
+    `tv` is as in `Block`."""
 
     array: np.ndarray
     dtype: str = ""
-    tv: TVTensor | None = None
+    tv: TVTensorSpec | None = None
 
     def tensor(self) -> Any:
         """Return the tensor, which shares the array's memory."""

@@ -25,18 +25,18 @@ import numpy as np
 
 from gpuload.datasets.tables import NUMBERS, Picked
 from gpuload.datasets.tree import dtype_of, is_plain_tensor, is_tensor, is_tensor_type
-from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensor, ValueColumn
+from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensorSpec, ValueColumn
 from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 
 __all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "write_arrays", "write_content"]
 
-ALIGN = 64  # bytes, of the entries in a slot
-ALIGNMENT: Final = 16  # bytes, of small arrays in one buffer; a GPU's vector loads need it
+ALIGN = 64  # the alignment of entries in a slot, in bytes
+ALIGNMENT: Final = 16  # the alignment of small arrays in one buffer, in bytes; a GPU's vector loads need it
 MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
-Span = tuple[int, int, str]  # location of an array: offset and length in bytes, and numpy's name of its type
-# Types that numpy lacks, each with the numpy type that holds its bits.
+Span = tuple[int, int, str]  # the location of an array: offset and length in bytes, and the name of its numpy dtype
+# Dtypes that numpy lacks, each with the numpy dtype that holds its bits.
 ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
@@ -73,9 +73,9 @@ def write_content(
         slot: the chunk's slot, uint8.
         used_bytes: the number of bytes that pixels already use.
         inline_bytes: the maximum length of a description in a message; a longer description goes to the slot.
-        keep_types: unpack tensors as tensors instead of arrays.
-        larger: called if the slot is too small; returns memory of the given size that already holds the pixels, or
-            None if there is no such memory.
+        keep_types: whether the receiver unpacks tensors as tensors instead of arrays.
+        larger: called with the required size if the slot is too small. Returns memory of that size that already holds
+            the pixels, or None if there is no such memory.
 
     Raises:
         Exception: any error from pickling a leaf.
@@ -140,7 +140,7 @@ def _list(rows: Rows) -> list[int] | None:
 
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
-    """Lay out entries consecutively, each a group of arrays of one type; return their spans and the end."""
+    """Lay out entries consecutively; each entry is a group of arrays of one dtype. Return their spans and the end."""
     spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])
@@ -177,8 +177,8 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
 
 
 def _block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
-    """Return the block for a leaf's values and its filler; None unless the values have one type and shape and each
-    has at least `min_bytes` bytes."""
+    """Return the block for a leaf's values and its filler. Return None unless the values have one type and shape and
+    each has at least `min_bytes` bytes."""
     first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, Picked):
         array, rows = values.array, values.rows
@@ -292,8 +292,8 @@ def _dump(pickler: Any, description: list[Any]) -> tuple[bytes, list[memoryview]
 
 
 def _joined(sources: Any) -> Any:
-    """Return the names as one string if it can be split again. Hardly any name is ever read, and unpickling a string
-    for each sample would take the main process longer than the rest of the description."""
+    """Return the sources as one string if it can be split again. Hardly any source is ever read, and unpickling a
+    string for each sample would take the main process longer than unpickling the rest of the description."""
     if set(map(type, sources)) != {str}:
         return sources
     joined = SEPARATOR.join(sources)
@@ -301,12 +301,12 @@ def _joined(sources: Any) -> Any:
 
 
 def _with_tensors(base: Any) -> Any:
-    """Return a pickler that sends tensors at any depth as arrays, and that can send named tuples defined in the body of
-    a class."""
+    """Return a pickler class that sends tensors at any depth as arrays, and that can send named tuples defined in the
+    body of a class."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type) and (path := _place_in_a_class(obj)):
+            if isinstance(obj, type) and (path := _path_in_class(obj)):
                 return _class_at, (obj.__module__, *path)
             if is_tensor(obj) and type(plain := _without_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
                 bits = _portable(obj, True)
@@ -317,7 +317,7 @@ def _with_tensors(base: Any) -> Any:
     return Pickler
 
 
-def _place_in_a_class(cls: type) -> tuple[str, str] | None:
+def _path_in_class(cls: type) -> tuple[str, str] | None:
     """Return the outer and inner class names of a named tuple that was created in the body of another class and records
     only its module. Sent by value, each worker's named tuple would be a different class in the main process."""
     if cls.__module__ == "__main__" or "." in cls.__qualname__ or not hasattr(cls, "_fields"):
@@ -332,7 +332,7 @@ def _class_at(module: str, outer: str, name: str) -> Any:
     return getattr(getattr(importlib.import_module(module), outer), name)
 
 
-def _tensor(array: np.ndarray, dtype: str, tv: TVTensor | None) -> Any:
+def _tensor(array: np.ndarray, dtype: str, tv: TVTensorSpec | None) -> Any:
     return TensorBits(array, dtype, tv).tensor()
 
 

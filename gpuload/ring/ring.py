@@ -75,11 +75,11 @@ def map_file(fd: int, nbytes: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def standard_streams_taken() -> Iterator[None]:
-    """Occupy descriptors 0, 1 and 2 within a context, so that no new descriptor gets these numbers. On exit, the ones
-    that were closed before are closed again.
+    """Occupy descriptors 0, 1 and 2 within a context, so that no new descriptor gets these numbers. On exit, the
+    descriptors that were closed before are closed again.
 
     A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
-    number. The ring would become descriptor 1, and a worker's output would be written into pixels.
+    number. The ring could then become descriptor 1, and a worker's output would overwrite pixels.
     """
     opened_fds: list[int] = []
     try:
@@ -127,7 +127,7 @@ def running_on(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def move(pids: Iterable[int], cpus: frozenset[int]) -> None:
-    """Move all threads of these processes to these CPUs; if `cpus` is empty, to the CPUs of the calling thread."""
+    """Move all threads of these processes to `cpus`; if `cpus` is empty, to the CPUs of the calling thread."""
     target_cpus = cpus or os.sched_getaffinity(0)
     for pid in pids:
         with contextlib.suppress(OSError):  # the process has ended
@@ -142,15 +142,15 @@ class Ring:
         ring_bytes: the maximum shared memory for all slots, rounded up to a multiple of 64 KiB.
         on_new: called with each new slot before its first use (for page-locking).
         on_retire: called before a slot's memory is returned to the system.
-        memory_left: returns how many bytes the machine can still provide, None for no limit. Called only for a new
-            slot.
+        memory_left: returns the number of bytes that the machine can still provide, or None if there is no limit.
+            Called only for a new slot.
         near: CPUs near which new slots are placed; `on_new` runs on these CPUs and must touch the slot's memory.
 
     Attributes:
         slots_made: the number of slots created so far.
         moved_out: the number of slots emptied by `move_out`.
-        refused: how often the ring was full.
-        full_s: how long the ring was full, in seconds, measured from a refusal to the next release.
+        refused: how often the ring became full.
+        full_s: the total time for which the ring was full, in seconds, measured from each refusal to the next release.
 
     Raises:
         ValueError: `ring_bytes` is not positive.
@@ -219,12 +219,12 @@ class Ring:
 
         Args:
             nbytes: the requested capacity.
-            least_bytes: a smaller sufficient size, if `nbytes` is a guess. It applies when the machine has no memory
-                for the guess and no slot is in use whose release could change that.
+            min_bytes: a smaller sufficient size, if `nbytes` is a guess. It is used when the machine has no memory for
+                the guess and no slot is in use whose release could free some.
 
         Raises:
             ValueError: `nbytes` exceeds the size of the ring.
-            LimitError: the machine does not have the memory even for `least_bytes`, and no slot is in use.
+            LimitError: the machine does not have the memory even for `min_bytes`, and no slot is in use.
         """
         if nbytes > self.ring_bytes:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
@@ -234,7 +234,7 @@ class Ring:
                 self._busy[slot.offset] = slot
                 return slot
         minimum = nbytes if min_bytes is None else min(min_bytes, nbytes)
-        while self._free:  # all are too small, and the next requests are likely to be as large
+        while self._free:  # all free slots are too small, and the next requests are likely to be as large
             self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
         if (offset := self._take_gap(size)) is None:
@@ -287,8 +287,9 @@ class Ring:
         return copy
 
     def spare_bytes(self) -> int:
-        """Return how many bytes chunks can use in total outside the ring: the size of the ring, or less if the machine
-        has less left once the ring is full. The check takes 0.4 ms, so its result is reused for `SPARE_S`."""
+        """Return the total number of bytes that chunks can use outside the ring: the size of the ring, or less if the
+        machine will have less left once the ring is full. The check takes 0.4 ms, so its result is reused for
+        `SPARE_S`."""
         now = time.monotonic()
         if now - self._spare_since > SPARE_S:
             left_bytes = self._memory_left() if self._memory_left is not None else None
@@ -316,8 +317,8 @@ class Ring:
     def lend(self, slot: Slot, arrays: Sequence[np.ndarray]) -> bool:
         """Lend a slot to arrays that are views of it. After the last array is collected, `collect` releases the slot.
 
-        Return False if more than 1/LENT_SHARE of the ring would be on loan, because the user decides when a slot comes
-        back.
+        Return False if more than 1/LENT_SHARE of the ring would be on loan, because the user decides when a slot is
+        returned.
         """
         lent_slots = [slot, *self._lent.values(), *self._forked]
         if self.fd < 0 or sum(lent_slot.capacity_bytes for lent_slot in lent_slots) > self.ring_bytes // LENT_SHARE:
@@ -326,7 +327,7 @@ class Ring:
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
         number = next(self._loans)
         self._lent[number] = slot
-        # One mark per array except the last. Finalizers can run in any thread, and a list's pop is atomic.
+        # There is one mark per array except the last. Finalizers can run in any thread, and a list's pop is atomic.
         marks = [number] * (len(arrays) - 1)
         for array in arrays:
             on_collected(array, _on_array_collected, marks, self._returned, number)
@@ -359,7 +360,7 @@ class Ring:
                 self._map.close()
 
     def _shortage(self, extra_bytes: int = 0) -> str | None:
-        """Return why the machine has no memory for all slots plus `extra_bytes`, or None if it has."""
+        """Return a message if the machine has no memory for all slots plus `extra_bytes`, otherwise None."""
         left_bytes = self._memory_left() if self._memory_left is not None else None
         if left_bytes is None:
             return None
@@ -386,7 +387,7 @@ class Ring:
         )
 
     def _allocated_bytes(self) -> int:
-        """Return how many bytes of the ring have pages; 0 if unknown, which overestimates the promised bytes."""
+        """Return the size of the ring's pages in bytes; 0 if unknown, which overestimates the promised bytes."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
@@ -438,7 +439,7 @@ def on_collected(obj: object, function: Callable[..., object], *args: object) ->
 
 
 def _on_array_collected(marks: list[int], returned: deque[int], number: int) -> None:
-    """Record that one of the arrays that a slot was lent to has been collected."""
+    """Remove a mark when an array on loan is collected; after the last array, report the loan as returned."""
     try:
         marks.pop()
     except IndexError:  # the last array
@@ -449,7 +450,7 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 def _after_fork_in_parent() -> None:
-    """Set aside the slots on loan for good: the child can read them for as long as it lives."""
+    """Set aside the slots on loan permanently, because the child can read them for as long as it lives."""
     for ring in list(_rings):
         returned_loans = set(ring._returned)
         ring._forked += [slot for number, slot in ring._lent.items() if number not in returned_loans]
@@ -457,8 +458,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Keep the mapping from being closed: the ring is not mapped in the child, where its addresses may be used
-    for something else."""
+    """Prevent the mapping from being closed: the ring is not mapped in the child, so its addresses can be in use for
+    other memory."""
     for ring in list(_rings):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
 

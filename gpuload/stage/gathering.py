@@ -101,7 +101,7 @@ def tile(
 def _resize_image(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
     """Return a resized image, C×H×W, in its dtype."""
     box = images.shapes[row : row + 1, :2]
-    source = Source.of_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
+    source = Source.from_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)
     result = resize(source, np.zeros((1, 2), np.int64), box, size_hw[None], window, "bilinear")[0]
     dtype = images.pixels.dtype

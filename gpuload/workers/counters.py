@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.decode.decoder import COUNTED
+from gpuload.decode.decoder import COUNT_KEYS
 
 __all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_NS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
@@ -47,7 +47,7 @@ class Counters:
         since: when that time began to run, in monotonic nanoseconds.
         start_ns: the time from the start of the process until it can take a chunk.
         queued_ns: the time that the worker was busy and runnable while other processes had the CPUs.
-        decoded: the number of images per decoder; decoders count here (`gpuload.decode.decoder.COUNTED`).
+        decoded: the number of images per decoder; decoders count here (`gpuload.decode.decoder.COUNT_KEYS`).
     """
 
     running: int
@@ -78,7 +78,7 @@ class Counters:
         self._queue_fd, self._queued_at = -1, 0
         numbers = _ROW.unpack_from(self._memory, offset)
         vars(self).update(zip(_NAMES, numbers, strict=False))
-        self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
+        self.decoded = dict(zip(COUNT_KEYS, numbers[-len(COUNT_KEYS) :], strict=True))
         if memory is None:
             self.running, self.since = IDLE, _clock()
 
@@ -129,7 +129,7 @@ class Counters:
 
 _NAMES: Final = tuple(Counters.__annotations__)
 _numbers_of = attrgetter(*_NAMES)
-FIELDS: Final = (*_NAMES, *COUNTED)
+FIELDS: Final = (*_NAMES, *COUNT_KEYS)
 place_of: Final = {name: index for index, name in enumerate(FIELDS)}
 BUSY, IDLE, START = place_of["busy_ns"], place_of["idle_ns"], place_of["start_ns"]
 _ROW: Final = struct.Struct(f"{len(FIELDS)}q")

@@ -70,7 +70,7 @@ class CachedSamples:
     def add(self, columns: Columns, numbers: Any, data: np.ndarray) -> None:
         """Cache the samples of a chunk with complete images. `numbers` are the sample numbers of the chunk's rows, and
         `data` are its bytes, which are copied."""
-        columns.spread(list(columns.blocks), data)
+        columns.unstack(list(columns.blocks), data)
         images = [*columns.images, *columns.masks]
         ends = [int((column.table["offset"] + column.table["shape"].prod(axis=1)).max()) for column in images]
         self._starts.append(self.memory.add(data[: max(ends)]) if ends else 0)
@@ -78,7 +78,10 @@ class CachedSamples:
         self._row[np.asarray(numbers)[columns.rows]] = np.arange(len(columns)) + self._added
         self._added += len(columns)
         values = (value for column in (*columns.values.values(), *columns.points.values()) for value in column.values)
-        sizes = [*map(_size, values), *(0 if source is None else sys.getsizeof(source) for source in columns.names)]
+        sizes = [
+            *map(_size, values),
+            *(0 if source is None else sys.getsizeof(source) for source in columns.source_list),
+        ]
         self.host_bytes += sum(sizes) + POINTER_BYTES * len(sizes)
 
     def end(self) -> None:
@@ -148,7 +151,7 @@ class CacheEngine(InlineEngine):
             except DrawError as error:
                 refused = columns.take(np.array([error.row]))
                 place = any_of(refused.structure(0), [column.leaves[0] for column in refused.images])
-                chunk.fail(int(rows[error.row]), error, refused.names[0], place)
+                chunk.fail(int(rows[error.row]), error, refused.source_list[0], place)
                 rows = np.delete(rows, error.row)
         if columns.images:
             cut(columns, regions)

@@ -342,7 +342,7 @@ class ChunkRunner:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
                 traceback=error_traceback(error),
-                kinds=error_types(error),
+                error_classes=error_types(error),
             )
 
     def _fill_slot(self, chunk: Chunk) -> Reply:

@@ -34,7 +34,7 @@ from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
 from gpuload.decode.header import has_end
 from gpuload.errors import one_line
-from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, one_for_all
+from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
@@ -379,13 +379,13 @@ def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
     """Return a chunk's decoded samples as columns; the first `encoded_bytes` of its slot are files for the device."""
     return Columns(
         [sample.row for sample in samples],
-        one_for_all([sample.structure for sample in samples]),
+        merge_equal([sample.structure for sample in samples]),
         _image_columns([sample.images for sample in samples]),
         _value_columns([sample.values for sample in samples]),
         [sample.source for sample in samples],
         masks=_image_columns([sample.masks for sample in samples]),
         points=_value_columns([sample.points for sample in samples]),
-        fields=one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
+        fields=merge_equal([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
         encoded=_encoded([sample.images for sample in samples]) if encoded_bytes else [],
         encoded_bytes=encoded_bytes,
     )
@@ -410,9 +410,9 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
         entries = [list(samples[row].items())[number] for row in rows]
         table_rows = [(p.offset, *p.shape, p.height, p.width, *p.region) for _, p in entries]
         table = np.array(table_rows, np.int64).view(IMAGE)[:, 0]
-        leaves = one_for_all([leaf for leaf, _ in entries])
+        leaves = merge_equal([leaf for leaf, _ in entries])
         kinds = [picture.kind for _, picture in entries]
-        kinds = one_for_all(kinds) if any(kinds) else []
+        kinds = merge_equal(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns
 

@@ -343,9 +343,9 @@ def test_columns_are_over_the_rows_that_have_them():
 
     found = columns(make)
     first, second = found.images
-    assert list(first.places()) == list(enumerate([1, 0, 0, 1, 0, 0]))
+    assert list(first.rows_and_leaves()) == list(enumerate([1, 0, 0, 1, 0, 0]))
     assert first.leaf is None
-    assert list(second.places()) == [(0, 3), (3, 3)]
+    assert list(second.rows_and_leaves()) == [(0, 3), (3, 3)]
     assert dict(found.values[0].items()) == {0: 0, 3: -3}
     assert dict(found.values[1].items()) == {1: 1, 2: 2, 4: 4, 5: 5}
     assert dict(found.values[2].items()) == {0: 0, 3: 3}

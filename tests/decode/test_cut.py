@@ -75,7 +75,7 @@ def test_a_cut_is_a_jpeg_of_the_intervals_that_a_region_touches():
     jpeg = restarted("4:2:0", (12, 9), 3)
     header = header_of(jpeg)
     grid = find_grid(jpeg, header)
-    assert (grid.columns, grid.rows, grid.width, grid.height) == (4, 9, 48, 16)
+    assert (grid.columns, grid.rows, grid.cell_width, grid.cell_height) == (4, 9, 48, 16)
     with always:
         made = cut(jpeg, header, (33, 50, 14, 45))
         wider = cut(jpeg, header, (32, 48, 16, 48))

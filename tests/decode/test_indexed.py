@@ -104,7 +104,7 @@ def large() -> bytes:
 def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_touches(large):
     header = header_of(large)
     index = find_grid(large, header)
-    assert (index.rows, index.height, index.width) == (24, 16, 16 * index.across)
+    assert (index.rows, index.cell_height, index.cell_width) == (24, 16, 16 * index.cell_mcus_across)
     made = cut(large, header, (100, 250, 60, 100))
     assert made.header[:5] == header_of(made.data)[:5]
     assert (made.header.index_at, made.header.restart_interval) == (0, 0)
@@ -112,7 +112,7 @@ def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_tou
     assert made.header.frame_at == header_of(made.data).frame_at
     assert len(made.data) < len(large) / 10
     assert made.header.height == 80  # five rows of blocks
-    assert made.header.width <= 100 + 2 * index.width + 16
+    assert made.header.width <= 100 + 2 * index.cell_width + 16
 
 
 def test_where_joints_stand(large):

@@ -18,7 +18,7 @@ from gpuload.ring.columns import (
     Columns,
     ImageColumn,
     ValueColumn,
-    unlike_blocks,
+    leaves_with_mismatched_blocks,
 )
 from gpuload.transforms.program.draws import IMAGE
 
@@ -119,7 +119,7 @@ def test_joined_chunks_have_offsets_in_the_memory_of_the_batch():
         np.testing.assert_array_equal(images.table[name], np.tile(before[name], (2, 1)))
     assert (images.rows, images.leaf) == (None, 0)
     assert whole.values == {1: ValueColumn([7, 8, 9, 4, 5, 6])}
-    assert whole.names == ["a", "b", "c", "d", None, "f"]
+    assert whole.source_list == ["a", "b", "c", "d", None, "f"]
     assert whole.structures == [structure_of((0, 1))]
     np.testing.assert_array_equal(first.images[0].table, before)
 
@@ -149,8 +149,8 @@ def test_columns_of_some_rows_are_joined_row_by_row():
     whole = Columns.concat([content(), first], [0, 1000])
     images, second = whole.images
     assert (images.rows, len(images.table)) == (None, 2 * ROWS)
-    assert list(second.places()) == [(3, 2), (5, 3)]
-    assert second.each_kind == [None, ("int16", 3)]
+    assert list(second.rows_and_leaves()) == [(3, 2), (5, 3)]
+    assert second.kinds_per_image == [None, ("int16", 3)]
     assert dict(whole.values[4].items()) == {4: "x"}
     assert [whole.values[4].get(row) for row in range(6)] == [None] * 4 + ["x", None]
     assert dict(whole.values[1].items()) == {0: 7, 1: 8, 2: 9}
@@ -178,7 +178,7 @@ def test_rows_are_picked_from_every_column():
     assert (found.structures, found.sources, found.fields) == (["b", "d"], ["b", "d"], [(1,)])
     first, second = found.images
     assert (first.table["offset"].tolist(), first.leaves, first.rows) == ([1, 3], [7], None)
-    assert (second.table["offset"].tolist(), list(second.places()), second.kinds) == ([13], [(1, 9)], [])
+    assert (second.table["offset"].tolist(), list(second.rows_and_leaves()), second.kinds) == ([13], [(1, 9)], [])
     assert {leaf: dict(column.items()) for leaf, column in found.values.items()} == {1: {0: "b", 1: "d"}, 2: {1: "d"}}
     assert (found.positions.tolist(), found.indices) == ([11, 13], [21, 23])
 
@@ -186,15 +186,15 @@ def test_rows_are_picked_from_every_column():
 def test_rows_may_be_picked_in_any_order_and_several_times():
     found = four().take(np.array([3, 0, 3]))
     assert found.images[0].table["offset"].tolist() == [3, 0, 3]
-    assert list(found.images[1].places()) == [(0, 9), (1, 8), (2, 9)]
+    assert list(found.images[1].rows_and_leaves()) == [(0, 9), (1, 8), (2, 9)]
     assert found.values[1].values == ["d", "a", "d"]
     again = found.take(np.array([1]))
-    assert (again.names, again.values[1].values) == (["a"], ["a"])
+    assert (again.source_list, again.values[1].values) == (["a"], ["a"])
 
 
 def test_all_rows_may_go():
     found = four().take(np.empty(0, np.int64))
-    assert (found.rows, found.images, found.values, found.names) == ([], [], {}, [])
+    assert (found.rows, found.images, found.values, found.source_list) == ([], [], {}, [])
 
 
 def test_joined_blocks_are_where_their_chunks_are():
@@ -211,7 +211,7 @@ def test_joined_blocks_are_where_their_chunks_are():
 def test_a_block_becomes_values_in_memory_of_their_own():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     columns = Columns(range(3), [structure_of(0)], sources=[None] * 3, blocks={0: block((4, 3))})
-    columns.spread([0], memory)
+    columns.unstack([0], memory)
     memory[:] = 0
     assert [value.tolist() for value in columns.take(np.array([2, 0])).values[0].values] == [[6, 7], [2, 3]]
     assert not columns.blocks
@@ -219,6 +219,6 @@ def test_a_block_becomes_values_in_memory_of_their_own():
 
 def test_blocks_that_are_not_alike_are_named():
     same, other = Columns(blocks={0: block((0, 2))}), Columns(blocks={0: block((0, 2)), 1: block((64, 2))})
-    assert unlike_blocks([same, other]) == {1}
+    assert leaves_with_mismatched_blocks([same, other]) == {1}
     other.blocks[0].dtype = "uint16"
-    assert unlike_blocks([same, other]) == {0, 1}
+    assert leaves_with_mismatched_blocks([same, other]) == {0, 1}

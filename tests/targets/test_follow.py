@@ -241,15 +241,15 @@ import hashlib
 import numpy as np
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 rows = np.arange(64)
 chain = T.Chain([T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20), T.RandomPerspective(0.4, p=1)])
 program = chain.draw(epoch_key(1, 0), rows, np.full((64, 2), 90))
 points = np.random.default_rng(0).uniform(0, 90, (64, 5, 2))
-trails = [Trail([np.concatenate([some, some + 9], axis=1)], [some]) for some in points]
-follow(program.records, trails)
-print(hashlib.sha256(b"".join(trail.boxes[0].tobytes() + trail.points[0].tobytes() for trail in trails)).hexdigest())
+samples = [SampleTargets([np.concatenate([some, some + 9], axis=1)], [some]) for some in points]
+apply_records(program.records, samples)
+print(hashlib.sha256(b"".join(s.boxes[0].tobytes() + s.points[0].tobytes() for s in samples)).hexdigest())
 """
 
 

@@ -16,7 +16,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms.program.ops import Box, Flip, Turn, Warp
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 torchvision()
 from torchvision import tv_tensors  # noqa: E402
@@ -79,11 +79,11 @@ def original(target, draws, row: int):
 def test_boxes(name, box_format, dtype, limit):
     draws = made(CHAINS[name])
     given = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
-    trails = [Trail([to_xyxy(boxes, box_format)]) for boxes in given]
-    follow(draws.records, trails)
+    samples = [SampleTargets([to_xyxy(boxes, box_format)]) for boxes in given]
+    apply_records(draws.records, samples)
     exact = 0
-    for row, (boxes, trail) in enumerate(zip(given, trails, strict=True)):
-        found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
+    for row, (boxes, sample) in enumerate(zip(given, samples, strict=True)):
+        found = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
         tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format=box_format.upper(), canvas_size=tuple(SIZES[row]))
         expected = original(tv, draws, row).numpy()
         assert found.dtype == expected.dtype
@@ -97,11 +97,11 @@ def test_boxes(name, box_format, dtype, limit):
 def test_keypoints(name):
     draws = made(CHAINS[name])
     points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
-    trails = [Trail([], [own.astype(np.float64)]) for own in points]
-    follow(draws.records, trails)
-    for row, (own, trail) in enumerate(zip(points, trails, strict=True)):
+    samples = [SampleTargets([], [own.astype(np.float64)]) for own in points]
+    apply_records(draws.records, samples)
+    for row, (own, sample) in enumerate(zip(points, samples, strict=True)):
         expected = original(tv_tensors.KeyPoints(own, canvas_size=tuple(SIZES[row])), draws, row).numpy()
-        np.testing.assert_allclose(trail.points[0], expected, rtol=1e-5, atol=2e-3)
+        np.testing.assert_allclose(sample.points[0], expected, rtol=1e-5, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,25 @@ def test_keypoints(name):
 )
 def test_warps_turn_the_way_torchvision_turns(ours, theirs):
     draws = made([ours])
-    trails = [Trail([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
-    follow(draws.records, trails)
-    for row, trail in enumerate(trails):
+    samples = [SampleTargets([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
+    apply_records(draws.records, samples)
+    for row, sample in enumerate(samples):
         size = tuple(SIZES[row])
         boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)), format="XYXY", canvas_size=size)
         points = tv_tensors.KeyPoints(torch.from_numpy(boxes_of(row).reshape(-1, 2)), canvas_size=size)
-        np.testing.assert_allclose(trail.boxes[0], theirs(boxes).numpy(), atol=1e-3)
-        np.testing.assert_allclose(trail.points[0], theirs(points).numpy(), atol=1e-3)
+        np.testing.assert_allclose(sample.boxes[0], theirs(boxes).numpy(), atol=1e-3)
+        np.testing.assert_allclose(sample.points[0], theirs(points).numpy(), atol=1e-3)
 
 
 def test_a_rotation_that_expands_is_torchvisions_but_for_the_rounding_of_its_canvas():
     draws = made([T.RandomRotation((30, 30), expand=True)])
-    trails = [Trail([boxes_of(row)]) for row in range(len(SIZES))]
-    follow(draws.records, trails)
-    for row, trail in enumerate(trails):
+    samples = [SampleTargets([boxes_of(row)]) for row in range(len(SIZES))]
+    apply_records(draws.records, samples)
+    for row, sample in enumerate(samples):
         boxes = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=tuple(SIZES[row].tolist())
         )
-        np.testing.assert_allclose(trail.boxes[0], F.rotate(boxes, 30, expand=True).numpy(), atol=1)
+        np.testing.assert_allclose(sample.boxes[0], F.rotate(boxes, 30, expand=True).numpy(), atol=1)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -190,15 +190,15 @@ def test_sanitizing_and_clamping():
     tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
     for least in ({}, {"min_size": 3}, {"min_area": 200}):
         _, expected = F.sanitize_bounding_boxes(tv, **least)
-        trail = Trail([boxes])
-        follow(
-            T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])).records, [trail]
+        sample = SampleTargets([boxes])
+        apply_records(
+            T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])).records, [sample]
         )
-        np.testing.assert_array_equal(trail.boxes[0], boxes[expected.numpy()])
+        np.testing.assert_array_equal(sample.boxes[0], boxes[expected.numpy()])
     draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
-    trail = Trail([boxes])
-    follow(draws.records, [trail])
-    np.testing.assert_array_equal(trail.boxes[0], F.clamp_bounding_boxes(tv).numpy())
+    sample = SampleTargets([boxes])
+    apply_records(draws.records, [sample])
+    np.testing.assert_array_equal(sample.boxes[0], F.clamp_bounding_boxes(tv).numpy())
 
 
 def albumentations_of(turn, box_format: str):
@@ -230,13 +230,14 @@ def test_turns_are_albumentations(monkeypatch, transform, box_format):
     boxes = [np.array([[2, 3, 11, 7.5], [0, 0, width, height]], np.float32) for height, width in sizes.tolist()]
     points = [np.array([[1, 2], [width - 1, 0.5]], np.float32) for _, width in sizes.tolist()]
     given = [as_format(own, box_format) for own in boxes]
-    trails = [
-        Trail([to_xyxy(own, box_format)], [dots.astype(np.float64)]) for own, dots in zip(given, points, strict=True)
+    samples = [
+        SampleTargets([to_xyxy(own, box_format)], [dots.astype(np.float64)])
+        for own, dots in zip(given, points, strict=True)
     ]
-    follow(program.records, trails)
+    apply_records(program.records, samples)
     batch = compile_stage(T.Chain([transform]), device="cpu", ragged="list")(RaggedImages.from_arrays(images), program)
     seen = set()
-    for row, trail in enumerate(trails):
+    for row, sample in enumerate(samples):
         mirrored = tuple(record.flipped[row].tolist())
         turns = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}[mirrored]
         theirs = albumentations_of(turns if isinstance(transform, T.RandomRotate90) else None, box_format)(
@@ -244,9 +245,9 @@ def test_turns_are_albumentations(monkeypatch, transform, box_format):
         )
         seen.add(turns)
         np.testing.assert_array_equal(batch[row].permute(1, 2, 0), theirs["image"])
-        found = from_xyxy(trail.boxes[0], box_format, np.dtype(np.float32))
+        found = from_xyxy(sample.boxes[0], box_format, np.dtype(np.float32))
         np.testing.assert_allclose(found, theirs["bboxes"], atol=1e-4)
-        np.testing.assert_allclose(trail.points[0], theirs["keypoints"], atol=1e-5)
+        np.testing.assert_allclose(sample.points[0], theirs["keypoints"], atol=1e-5)
     assert len(seen) == (4 if isinstance(transform, T.RandomRotate90) else 1)
 
 
@@ -262,15 +263,15 @@ def test_a_turned_box_is_that_of_the_turned_mask(box_format, dtype):
         mask[4:14, 2:10] = 1
     moved, _ = MaskStage(torch.device("cpu"))(RaggedImages.from_arrays(masks), program, [("uint8", 2)] * count)
     given = as_format(np.array([[2, 4, 10, 14]]), box_format).astype(dtype)
-    trails = [Trail([to_xyxy(given, box_format)], [np.array([[2, 4]])]) for _ in masks]
-    follow(program.records, trails)
-    for mask, trail, size in zip(moved, trails, program.results_hw, strict=True):
+    samples = [SampleTargets([to_xyxy(given, box_format)], [np.array([[2, 4]])]) for _ in masks]
+    apply_records(program.records, samples)
+    for mask, sample, size in zip(moved, samples, program.results_hw, strict=True):
         assert mask.shape == tuple(size)
         rows, columns = np.nonzero(mask.numpy())
         box = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]])
-        found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
+        found = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
         np.testing.assert_array_equal(found, as_format(box, box_format).astype(dtype))
-        assert mask[*reversed(trail.points[0][0].tolist())] == 1  # a corner of the mask, and so
-        assert trail.points[0][0, 0] in (columns.min(), columns.max())
-        assert trail.points[0][0, 1] in (rows.min(), rows.max())
-    assert len({tuple(trail.boxes[0][0]) for trail in trails}) > 20
+        assert mask[*reversed(sample.points[0][0].tolist())] == 1  # a corner of the mask, and so
+        assert sample.points[0][0, 0] in (columns.min(), columns.max())
+        assert sample.points[0][0, 1] in (rows.min(), rows.max())
+    assert len({tuple(sample.boxes[0][0]) for sample in samples}) > 20

@@ -22,8 +22,8 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.reference.jpeg import compress
 from gpuload.stage.reference.warp import _fields
-from gpuload.transforms.program.fields import displaced
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.fields import displace
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 SIZE = HEIGHT, WIDTH = 57, 74
 FILL = (3, 90, 200)
@@ -80,7 +80,7 @@ def test_a_displacement_is_that_of_its_pixel_in_the_whole_field():
         _, program, displacements = drawn(T.ElasticTransform((40.0, 30.0), sigma), 3)
         record = program.records[0]
         pixels = np.array([[0, 0], [WIDTH - 1, HEIGHT - 1], [30, 11]])
-        found = displaced(record, 2, pixels, np.trunc) - pixels
+        found = displace(record, 2, pixels, np.trunc) - pixels
         field = displacements[2].numpy()[pixels[:, 1], pixels[:, 0]] * [WIDTH / 2, HEIGHT / 2]
         assert np.allclose(found, -field, atol=1e-4)
 
@@ -91,13 +91,13 @@ def test_boxes_and_keypoints_move_as_by_torchvision():
     _, program, displacements = drawn(T.ElasticTransform(80.0, 4.0), 2)
     boxes = np.array([[5.0, 6.0, 30.0, 40.0], [0.0, 0.0, 74.0, 57.0]])
     points = np.array([[3.0, 4.0], [60.0, 50.0]])
-    trails = [Trail([boxes.copy()], [points.copy()]) for _ in range(2)]
-    follow(program.records, trails)
-    for trail, displacement in zip(trails, displacements, strict=True):
+    samples = [SampleTargets([boxes.copy()], [points.copy()]) for _ in range(2)]
+    apply_records(program.records, samples)
+    for sample, displacement in zip(samples, displacements, strict=True):
         given = tv.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=SIZE)
-        assert np.allclose(trail.boxes[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)
+        assert np.allclose(sample.boxes[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)
         given = tv.KeyPoints(torch.from_numpy(points), canvas_size=SIZE)
-        assert np.allclose(trail.points[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)
+        assert np.allclose(sample.points[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)
 
 
 class Squares(torch.utils.data.Dataset):

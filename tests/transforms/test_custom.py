@@ -16,7 +16,7 @@ import torch
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.ops import Call
-from gpuload.transforms.program.targets import Trail, follow
+from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 KEY = epoch_key(3, 1)
 SIZES = np.random.default_rng(0).integers(40, 90, (12, 2))
@@ -191,15 +191,15 @@ def test_beside_what_needs_levels_it_may_not_get_floats():
 def test_boxes_and_keypoints_move_as_with_the_one_that_is_built_in():
     boxes, points = np.array([[1, 2, 9, 12], [0, 0, 5, 5]]), np.array([[[3.5, 4.0]], [[0.0, 1.0]]])
     program = T.Chain([Flip(), T.CenterCrop(30)]).draw(KEY, POSITIONS, SIZES)
-    trails = [Trail([boxes, boxes.astype(float)], [points]) for _ in range(12)]
-    follow(program.records, trails)
+    samples = [SampleTargets([boxes, boxes.astype(float)], [points]) for _ in range(12)]
+    apply_records(program.records, samples)
     flipped = program.records[0].params
     assert 0 < flipped.sum() < 12
-    for row, trail in enumerate(trails):
+    for row, sample in enumerate(samples):
         built_in = T.Chain([T.RandomHorizontalFlip(float(flipped[row])), T.CenterCrop(30)])
-        expected = Trail([boxes, boxes.astype(float)], [points])
-        follow(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]).records, [expected])
-        for found, other in zip((*trail.boxes, *trail.points), (*expected.boxes, *expected.points), strict=True):
+        expected = SampleTargets([boxes, boxes.astype(float)], [points])
+        apply_records(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]).records, [expected])
+        for found, other in zip((*sample.boxes, *sample.points), (*expected.boxes, *expected.points), strict=True):
             np.testing.assert_array_equal(found, other)
             assert found.dtype == other.dtype
 
@@ -212,4 +212,4 @@ def test_boxes_that_do_not_come_back_are_an_error():
     program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
     text = "Loses.apply_boxes must return a numpy array of the input's shape, (2, 4); got an array of shape (1, 4)"
     with pytest.raises(ValueError, match=re.escape(text)):
-        follow(program.records, [Trail([np.zeros((2, 4))])])
+        apply_records(program.records, [SampleTargets([np.zeros((2, 4))])])

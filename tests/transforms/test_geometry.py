@@ -12,7 +12,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.program.windows import padded_places, padded_windows
+from gpuload.transforms.program.windows import padded_indices, padded_windows
 
 N = 10_000
 KEY = epoch_key(8, 0)
@@ -85,7 +85,7 @@ def test_a_window_holds_every_pixel_that_is_shown(mode):
             places = box[axis] + window[axis] + np.arange(window[axis + 2])
             if mode == "constant":
                 places = places[(places >= 0) & (places < size[axis])]
-            shown = padded_places(places, size[axis], mode)
+            shown = padded_indices(places, size[axis], mode)
             assert (shown >= top_left[axis]).all()
             assert (shown < top_left[axis] + height_width[axis]).all()
             assert 0 <= top_left[axis] < top_left[axis] + height_width[axis] <= size[axis]

@@ -141,7 +141,7 @@ def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chu
     assert (found.rows, found.leaves) == (expected.rows, expected.leaves)
     assert columns.values == one_by_one.values == {1: ValueColumn([0, 1, 2, 3])}
     assert columns.structure(3) == one_by_one.structure(3)
-    assert columns.names == one_by_one.names
+    assert columns.source_list == one_by_one.source_list
     assert columns.positions.tolist() == one_by_one.positions.tolist()
     feed.release(batch)
 

@@ -79,7 +79,7 @@ def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
         for leaf, own in found.values.items()
     ]
     errors = [(row, error.index, error.cause) for row, error in found.errors]
-    return [found.rows, found.structures, images, pixels, blocks, values, list(found.names), errors, reply.status]
+    return [found.rows, found.structures, images, pixels, blocks, values, list(found.source_list), errors, reply.status]
 
 
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {

@@ -189,7 +189,7 @@ class ImageDecoder:
         assert content is not None
         column = content.images[encoded.column]
         sample_row, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
-        source = encoded.source or content.names[sample_row]
+        source = encoded.source or content.source_list[sample_row]
         file = sample.Encoded(images.sources[row].data.tobytes(), "L" if encoded.grey else "RGB", source)
         region = column.table["region_tlhw"][encoded.row].tolist()
         try:
@@ -248,7 +248,7 @@ def _remove(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     content = part.content
     assert content is not None
     errors = [*content.errors, *((content.rows[row], record) for row, record in failed.items())]
-    content.spread(list(content.blocks), part.data)
+    content.unstack(list(content.blocks), part.data)
     part.content = content.take(np.setdiff1d(np.arange(len(content)), list(failed)))
     part.content.errors = sorted(errors, key=lambda entry: entry[0])
     return [failed[row] for row in sorted(failed)]

@@ -168,9 +168,9 @@ class KorniaRunner(BatchRunner):
             return source
         levels, flip = source.dense(), FLIPS[record.axis]
         if record.flipped.all():
-            return Source.of_dense(flip(levels))
+            return Source.from_dense(flip(levels))
         index = upload(np.flatnonzero(record.flipped), levels.device)
-        return Source.of_dense(levels.index_copy(0, index, flip(levels[index])))
+        return Source.from_dense(levels.index_copy(0, index, flip(levels[index])))
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
         constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)

@@ -1,4 +1,5 @@
-"""The backend ``"torch"``, the reference: it supports all records and runs those that other backends do not."""
+"""The reference backend, ``"torch"``: it supports all records, and runs the records that other backends do not
+support."""
 
 from __future__ import annotations
 

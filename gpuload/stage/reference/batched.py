@@ -1,8 +1,8 @@
 """The reference backend on CUDA: a program is applied to many images together, with batched tensor operations.
 
-A record takes its rows out of the batch and puts them back (`Branches`). If images that go through a record together
-differ in size, all images are processed one by one. All work is issued on the current stream, and numbers are uploaded
-to the device as small arrays. No state is kept between calls.
+A record that applies only to some rows takes these images out of the batch and puts them back (`Branches`). If images
+that a record processes together differ in size, all images are processed one by one. All work is issued on the current
+stream, and numbers are uploaded to the device as small arrays. No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
-from gpuload.stage.reference.resample import on_grid
+from gpuload.stage.reference.resample import round_to_levels
 from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
@@ -41,14 +41,14 @@ from gpuload.transforms.program.ops import (
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS
 
-__all__ = ["BatchRunner", "Branches", "changed_by_key"]
+__all__ = ["BatchRunner", "Branches", "change_by_key"]
 
 PIECE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two passes
 PIECE_CHANNELS: Final = 4  # images with more channels are processed in smaller pieces
 
 WARP: Final = code_of("warp")
 NO_CHANGE: Final = (NOTHING, code_of("identity"))
-NOT_WARPED: Final = -1  # replaces the filter's code for images that are not warped
+NOT_WARPED: Final = -1  # replaces the filter code of images that are not warped
 
 
 class BatchRunner:
@@ -92,7 +92,7 @@ class BatchRunner:
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
-        branches = Branches(Source.of_ragged(images, rows, windows[0]))
+        branches = Branches(Source.from_ragged(images, rows, windows[0]))
         for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
             if isinstance(record, CHANGES_PIXELS):
                 index = slice(None) if record.rows is None else record.rows
@@ -121,20 +121,20 @@ class BatchRunner:
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
                     return source
                 corners, mode = np.hstack([corners, before[:, :2]]), str(record.padding_mode)
-                return Source.of_dense(crop(source, corners, _size(after), record.sizes_hw, mode, record.fill))
+                return Source.from_dense(crop(source, corners, _size(after), record.sizes_hw, mode, record.fill))
             case Warp():
                 return self._warp(source, record, after)
             case Erase():
-                return Source.of_dense(self._erase(source.dense(), record, before))
+                return Source.from_dense(self._erase(source.dense(), record, before))
             case Elastic():
-                levels = on_grid(deform(source.dense(), record, np.arange(len(after))), self._top)
+                levels = round_to_levels(deform(source.dense(), record, np.arange(len(after))), self._top)
             case Ops():
                 levels = self._operate(source.dense().to(torch.float32), record).to(torch.uint8)
             case Mixture():
                 levels = mix_batch(source.dense().to(torch.float32), record, self._operate).to(torch.uint8)
             case _:
                 return source
-        result = Source.of_dense(levels)
+        result = Source.from_dense(levels)
         return result if np.array_equal(before, after) else result.cut(after)
 
     def _flip(self, source: Source, record: Flip) -> Source:
@@ -153,29 +153,29 @@ class BatchRunner:
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Warp images; the arguments are as for `warp_batch`."""
-        return on_grid(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
+        return round_to_levels(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
 
     def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
         """Resize boxes and return the windows, processing images with the same filter together."""
         corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
 
-        def resized(images: Source, rows: np.ndarray, number: int) -> Source:
+        def resize_group(images: Source, rows: np.ndarray, number: int) -> Source:
             levels = resize(images, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[number])
-            return Source.of_dense(on_grid(levels, self._top))
+            return Source.from_dense(round_to_levels(levels, self._top))
 
-        return changed_by_key(source, filter_codes(record.filters, len(before)), resized)
+        return change_by_key(source, filter_codes(record.filters, len(before)), resize_group)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
-        def warped(images: Source, rows: np.ndarray, number: int) -> Source:
+        def warp_group(images: Source, rows: np.ndarray, number: int) -> Source:
             if number == NOT_WARPED:
                 return images.cut(after[rows])
             coefficients, corners = record.coefficients[rows], after[rows, :2]
-            return Source.of_dense(
+            return Source.from_dense(
                 self._warped(images.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
             )
 
-        return changed_by_key(
-            source, np.where(record.warped, filter_codes(record.filters, len(after)), NOT_WARPED), warped
+        return change_by_key(
+            source, np.where(record.warped, filter_codes(record.filters, len(after)), NOT_WARPED), warp_group
         )
 
     def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
@@ -200,8 +200,9 @@ class BatchRunner:
 
 
 def _can_batch(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
-    """Return whether the images of each record have the same size, before it and after it, and so do all results. An
-    image's first box, flip or turn reads pixels directly from the input, so there the input sizes can differ."""
+    """Return whether the images of each record have the same size before the record and the same size after it, and all
+    results have the same size. An image's first box, flip or turn reads pixels directly from the stage's input, so the
+    input sizes of that record can differ."""
     is_untouched = np.ones(len(program), np.bool_)  # whether an image is still a view of the stage's input
     for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
@@ -220,18 +221,18 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
-def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
-    """Change images in groups of equal keys, (n,): call `change` with each group, its rows and its key."""
+def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
+    """Change images in groups with equal `keys`, (n,): call `change` with each group, its rows and its key."""
     groups = rows_by_key(keys.tolist())
     if len(groups) == 1:
         [(key, rows)] = groups.items()
         return change(images, rows, key)
-    return Source.merged([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
+    return Source.merge([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
 
 
 class Branches:
-    """The images of a batch in groups, each with its rows. A branch of a chain stays one group as long as its records
-    have the same rows."""
+    """The images of a batch, divided into groups, each with its row numbers. A branch of a chain stays one group while
+    its records have the same rows."""
 
     def __init__(self, images: Source) -> None:
         self._all_rows = np.arange(len(images.base))
@@ -263,4 +264,4 @@ class Branches:
                 self._groups.append((group_rows, images))
         if len(parts) == 1:
             return parts[0][1]
-        return Source.merged([(np.searchsorted(rows, group_rows), images) for group_rows, images in parts])
+        return Source.merge([(np.searchsorted(rows, group_rows), images) for group_rows, images in parts])

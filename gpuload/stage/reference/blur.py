@@ -4,9 +4,9 @@ Levels of batches are float32 N×C×H×W and hold integers in 0 … 255. All sum
 depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur are integer
 multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's 53 bits.
 
-The Gaussian blur of one image on the CPU is bit-identical. Each pass is a matrix product with a band of weights, cut
-into tiles of `TILE` columns so that the product contains few zeros (224×224×3 with 23×23 weights, one core: 0.2 ms for
-rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
+The Gaussian blur of one image on the CPU gives bit-identical results. Each pass multiplies the image by a band matrix
+of weights, in tiles of `TILE` columns so that the matrix contains few zeros (224×224×3 with 23×23 weights, one core:
+0.2 ms for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
 
 `box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs along rows, then three along columns. A single image
 on the CPU goes through Pillow itself. A box has an integer radius and a fraction of the next pixel on either side, in
@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.transforms.program.windows import padded_places
+from gpuload.transforms.program.windows import padded_indices
 
 __all__ = [
     "WEIGHT_UNIT",
@@ -48,8 +48,8 @@ WEIGHT_UNIT: Final = 1 << 16
 
 @lru_cache(maxsize=512)
 def blur_weights(width: int, sigma: float) -> np.ndarray:
-    """Return the weights of a Gaussian kernel in units of 1 / `WEIGHT_UNIT`, with the sum `WEIGHT_UNIT`: float64 (n,)
-    without zeros at the ends, where n is odd and at most `width`."""
+    """Return the weights of a Gaussian kernel in units of 1 / `WEIGHT_UNIT`: float64 (n,), whose sum is `WEIGHT_UNIT`.
+    Zeros at the ends are dropped; n is odd and at most `width`."""
     distances = np.arange(width) - width // 2
     density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
@@ -64,17 +64,17 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
 def mirrored(length: int, radius: int) -> np.ndarray:
     """Return the pixels to read for the positions -radius … length + radius - 1, mirrored at the end pixels as often
     as necessary."""
-    return padded_places(np.arange(-radius, length + radius), length, "reflect")
+    return padded_indices(np.arange(-radius, length + radius), length, "reflect")
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Apply a Gaussian blur with mirrored borders, like torchvision and like Kornia's `gaussian_blur2d`."""
-    rows = _blurred(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
-    blurred = _blurred(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
+    rows = _blur_axis(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
+    blurred = _blur_axis(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
     return blurred.round_().to(levels.dtype)
 
 
-def _blurred(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
+def _blur_axis(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
     """Blur along one axis, each image with its own kernel."""
     radius = max(len(kernel) for kernel in kernels) // 2
     weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_UNIT
@@ -96,7 +96,8 @@ def sharpness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def smooth(levels: torch.Tensor) -> torch.Tensor:
-    """Average 3×3 pixels, with the centre weighted five times: Pillow's `ImageFilter.SMOOTH`; borders do not change."""
+    """Average 3×3 pixels, with the centre weighted five times, as Pillow's `ImageFilter.SMOOTH` does; borders do not
+    change."""
     height, width = levels.shape[2:]
     if height < 3 or width < 3:
         return levels.clone()
@@ -170,7 +171,7 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     channels, height, width = source.shape
     weights_x, weights_y = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
     if len(weights_x) > 1:
-        padded = _padded(source, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
+        padded = _pad_mirrored(source, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
         band = _band(weights_x, torch.float32)
         rows = source.view(channels * height, width)
         for start in range(0, width, TILE):
@@ -178,7 +179,7 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
             reach = size + len(weights_x) - 1
             torch.mm(padded[:, start : start + reach], band[:reach, :size], out=rows[:, start : start + size])
     if len(weights_y) > 1:
-        padded = _padded(source, 1, len(weights_y) // 2, torch.float64)
+        padded = _pad_mirrored(source, 1, len(weights_y) // 2, torch.float64)
         band = _band(weights_y, torch.float64).T.contiguous()
         scratch = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
         for channel in range(channels):
@@ -191,15 +192,15 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
         source.round_()
 
 
-def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the image, extended by mirroring at both ends of an axis."""
+def _pad_mirrored(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
+    """Extend the image at both ends of an axis by mirroring."""
     if radius < levels.shape[axis]:
         return pad(levels, (radius, radius, 0, 0) if axis == 2 else (0, 0, radius, radius), "reflect").to(dtype)
     return levels.index_select(axis, torch.from_numpy(mirrored(levels.shape[axis], radius))).to(dtype)
 
 
 def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights of the input pixels of a tile for each of its columns: (TILE + n - 1) × TILE."""
+    """Return the weight of each input pixel of a tile in each column of the tile: (TILE + n - 1) × TILE."""
     band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
     diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))
     diagonals.copy_(torch.from_numpy(weights / WEIGHT_UNIT))

@@ -1,4 +1,4 @@
-"""One image on its way through a chain on the CPU, and its memory layouts.
+"""A single image that is being transformed on the CPU, and its memory layouts.
 
 Levels are a numpy array H×W×C, so crops and flips are views and cost nothing. Colour operations work on a float32
 scratch array C×H×W that holds integers. A canvas and its scratch memory live as long as its runner, and are used by one
@@ -24,7 +24,7 @@ class Floats:
 
 
 class Canvas:
-    """An image in its current form: levels H×W×C of the image's dtype, or floats C×H×W."""
+    """The current state of an image: levels H×W×C of the image's dtype, or floats C×H×W."""
 
     def __init__(self) -> None:
         self._image: np.ndarray | None = None
@@ -32,7 +32,7 @@ class Canvas:
         self._scratch = Floats(1, 0, 0)
 
     def set(self, image: np.ndarray | None) -> None:
-        """Continue with these levels, H×W×C."""
+        """Replace the image with these levels, H×W×C; None drops the image."""
         self._image, self._floats = image, None
 
     def image(self) -> np.ndarray:
@@ -73,7 +73,7 @@ def contiguous(image: np.ndarray) -> np.ndarray:
     """Return an H×W×C array in C order. numpy takes ten times as long as torch to copy a mirrored array."""
     if len(image) == 1 and image.strides[0] < 0:  # contiguous to numpy, but not to torch
         image = image[::-1]
-    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: numpy takes seven times as long without this loop
+    if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: without this loop, numpy takes seven times as long
         copy = np.empty(image.shape, image.dtype)
         for channel in range(image.shape[2]):
             copy[:, :, channel] = image[:, :, channel]

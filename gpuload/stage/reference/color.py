@@ -1,5 +1,5 @@
-"""Colour arithmetic on levels, and Pillow's operations on single pixels (solarize, posterize, equalize and others): for
-batches on any device, and tuned for one image on the CPU.
+"""Colour arithmetic on levels, and Pillow's operations on single pixels (solarize, posterize, equalize …), for batches
+on any device and, in tuned versions, for one image on the CPU.
 
 Results are integers. The semantics are Pillow's (ImageEnhance, ImageOps, and torchvision's hue shift in Pillow's HSV):
 blends are truncated, not rounded. Statistics of an image are sums and counts of integers, which are exact in floats, so
@@ -54,8 +54,8 @@ LEVELS: Final = 256
 LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 HALF: Final = torch.tensor(0.5, device="cpu")
 
-# An affine blend, m + f (x - m) = f x + (1 - f) m, loses its last bits if x = m, and truncation would make it a level
-# too low. This summand is larger than the loss (6e-5 at 511), and changes one level in 10,000.
+# An affine blend, m + f (x - m) = f x + (1 - f) m, can lose its last bits if x = m, and truncation would then make the
+# level too low by one. This summand is larger than the loss (6e-5 at 511), and changes one level in 10,000.
 GUARD: Final = 1e-4
 
 TINY: Final = 1e-20  # added to integer divisors that can be 0, to avoid dividing 0 by 0
@@ -131,7 +131,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def _wrap(numbers: torch.Tensor, period: float) -> torch.Tensor:
-    """Compute remainders in place; `torch.remainder` takes several times as long."""
+    """Reduce numbers modulo `period` in place; `torch.remainder` takes several times as long."""
     return numbers.sub_(torch.mul(numbers, 1 / period).floor_(), alpha=period)
 
 
@@ -189,7 +189,7 @@ class _SingleHue:
         levels.tensor[0].clamp_(0, 1).mul_(256.0)  # 256 where the hue is 256 or more
         np.subtract(turns, red, out=turns)
         np.multiply(turns, 6 / 255, out=turns)
-        np.multiply(chroma, 255.0, out=chroma)  # becomes `lack`
+        np.multiply(chroma, 255.0, out=chroma)  # becomes `max_drop`
         np.add(value, TINY, out=red)
         np.divide(chroma, red, out=chroma)
         np.floor(chroma, out=chroma)
@@ -240,7 +240,7 @@ def posterize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def grayscale(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Write the luma to all channels: Pillow's `convert("L")`."""
+    """Write the luma, as computed by Pillow's `convert("L")`, to all channels."""
     return luma(levels).expand_as(levels)
 
 
@@ -279,7 +279,8 @@ POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
 
 
 def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
-    """Return the new level for each level, float64 (…, 256), given the lowest and highest level, float64 (…)."""
+    """Return the table of `autocontrast`, the new level for each level, float64 (…, 256), given the lowest and highest
+    level of each channel, float64 (…)."""
     ramp = torch.arange(LEVELS, dtype=torch.float64, device=lowest.device)
     span = highest - lowest
     scale = torch.full_like(span, 255) / span.clamp(min=1)  # torch would multiply a plain number by a reciprocal
@@ -291,7 +292,8 @@ def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
 
 
 def equalize_table(counts: torch.Tensor) -> torch.Tensor:
-    """Return the new level for each level, float64 (…, 256), given its number of pixels, int64 (…, 256)."""
+    """Return the table of `equalize`, the new level for each level, float64 (…, 256), given the number of pixels with
+    each level, int64 (…, 256)."""
     ramp = torch.arange(LEVELS, device=counts.device)
     last_level = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
     step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last_level)) // 255

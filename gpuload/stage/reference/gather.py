@@ -22,8 +22,8 @@ import torch
 
 from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.resample import normalized
-from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
+from gpuload.stage.reference.resample import normalize_weights
+from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_indices
 
 __all__ = ["Source", "crop", "resize"]
 
@@ -32,7 +32,7 @@ PER_IMAGE: Final = ("base", "row_step", "column_step", "heights", "widths")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The locations of the pixels of n images; all arrays are int64 (n,), on the host."""
+    """The locations of the pixels of n images. All arrays are int64 (n,), on the host."""
 
     pixels: torch.Tensor
     base: np.ndarray
@@ -44,7 +44,7 @@ class Source:
     channels: int
 
     @classmethod
-    def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
+    def from_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
         """Return windows of some images of a batch."""
         assert images.steps is None
         heights, widths, channels = images.shapes[rows].T
@@ -61,7 +61,7 @@ class Source:
         return source.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
 
     @classmethod
-    def of_dense(cls, levels: torch.Tensor) -> Source:
+    def from_dense(cls, levels: torch.Tensor) -> Source:
         """Return the images of a contiguous N×C×H×W tensor."""
         n, channels, height, width = levels.shape
         ones = np.ones(n, np.int64)
@@ -69,14 +69,14 @@ class Source:
         return cls(levels.view(-1), base, width * ones, ones, height * width, height * ones, width * ones, channels)
 
     def cut(self, tlhw: np.ndarray) -> Source:
-        """Cut boxes out of the images, which must contain them."""
+        """Cut a box out of each image; the image must contain the box."""
         base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
     @classmethod
-    def merged(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
-        """Merge the images of several parts, each given with the rows of its images in the result. Pixels are copied
-        unless all parts are in one tensor."""
+    def merge(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
+        """Merge the images of the parts. Each part is given as the row numbers of its images in the result, and the
+        images. Pixels are copied unless all parts are in one tensor."""
         order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
         sources = [source for _, source in parts]
         if all(source.pixels is first.pixels and source.channel_step == first.channel_step for source in sources):
@@ -86,7 +86,7 @@ class Source:
         result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
         for (rows, _), part in zip(parts, levels, strict=True):
             result[upload(rows, result.device)] = part
-        return cls.of_dense(result)
+        return cls.from_dense(result)
 
     def take(self, rows: np.ndarray) -> Source:
         """Select images by their indices."""
@@ -149,7 +149,7 @@ def crop(
     mode: str,
     fill: float | Sequence[float],
 ) -> torch.Tensor:
-    """Return boxes that can reach beyond the images, N×C×H×W.
+    """Crop boxes, which can reach beyond the images; return N×C×H×W.
 
     Args:
         source: windows of the images.
@@ -160,13 +160,13 @@ def crop(
         fill: the levels for ``"constant"``.
     """
     pixels = source.pixels
-    places, inside = [], []
+    axis_indices, inside = [], []
     for axis in (0, 1):
         indices = corners[:, axis, None] + np.arange(size_hw[axis])
-        padded = padded_places(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
-        places.append(upload(padded, pixels.device))
+        padded = padded_indices(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
+        axis_indices.append(upload(padded, pixels.device))
         inside.append(upload((indices >= 0) & (indices < frames_hw[:, axis, None]), pixels.device))
-    result = source.gather(places[0], places[1])
+    result = source.gather(axis_indices[0], axis_indices[1])
     if mode == "constant":
         is_inside = inside[0][:, None, :, None] & inside[1][:, None, None, :]
         kind = np.uint8 if result.dtype == torch.uint8 else np.float32
@@ -211,7 +211,7 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
-        weights = normalized(weights) if is_deep else weights
+        weights = normalize_weights(weights) if is_deep else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
     last_row, last_column = (upload(lengths - 1, device)[:, None] for lengths in (source.heights, source.widths))
@@ -232,7 +232,7 @@ def resize(
 
 
 def _range(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
-    """Return 0, 1, 2 … below the greatest length, repeated for each image: (n, length)."""
+    """Return 0, 1, 2 … up to the greatest length - 1, repeated for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=pixels.device).expand(len(lengths), -1)
 
 

@@ -69,13 +69,13 @@ def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     _, channels, height, width = levels.shape
     tables = [upload(_table(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
     if channels == 1:
-        return _coded(levels.to(torch.int64), tables[0])[..., :height, :width].to(levels.dtype)
+        return _transform_and_restore(levels.to(torch.int64), tables[0])[..., :height, :width].to(levels.dtype)
     y, cb, cr = _to_ycc(levels.to(torch.int64))
-    luma = _coded(y[:, None], tables[0])[:, 0, :height, :width]
+    luma = _transform_and_restore(y[:, None], tables[0])[:, 0, :height, :width]
     # libjpeg repeats border columns before it averages, and border rows afterwards.
     colour = pad(torch.stack([cb, cr], 1).double(), (0, -width % 16, 0, height % 2), mode="replicate").to(torch.int64)
-    halved = _coded(_halved(colour), tables[1])[..., : -(-height // 2), : -(-width // 2)]
-    cb_out, cr_out = (_doubled(halved)[..., :height, :width] - 128).unbind(1)
+    half_size = _transform_and_restore(_halve(colour), tables[1])[..., : -(-height // 2), : -(-width // 2)]
+    cb_out, cr_out = (_double(half_size)[..., :height, :width] - 128).unbind(1)
     return _to_rgb(luma, cb_out, cr_out).to(levels.dtype)
 
 
@@ -87,21 +87,23 @@ def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
     return table.reshape(-1, 1, 1, 1, BLOCK, BLOCK).astype(np.float64)
 
 
-def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _transform_and_restore(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Transform and quantize integers N×C×H×W, and reverse both; H and W are rounded up to complete blocks."""
     height, width = planes.shape[2:]
     numbers = pad(planes.double() - 128, (0, -width % BLOCK, 0, -height % BLOCK), mode="replicate")
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
     basis = upload(np.array(COSINES, np.float64), planes.device)
-    coefficients = _shifted(basis @ _shifted(blocks @ basis.T, BITS - EXTRA_BITS), BITS + EXTRA_BITS)  # scaled by 8
+    coefficients = _divide_rounded(
+        basis @ _divide_rounded(blocks @ basis.T, BITS - EXTRA_BITS), BITS + EXTRA_BITS
+    )  # scaled by 8
     quantized = torch.copysign(((coefficients.abs() + 4 * table) / (8 * table)).floor(), coefficients)
-    partial = _shifted(basis.T @ (quantized * table), BITS - EXTRA_BITS)
-    restored = _shifted(partial @ basis, BITS + EXTRA_BITS + 3).add_(128).clamp_(0, 255)
+    partial = _divide_rounded(basis.T @ (quantized * table), BITS - EXTRA_BITS)
+    restored = _divide_rounded(partial @ basis, BITS + EXTRA_BITS + 3).add_(128).clamp_(0, 255)
     return restored.transpose(3, 4).reshape(n, channels, height, width).to(torch.int64)
 
 
-def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+def _divide_rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     """Divide integers by a power of 2, rounding halves up."""
     return (numbers + 2 ** (bits - 1)).div_(2**bits).floor_()
 
@@ -127,13 +129,13 @@ def _to_rgb(luma: torch.Tensor, cb: torch.Tensor, cr: torch.Tensor) -> torch.Ten
     ).clamp_(0, 255)
 
 
-def _halved(planes: torch.Tensor) -> torch.Tensor:
+def _halve(planes: torch.Tensor) -> torch.Tensor:
     """Return the means of 2×2 pixels; along a row, halves are alternately rounded down and up."""
     total = planes[..., ::2, ::2] + planes[..., ::2, 1::2] + planes[..., 1::2, ::2] + planes[..., 1::2, 1::2]
     return (total + 1 + torch.arange(total.shape[-1], device=planes.device) % 2) >> 2
 
 
-def _doubled(planes: torch.Tensor) -> torch.Tensor:
+def _double(planes: torch.Tensor) -> torch.Tensor:
     """Double the size along both axes: three quarters of the nearest pixel plus one quarter of the second nearest."""
     if planes.shape[-1] <= 2:  # too narrow for libjpeg's filter
         return planes.repeat_interleave(2, 2).repeat_interleave(2, 3)

@@ -1,11 +1,11 @@
-"""The operations in `gpuload.transforms.program.ops.OPS`, implemented for batches on any device and for one image
-on the CPU; and mixtures of chains of operations (AugMix).
+"""The operations in `gpuload.transforms.program.ops.OPS` and mixtures of chains of operations (AugMix), implemented for
+batches on any device and for one image on the CPU.
 
 `OPERATIONS` process batches. Levels and results are float32 N×C×H×W, integers in 0 … 255. An operation may modify its
 input, and returns its result. `values`, float64 (N, `VALUES`), holds the drawn parameters of each image; it is on the
-host because some operations need a parameter before they launch a kernel. Operations that exist in Pillow follow it.
-Statistics of an image are sums and counts of integers, so an image's result never depends on its batch. The callers
-handle ``"warp"`` and ``"identity"`` themselves.
+host because some operations need a parameter before they launch a kernel. Operations that exist in Pillow follow
+Pillow's definition. Statistics of an image are sums and counts of integers, so an image's result never depends on its
+batch. The callers handle ``"warp"`` and ``"identity"`` themselves.
 
 The operations from `image_operations` give the same results for one image. Operations without a version for single
 images process the image as a batch of one.
@@ -76,7 +76,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def image_operations() -> list[ImageOperation]:
-    """Return the operations for one image on the CPU, indexed by code; they have their own scratch memory."""
+    """Return the operations for one image on the CPU, indexed by code; each list has its own scratch memory."""
     tuned_operations: dict[str, ImageOperation] = {
         **single_colors(),
         "blur": blur_image,
@@ -110,8 +110,8 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas with its mixture with the results of chains, which work on that canvas. `shares`,
-    float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
+    """Mix the image on a canvas with the results of chains, which use the same canvas, and keep the mixture there.
+    `shares`, float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):

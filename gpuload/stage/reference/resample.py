@@ -8,11 +8,12 @@ resize), the source is placed at its position in the complete image, next to pix
 result is computed up to the window's end with an explicit scale, and is bit-identical to that part of the complete
 result.
 
-`_resampled` covers the cases for which torch has no kernel: images that are not uint8, and uint8 with lanczos and plain
-filters. For uint8 it uses Pillow's fixed point along the rows, rounds to levels, and continues along the columns. Plain
-filters instead keep intermediate integers outside 0 … 255, because torch clips only at the end. For other images, the
-weights are divided by their sum, in float32. Products and sums are rounded separately, and uint16 results are rounded
-to levels once, at the end. Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter reaches.
+`_resample` covers the cases for which torch has no kernel: images that are not uint8, and uint8 with lanczos or with
+plain filters (`PLAIN`: bilinear and bicubic without antialiasing). For uint8 it uses Pillow's fixed point along the
+rows, rounds to levels, and continues along the columns. Plain filters instead keep intermediate integers outside
+0 … 255, because torch clips only at the end. For all other dtypes, the weights are divided by their sum, in float32.
+Products and sums are rounded separately, and uint16 results are rounded to levels once, at the end. Taps with zero
+weight are skipped, so a NaN spreads exactly as far as the filter reaches.
 `gpuload.stage.reference.gather` processes batches with bit-identical results.
 
 Used by the process that runs the stage.
@@ -30,7 +31,7 @@ from gpuload.stage.finish import TOPS
 from gpuload.stage.reference.canvas import planes
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
-__all__ = ["image_on_grid", "normalized", "on_grid", "resized"]
+__all__ = ["normalize_weights", "resize_window", "round_to_dtype", "round_to_levels"]
 
 # The functions behind torch.nn.functional.interpolate(antialias=True); a call through torch.ops takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
@@ -39,7 +40,7 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def resized(
+def resize_window(
     image: np.ndarray,
     corner: Sequence[int],
     box_hw: Sequence[int],
@@ -68,7 +69,7 @@ def resized(
         columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
         return image[rows].take(columns, axis=1)  # indexing both axes together took five times as long
     if interpolation not in KERNELS or image.dtype != np.uint8:
-        return _resampled(image, corner, box_hw, size_hw, window, interpolation)
+        return _resample(image, corner, box_hw, size_hw, window, interpolation)
     if window == [0, 0, *size_hw]:
         return KERNELS[interpolation](planes(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
     ends, source_hw = [], []
@@ -87,12 +88,12 @@ def resized(
     return result[window[0] :, window[1] :][:height, :width]
 
 
-def normalized(weights: np.ndarray) -> np.ndarray:
+def normalize_weights(weights: np.ndarray) -> np.ndarray:
     """Convert fixed-point weights (…, taps) to float32 weights whose sum is 1."""
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
-def _resampled(
+def _resample(
     image: np.ndarray,
     corner: Sequence[int],
     box_hw: Sequence[int],
@@ -100,44 +101,44 @@ def _resampled(
     window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
-    """Return a window of a resized box, H×W×C; the arguments are as for `resized`."""
+    """Return a window of a resized box, H×W×C; the arguments are as for `resize_window`."""
     dtype, is_plain = image.dtype, interpolation in PLAIN.values()
     for axis in (1, 0):
         start, count, length = window[axis], window[axis + 2], image.shape[axis]
         if box_hw[axis] == size_hw[axis]:
             image = image.take(range(start - corner[axis], start - corner[axis] + count), axis)
             continue
-        lengths = (np.array([number]) for number in (box_hw[axis], size_hw[axis], start))
-        firsts, weights = filter_weights(*lengths, count, interpolation)
-        places = (firsts[0] - corner[axis] + np.arange(weights.shape[2])[:, None]).clip(0, length - 1)
-        taps = (image.take(place, axis) for place in places)
+        filter_arguments = (np.array([number]) for number in (box_hw[axis], size_hw[axis], start))
+        firsts, weights = filter_weights(*filter_arguments, count, interpolation)
+        tap_indices = (firsts[0] - corner[axis] + np.arange(weights.shape[2])[:, None]).clip(0, length - 1)
+        taps = (image.take(indices, axis) for indices in tap_indices)
         shape = (-1, count, 1, 1) if axis == 0 else (-1, count, 1)
         if dtype != np.uint8:
-            image = _float_sum(taps, normalized(weights[0]).T.reshape(shape))
+            image = _float_sum(taps, normalize_weights(weights[0]).T.reshape(shape))
             continue
         image = _fixed_point_sum(taps, weights[0].T.reshape(shape))
         if not is_plain:
-            image = image_on_grid(image, dtype)
-    return image_on_grid(image, dtype)
+            image = round_to_dtype(image, dtype)
+    return round_to_dtype(image, dtype)
 
 
 def _float_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
     total = np.float32(0)
-    for levels, weight in zip(taps, weights, strict=True):
+    for tap, weight in zip(taps, weights, strict=True):
         is_nonzero = weight != 0
-        sums = levels * weight + total
+        sums = tap * weight + total
         total = sums if is_nonzero.all() else np.where(is_nonzero, sums, total)
     return np.asarray(total)
 
 
 def _fixed_point_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
     total = np.int32(1 << (PRECISION_BITS - 1))
-    for levels, weight in zip(taps, weights, strict=True):
-        total = total + levels * weight
+    for tap, weight in zip(taps, weights, strict=True):
+        total = total + tap * weight
     return np.asarray(total) >> PRECISION_BITS
 
 
-def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def round_to_dtype(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Convert numbers to levels of a dtype; for integer dtypes, round and clamp them."""
     top = TOPS[dtype.name]
     if top is None or numbers.dtype == dtype:
@@ -145,7 +146,7 @@ def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return (numbers if numbers.dtype.kind == "i" else np.rint(numbers)).clip(0, top).astype(dtype)
 
 
-def on_grid(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
-    """Round a float32 tensor to levels and keep its dtype; return a uint8 tensor unchanged. `top` is the highest level,
-    see `gpuload.stage.finish.TOPS`."""
+def round_to_levels(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
+    """Round a float32 tensor to levels and keep its dtype. `top` is the highest level, see `gpuload.stage.finish.TOPS`;
+    if it is None, the tensor is returned unchanged. uint8 tensors are also returned unchanged."""
     return numbers if top is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, top)

@@ -1,5 +1,5 @@
-"""Warps: projective maps, as in Pillow's `Image.transform`, for one image on the CPU and for batches on any device; and
-elastic deformation.
+"""Projective warps, as in Pillow's `Image.transform`, and elastic deformation, for one image on the CPU and for batches
+on any device.
 
 On the CPU, Pillow itself applies projective maps (224×224 RGB takes 0.1, 0.9 and 2.0 ms with nearest, bilinear and
 bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. They are
@@ -9,7 +9,8 @@ bit-identical if Pillow was built without fused multiply-adds, as it is for x86-
   point is outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered
   levels are truncated, not rounded.
 - The nearest pixel is found in one of three ways: by adding up steps along each axis for a map that only scales and
-  shifts, in 16.16 fixed point for other affine maps with coordinates below 2**15, and as above for all other maps.
+  shifts; in 16.16 fixed point for other affine maps with coordinates below 2**15; and in float64, as described above,
+  for all other maps.
 
 Images that are not uint8 are converted to Pillow's floats, and rounded afterwards if they are uint16.
 
@@ -35,7 +36,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.noise import philox_words
 from gpuload.stage.ragged import rows_by_key
 from gpuload.stage.reference.blur import mirrored
-from gpuload.stage.reference.resample import image_on_grid
+from gpuload.stage.reference.resample import round_to_dtype
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import nearest_methods, scaled_pixels
@@ -75,7 +76,7 @@ def warp_image(
             _transform(image[:, :, channel].astype(np.float32), coefficients, size_hw, interpolation, float(level))
             for channel, level in enumerate(levels)
         ]
-        return image_on_grid(np.stack(planes, axis=2), image.dtype)
+        return round_to_dtype(np.stack(planes, axis=2), image.dtype)
     if channels == 3 and image.dtype == np.uint8:
         return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
     if interpolation != "nearest" or (channels == 1 and image.dtype == np.uint8):
@@ -165,7 +166,7 @@ def mapped_points(
 def nearest_pixels(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest pixels, y and x, int64 (N, H'·W'); coordinates outside the image mean that there is none."""
+    """Return the nearest pixels, y and x, int64 (N, H'·W'). Coordinates outside the image select the fill."""
     is_scaling, is_fixed = nearest_methods(coefficients, corners + np.array(size_hw))
     groups = rows_by_key(np.where(is_scaling, 0, np.where(is_fixed, 1, 2)).tolist())
     if len(groups) == 1:
@@ -215,7 +216,7 @@ def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Read pixels for filters in the type that Pillow's C code uses: integers as float64, floats unchanged."""
+    """Return pixels in the type that Pillow's C code filters: integers become float64, floats are unchanged."""
     pixels = _take(flat, indices)
     return pixels if pixels.is_floating_point() else pixels.double()
 
@@ -258,7 +259,7 @@ def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
-    """Deform images of the same size, N×C×H×W of any dtype, by the fields of these rows of a record."""
+    """Deform images of the same size, N×C×H×W of any dtype, by the displacement fields of these rows of a record."""
     n, channels, height, width = levels.shape
     fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
     down, across = (
@@ -280,7 +281,7 @@ def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Ten
 
 
 def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:
-    """Return the smoothed noise of images with these keys, (N, 2): float32 N×2×H×W."""
+    """Return the smoothed noise of the images whose keys, (N, 2), are given: float32 N×2×H×W."""
     count = 2 * height * width
     words = philox_words(keys, -(-count // 4)).flatten(1)[:, :count]
     noise = ((words >> 8).to(torch.float32) * 2.0**-23 - (1 - 2.0**-24)).view(-1, 2, height, width)
@@ -289,12 +290,12 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])
             for axis, length in ((2, width), (1, height)):
-                numbers = _smoothed(numbers, gaussian(record.sigma[2 - axis], size), axis, length)
+                numbers = _smooth_axis(numbers, gaussian(record.sigma[2 - axis], size), axis, length)
         planes.append(numbers)
     return torch.stack(planes, dim=1)
 
 
-def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
+def _smooth_axis(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
     """Compute weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
     padded = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))

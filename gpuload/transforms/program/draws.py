@@ -1,8 +1,9 @@
 """The program of a batch: a flat sequence of records, and the parts of the images that it needs.
 
-**The decode plan.** Going backwards from the complete result, every record determines which part (*window*) of its
-input it needs. The first window is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
-resize widens it by the support of its filter, and a record that uses the entire image, such as contrast, resets it. A
+**The decode plan.** Going backwards from the complete result, each record determines the part (*window*) of its input
+that it needs. The first window is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
+resize widens it by the support of its filter, and a record that uses the entire image, such as contrast, resets it to
+the entire image. A
 backend runs each record from window to window, so the result equals that of the complete chain on the complete image.
 """
 
@@ -34,7 +35,7 @@ def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, r
 
 
 def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate tables, viewed as int64 because comparing their dtypes would take NumPy sixty times as long."""
+    """Concatenate tables. They are viewed as int64, because NumPy takes sixty times as long to compare their dtypes."""
     return np.concatenate([table.view(np.int64) for table in tables]).view(IMAGE)
 
 
@@ -46,7 +47,7 @@ class Program:
         records: the records in the order of application.
         sizes_hw: int64 (B, 2), the sizes of the images.
         results_hw: int64 (B, 2), the sizes of the results.
-        late_from: the first step that works on finished images, or None if there is no such step.
+        late_from: the number of the first step that works on finished images; None if there is no such step.
     """
 
     records: tuple[Record, ...]
@@ -63,7 +64,7 @@ class Program:
         windows = [full := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
-            if after is full and record.output_hw is record.sizes_hw:  # then the input is complete too
+            if after is full and record.output_hw is record.sizes_hw:  # the record needs its complete input, too
                 windows.append(full)
             elif record.rows is None:
                 windows.append(record.input_windows(after))
@@ -117,15 +118,15 @@ class Program:
         return sum([record.step < step for record in self.records])  # records are in order of their steps
 
     def split(self) -> tuple[Program, Program | None]:
-        """Return the part that works on levels, and the part after it that works on finished images, or None."""
+        """Return the part that works on levels, and the following part that works on finished images (or None)."""
         if self.late_from is None:
             return self, None
         end = self.place_of(self.late_from)
         return self.part(0, end), self.part(end, len(self.records))
 
     def take(self, rows: np.ndarray) -> Program:
-        """Return the program for some of the images. Records without any of these images are kept, so that the indices
-        of windows do not change."""
+        """Return the program for the images in these rows. Records that apply to none of them are kept, so that the
+        indices of windows do not change."""
         records = []
         for record in self.records:
             if record.rows is None:

@@ -1,4 +1,4 @@
-"""The random displacement field of an `Elastic`: its noise, and single displacements for boxes and keypoints.
+"""The random displacement field of an `Elastic` record: its noise, and the displacements of boxes and keypoints.
 
 A field has two planes, one along x and one along y. Number n of an image's noise belongs to plane n // (H · W), row by
 row. Each Philox block, counted from 0 under the image's own key, yields four numbers in (-1, 1) with 24 bits. Noise is
@@ -16,9 +16,9 @@ import numpy as np
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import padded_places
+from gpuload.transforms.program.windows import padded_indices
 
-__all__ = ["displaced", "gaussian", "kernel_size"]
+__all__ = ["displace", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
@@ -28,14 +28,14 @@ def kernel_size(sigma: float) -> int:
 
 def gaussian(sigma: float, size: int) -> np.ndarray:
     """Return Gaussian weights, float64 (size,), whose sum is 1."""
-    places = np.arange(size) - size // 2
-    weights = np.exp(-0.5 * (places / sigma) ** 2)
+    distances = np.arange(size) - size // 2
+    weights = np.exp(-0.5 * (distances / sigma) ** 2)
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `to_pixels` maps
-    their coordinates to."""
+def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `i` of a record. Each point moves by the displacement of the pixel that
+    `to_pixels` (np.ceil or np.trunc) selects for it."""
     size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(to_pixels(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
@@ -45,7 +45,7 @@ def displaced(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[
             size = kernel_size(record.sigma[plane])
             offsets = np.arange(size) - size // 2
             columns, rows = (
-                padded_places(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
+                padded_indices(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
             )
             across, down = (gaussian(sigma, size) for sigma in record.sigma)
             noise = _noise(key, plane, rows[:, :, None], columns[:, None, :], size_hw)

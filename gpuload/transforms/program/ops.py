@@ -1,11 +1,11 @@
-"""The records of a program: the random draws for a batch, and everything a backend needs to apply them.
+"""The records of a program: the random draws for a batch, and everything that a backend needs to apply them.
 
 A torchvision transform becomes a record whose values follow the transform's distributions. Resize, CenterCrop,
 RandomResizedCrop, Pad and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`,
 whose order is data. A record applies to some rows of a batch or to all rows: a transform that contains other transforms
 becomes several records, each with its own rows. An `Outline` describes in advance the records that a transform makes.
 
-The first axis of all arrays is that of the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are
+The first axis of each array is the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are
 int64 (n, 4): top, left, height, width.
 """
 
@@ -67,8 +67,8 @@ class Record:
 
     Attributes:
         rows: int64 (n,), the rows of the batch that the record applies to, ascending; None means all.
-        sizes_hw: the sizes of its input images.
-        step: the position, in its line of transforms, of the transform that drew the record.
+        sizes_hw: the sizes of the input images.
+        step: the position of the transform that drew the record, in the line of transforms.
         name: the name of that transform, for messages.
     """
 
@@ -85,7 +85,7 @@ class Record:
         return self.sizes_hw
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        """Return the window of each input that the given window of its result depends on."""
+        """Return, for each image, the window of the input that the given window of the result depends on."""
         return windows_tlhw
 
     def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ class Record:
         return sizes_hw
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
-        """Select entries of the record's arrays; `rows` are the row numbers of these entries in the remaining batch."""
+        """Select entries of the record's arrays; `rows` are the new row numbers of these entries."""
         changes: dict[str, Any] = {"rows": rows}
         for name in (field_.name for field_ in fields(self) if field_.name != "rows"):
             value = getattr(self, name)
@@ -124,7 +124,7 @@ class Box(Record):
         size_hw: the sizes of the results.
         filters: int64 (n,), codes of `FILTERS`; or one name for all images.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None means the box is resampled.
-        fill: levels for ``"constant"``: one for all channels, or one for each channel.
+        fill: the levels for ``"constant"``: one for all channels, or one per channel.
         mask_fill: the fill for masks: any number.
         cuts: clip bounding boxes to the box even if it is the entire image.
         kept_boxes: bool (n, maximum number of bounding boxes per sample): the bounding boxes to keep; None means all.
@@ -171,10 +171,10 @@ class Flip(Record):
     axis: int = 1
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return _mirrored(windows_tlhw, self.sizes_hw, self.flipped, self.axis)
+        return _mirror_windows(windows_tlhw, self.sizes_hw, self.flipped, self.axis)
 
 
-def _mirrored(windows_tlhw: np.ndarray, sizes_hw: np.ndarray, flipped: np.ndarray, axis: int) -> np.ndarray:
+def _mirror_windows(windows_tlhw: np.ndarray, sizes_hw: np.ndarray, flipped: np.ndarray, axis: int) -> np.ndarray:
     windows = windows_tlhw.copy()
     opposite = sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
     windows[:, axis] = np.where(flipped, opposite, windows[:, axis])
@@ -201,7 +201,7 @@ class Turn(Record):
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         for axis in (0, 1):
-            windows_tlhw = _mirrored(windows_tlhw, self.output_hw, self.flipped[:, axis], axis)
+            windows_tlhw = _mirror_windows(windows_tlhw, self.output_hw, self.flipped[:, axis], axis)
         return transposed_boxes(windows_tlhw, self.transposed)
 
 
@@ -261,7 +261,7 @@ class Ops(Record):
         codes: int64 (n, depth), codes of `OPS`, or `NOTHING`.
         values: float64 (n, depth, `VALUES`), the values of each operation.
         filters: for warps, int64 (n, depth), codes of `FILTERS`; or one name for all.
-        fill: for warps, the fill levels: one for all channels, or one for each channel.
+        fill: for warps, the fill levels: one for all channels, or one per channel.
         channels: the number of equal grey channels in the results; None means the channels do not change.
         whole: whether each pixel of a result can depend on the entire image.
     """
@@ -313,9 +313,9 @@ class Erase(Record):
         boxes_tlhw: int64 (n, maximum number of boxes, 4); entries with height 0 are not boxes.
         keys: uint64 (n, 2), the words of the random key.
         kind: the content: ``"const"``, ``"rand"`` (a random colour per box) or ``"pixel"`` (a random colour per pixel).
-        numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
+        numbers: for ``"const"``, one number or one per channel: uint8 levels, or numbers of finished images.
         numbers_given: the numbers as the user passed them.
-        scaled: whether these numbers are meant for images that `ToDtype` scales to 0 … 1.
+        scaled: whether the user's numbers refer to images that `ToDtype` scales to 0 … 1.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
@@ -374,7 +374,7 @@ class Gather(WholeImageRecord):
             number k means the sample at position p XOR k.
         centre_yx: int64 (n, 2), the point in the result where the four images meet.
         keys: uint64 (n, 2), the words of the random key that selects instances.
-        fill: levels outside all images: one for all channels, or one for each channel.
+        fill: levels outside all images: one for all channels, or one per channel.
         mask_fill: the fill for masks: any number.
         groups: int64 (n, 2 or 4), the rows of each sample's group: its own row, the row of the sample at position p XOR
             1, …; a missing sample is replaced by its own row. Set when the batch is assembled.
@@ -420,12 +420,12 @@ class Gather(WholeImageRecord):
 
 @dataclass(eq=False, repr=False)
 class Call(WholeImageRecord):
-    """A call of a user-defined transform with the images. No backend sees it: `gpuload.stage.segments` splits a program
-    at this record, and `gpuload.stage.user_code` calls the transform.
+    """A call of a user-defined transform with the images. No backend sees the record: `gpuload.stage.segments` splits a
+    program at it, and `gpuload.stage.user_code` calls the transform.
 
     Attributes:
         transform: a `gpuload.transforms.custom.Custom`.
-        params: the parameters it drew: an array (n, …), tuples and dicts of such arrays, or None.
+        params: the parameters that the transform drew: an array (n, …), tuples and dicts of such arrays, or None.
         seeds: int64 (n,), the seeds of torch's generators during the call.
     """
 
@@ -449,9 +449,9 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
     return change(params)
 
 
-# The record classes below change numbers and boxes.
+# The record classes defined below change no pixels: they convert levels to numbers, or change boxes and keypoints.
 CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
-MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # operations named "warp" also do
+MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # `Ops` that contain "warp" also move pixels
 
 
 @dataclass(eq=False, repr=False)
@@ -506,7 +506,7 @@ class Reformat(Record):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
-    """The properties of a transform's records that are known before drawing.
+    """The properties of a transform's records that are known before the records are drawn.
 
     Attributes:
         kind: the class of the records.

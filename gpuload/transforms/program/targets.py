@@ -1,8 +1,8 @@
 """Moving boxes and keypoints together with their image.
 
 A point is (x, y) in pixels, measured from the top left corner of the image; the centre of pixel (0, 0) is at (½, ½).
-Boxes are (left, top, right, bottom). A map moves a box to the bounding box of its four moved corners. The result is
-clipped to the image where torchvision does so: after crops, padding and warps, but not after a flip or a plain resize.
+Boxes are (left, top, right, bottom). A warp moves a box's four corners and returns their bounding box. As in
+torchvision, boxes are clipped to the image after crops, padding and warps, but not after a flip or a plain resize.
 Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
 Everything is computed in float64. Integers stay integers: they are truncated after each transform, as in torchvision.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuload.transforms.program.fields import displaced
+from gpuload.transforms.program.fields import displace
 from gpuload.transforms.program.ops import (
     Box,
     Call,
@@ -32,92 +32,92 @@ from gpuload.transforms.program.ops import (
     in_params,
 )
 
-__all__ = ["Trail", "follow", "move_boxes"]
+__all__ = ["SampleTargets", "apply_records", "move_boxes"]
 
 MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Turn, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
 @dataclass(slots=True, eq=False)
-class Trail:
-    """The boxes and keypoints of one sample while they move through a chain.
+class SampleTargets:
+    """The current boxes and keypoints of one sample while the records of a chain are applied.
 
     Attributes:
-        boxes: one array for each leaf with boxes, float64 or int64 (n, 4).
-        points: one array for each leaf with keypoints, float64 or int64 (…, 2).
+        boxes: one array per leaf with boxes, float64 or int64 (n, 4).
+        points: one array per leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None means unchanged.
-        left: int64 (n,), the indices of the original boxes that remain; None means all.
-        valid: bool (n,), the keypoints to keep; None means all.
+        kept_indices: int64 (n,), the indices of the original boxes that remain; None means all.
+        valid: bool (n,), the keypoints that remain; None means all.
     """
 
     boxes: list[np.ndarray]
     points: list[np.ndarray] = field(default_factory=list)
     format: str | None = None
-    left: np.ndarray | None = None
+    kept_indices: np.ndarray | None = None
     valid: np.ndarray | None = None
 
-    def keep(self, mask: np.ndarray) -> None:
-        """Drop boxes where `mask`, bool (n,), is False."""
+    def filter_boxes(self, mask: np.ndarray) -> None:
+        """Drop the boxes where `mask`, bool (n,), is False."""
         if not mask.all():
-            self.left = np.flatnonzero(mask) if self.left is None else self.left[mask]
+            self.kept_indices = np.flatnonzero(mask) if self.kept_indices is None else self.kept_indices[mask]
             self.boxes = [boxes[mask] for boxes in self.boxes]
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the boxes of each sample after the given records."""
-    trails = [Trail([array]) for array in boxes]
-    follow(records, trails)
-    return [trail.boxes[0] for trail in trails]
+    """Return each sample's boxes after applying the records."""
+    samples = [SampleTargets([array]) for array in boxes]
+    apply_records(records, samples)
+    return [sample.boxes[0] for sample in samples]
 
 
-def follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
-    """Move the boxes and keypoints of each sample through the records; changes `trails` in place."""
+def apply_records(records: Iterable[Record], samples: Sequence[SampleTargets]) -> None:
+    """Apply the records to each sample's boxes and keypoints, in place."""
     for record in records:
         if isinstance(record, MOVES):
-            rows = range(len(trails)) if record.rows is None else record.rows.tolist()
+            rows = range(len(samples)) if record.rows is None else record.rows.tolist()
             for i, row in enumerate(rows):
-                _step(record, i, trails[row])
+                _apply_record(record, i, samples[row])
 
 
-def _step(record: Record, i: int, trail: Trail) -> None:
-    """Move the targets of one sample by a record; `i` is the sample's index in the record's arrays."""
+def _apply_record(record: Record, i: int, sample: SampleTargets) -> None:
+    """Apply a record to the targets of one sample; `i` is the sample's index in the record's arrays."""
     size_hw = record.sizes_hw[i]
     match record:
         case Reformat():
-            trail.format = record.format
+            sample.format = record.format
         case Clamp():
-            trail.boxes = [_clipped(boxes, size_hw) for boxes in trail.boxes]
+            sample.boxes = [_clip_boxes(boxes, size_hw) for boxes in sample.boxes]
         case Tidy():
-            if trail.boxes:
-                trail.keep(_tidy(record, trail.boxes[0], size_hw))
+            if sample.boxes:
+                sample.filter_boxes(_valid_boxes_mask(record, sample.boxes[0], size_hw))
         case Call():
-            trail.boxes = [_moved_by_call(record, "apply_boxes", i, boxes, size_hw) for boxes in trail.boxes]
-            trail.points = [_moved_by_call(record, "apply_keypoints", i, points, size_hw) for points in trail.points]
+            sample.boxes = [_apply_call(record, "apply_boxes", i, boxes, size_hw) for boxes in sample.boxes]
+            sample.points = [_apply_call(record, "apply_keypoints", i, points, size_hw) for points in sample.points]
         case ClampPoints():
             last_xy = np.maximum(size_hw[::-1] - 1, 0)
-            trail.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in trail.points]
+            sample.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in sample.points]
         case TidyPoints():
-            for points in trail.points:
+            for points in sample.points:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
-                trail.valid = inside if trail.valid is None else trail.valid & inside
+                sample.valid = inside if sample.valid is None else sample.valid & inside
         case Flip():
             if record.flipped[i]:
-                _mirror(trail, record.axis, size_hw)
+                _mirror(sample, record.axis, size_hw)
         case Turn():
             if record.transposed[i]:
-                trail.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in trail.boxes]
-                trail.points = [points[..., ::-1] for points in trail.points]
+                sample.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in sample.boxes]
+                sample.points = [points[..., ::-1] for points in sample.points]
                 size_hw = size_hw[::-1]
             for axis in np.flatnonzero(record.flipped[i]).tolist():
-                _mirror(trail, axis, size_hw)
+                _mirror(sample, axis, size_hw)
         case Box() | Elastic() | Warp():
-            if isinstance(record, Box) and record.kept_boxes is not None and trail.boxes:
-                trail.keep(record.kept_boxes[i, : len(trail.boxes[0])])
-            trail.boxes = [_moved_boxes(record, i, boxes) for boxes in trail.boxes]
-            trail.points = [_moved_points(record, i, points) for points in trail.points]
+            if isinstance(record, Box) and record.kept_boxes is not None and sample.boxes:
+                sample.filter_boxes(record.kept_boxes[i, : len(sample.boxes[0])])
+            sample.boxes = [_move_boxes(record, i, boxes) for boxes in sample.boxes]
+            sample.points = [_move_points(record, i, points) for points in sample.points]
 
 
-def _moved_by_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _apply_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Move boxes or keypoints with a user-defined transform."""
     if not record.transform.has(method):
         return points
@@ -133,48 +133,48 @@ def _moved_by_call(record: Call, method: str, i: int, points: np.ndarray, size_h
     return result.astype(points.dtype)
 
 
-def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _valid_boxes_mask(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that are large enough and within the image."""
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     is_large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
     return is_large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
-def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
-    """Mirror the targets of an image of this size: vertically for `axis` 0, horizontally for 1."""
+def _mirror(sample: SampleTargets, axis: int, size_hw: np.ndarray) -> None:
+    """Mirror the targets of an image of size `size_hw`: vertically for `axis` 0, horizontally for 1."""
     first, second, length = 1 - axis, 3 - axis, size_hw[axis]
-    for number, boxes in enumerate(trail.boxes):
-        trail.boxes[number] = moved = boxes.copy()
+    for number, boxes in enumerate(sample.boxes):
+        sample.boxes[number] = moved = boxes.copy()
         moved[:, [first, second]] = length - boxes[:, [second, first]]
-    for number, points in enumerate(trail.points):
-        trail.points[number] = moved = points.copy()
+    for number, points in enumerate(sample.points):
+        sample.points[number] = moved = points.copy()
         moved[..., first] = length - 1 - points[..., first]
 
 
-def _moved_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.ndarray:
-    if not len(boxes) or _stays(record, i):
+def _move_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.ndarray:
+    if not len(boxes) or _is_unchanged(record, i):
         return boxes
     if isinstance(record, Box):
         moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
         if record.cuts or not _covers_image(record, i):
-            moved = _clipped(moved, record.box_tlhw[i, 2:])
-        return _scaled(moved, record, i)
+            moved = _clip_boxes(moved, record.box_tlhw[i, 2:])
+        return _scale_points(moved, record, i)
     corners = boxes[:, CORNERS]
-    corners = _projected(record, i, corners) if isinstance(record, Warp) else displaced(record, i, corners, np.ceil)
+    corners = _warp_points(record, i, corners) if isinstance(record, Warp) else displace(record, i, corners, np.ceil)
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    return _clipped(moved, record.output_hw[i]).astype(boxes.dtype)
+    return _clip_boxes(moved, record.output_hw[i]).astype(boxes.dtype)
 
 
-def _moved_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:
-    if not points.size or _stays(record, i):
+def _move_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:
+    if not points.size or _is_unchanged(record, i):
         return points
     if isinstance(record, Box):
-        return _scaled(points - record.box_tlhw[i, 1::-1], record, i)
-    moved = _projected(record, i, points) if isinstance(record, Warp) else displaced(record, i, points, np.trunc)
+        return _scale_points(points - record.box_tlhw[i, 1::-1], record, i)
+    moved = _warp_points(record, i, points) if isinstance(record, Warp) else displace(record, i, points, np.trunc)
     return moved.astype(points.dtype)
 
 
-def _stays(record: Box | Elastic | Warp, i: int) -> bool:
+def _is_unchanged(record: Box | Elastic | Warp, i: int) -> bool:
     if isinstance(record, Box):
         return _covers_image(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
     return isinstance(record, Warp) and not record.warped[i]
@@ -184,8 +184,9 @@ def _covers_image(record: Box, i: int) -> bool:
     return np.array_equal(record.box_tlhw[i], [0, 0, *record.sizes_hw[i]])
 
 
-def _scaled(points: np.ndarray, record: Box, i: int) -> np.ndarray:
-    """Scale points from the box to the result. They are multiplied before the division so that integers are exact."""
+def _scale_points(points: np.ndarray, record: Box, i: int) -> np.ndarray:
+    """Scale points from the box to the result. The multiplication comes before the division so that integers are
+    exact."""
     old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
     if (old_size == new_size).all():
         return points
@@ -193,8 +194,8 @@ def _scaled(points: np.ndarray, record: Box, i: int) -> np.ndarray:
     return (points * np.tile(new_size, repeats) / np.tile(old_size, repeats)).astype(points.dtype)
 
 
-def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
-    """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
+def _warp_points(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
+    """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates.
 
     The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
     as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so with them boxes
@@ -209,6 +210,6 @@ def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
     return moved / ((d * h - e * g) * x + (b * g - a * h) * y + (a * e - b * d))[..., None]
 
 
-def _clipped(boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _clip_boxes(boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     height, width = size_hw.tolist()
     return np.clip(boxes, 0, [width, height, width, height])

@@ -1,10 +1,10 @@
 """The resampling filters and padding modes, shared by all backends and the decode plan.
 
-Pillow's definition (libImaging/Resample.c): output pixel i of n, computed from a box of length m, has its centre at
-(i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `support` times that on both sides. It is
-cut off at the borders of the *image* for a resize, and of the *box* for a resized crop. *Plain* filters are torch's
-filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched, and the border of the box is
-repeated outside it. All functions are pure.
+The filters are defined as in Pillow (libImaging/Resample.c): output pixel i of n, computed from a box of length m, has
+its centre at (i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `SUPPORT` times this factor
+on both sides. It is cut off at the borders of the *image* for a resize, and of the *box* for a resized crop. *Plain*
+filters are torch's filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched, and the
+border of the box is repeated outside it. All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "nearest_methods", "padded_places", "padded_windows", "rare_filter",
+    "full_windows", "nearest_indices", "nearest_methods", "padded_indices", "padded_windows", "rare_filter",
     "scaled_pixels", "source_windows", "transposed_boxes",
 ]  # fmt: skip
 
-# The code of a filter is its index here. Filters from lanczos on are only for resizing.
+# The code of a filter is its index here. The filters from lanczos on are used only for resizing.
 FILTERS: Final = ("nearest", "bilinear", "bicubic", "lanczos", "plain bilinear", "plain bicubic")
 SUPPORT: Final[dict[str, float]] = dict(zip(FILTERS, (0.5, 1.0, 2.0, 3.0, 1.0, 2.0), strict=True))
 PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
@@ -49,7 +49,7 @@ def transposed_boxes(boxes_tlhw: np.ndarray, transposed: np.ndarray) -> np.ndarr
 def source_windows(
     windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, filters: np.ndarray
 ) -> np.ndarray:
-    """Return the window of each image that a window of its resized version depends on, including the filter's support.
+    """Return, for each image, the window that a window of the resized image depends on, including the filter's support.
 
     Args:
         windows_tlhw: int64 (B, 4), windows of the resized images.
@@ -70,10 +70,11 @@ def source_windows(
 
 
 def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
-    """Return the input pixels that `count` output pixels from `start` on are copied from, along one axis.
+    """Return the indices of the input pixels that `count` output pixels from `start` on are copied from, along one
+    axis.
 
-    Adds up steps as Pillow does (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides whether an
-    output pixel's centre falls between two input pixels.
+    Steps are added up as in Pillow (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides which
+    input pixel is chosen if an output pixel's centre falls on the border between two of them.
     """
     step = length / output
     centres = np.full(start + count, step)
@@ -114,15 +115,16 @@ def filter_weights(
 
 
 def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return first taps and weights of a plain filter; weights of taps outside are added to the border pixel."""
+    """Return the first taps and the weights of a plain filter; the weights of taps outside the image are added to the
+    border pixel."""
     reach = int(SUPPORT[interpolation])
     taps = np.floor(centres - 0.5).astype(np.int64)[:, :, None] + np.arange(1 - reach, 1 + reach)
     weights = _filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
-    places = np.clip(taps, 0, (lengths - 1)[:, None, None])
-    firsts = places[:, :, 0]
+    clipped_taps = np.clip(taps, 0, (lengths - 1)[:, None, None])
+    firsts = clipped_taps[:, :, 0]
     merged = np.zeros_like(weights)
     for tap in range(2 * reach):
-        offsets = (places[:, :, tap] - firsts)[:, :, None]
+        offsets = (clipped_taps[:, :, tap] - firsts)[:, :, None]
         np.put_along_axis(merged, offsets, np.take_along_axis(merged, offsets, 2) + weights[:, :, tap, None], 2)
     return firsts, _fixed_point(merged)
 
@@ -149,16 +151,16 @@ def filter_names(interpolation: str, *, antialias: bool = True) -> tuple[str, ..
 
 
 def rare_filter(names: Iterable[str]) -> str | None:
-    """Describe the first of these filters that only the reference backend has; None if there is none."""
+    """Return a message about the first filter that only the reference backend supports; None if there is none."""
     rare = next((name for name in names if FILTERS.index(name) >= FILTERS.index("lanczos")), None)
     return None if rare is None else f"only the torch backend has {rare} resampling"
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
-    """Return the window of each image that a window of a box depends on; the box can reach beyond the image.
+    """Return, for each image, the window that a window of a padded box depends on.
 
     Args:
-        boxes_tlhw: int64 (B, 4), the boxes, in image coordinates.
+        boxes_tlhw: int64 (B, 4), the boxes, in image coordinates; they can reach beyond the images.
         windows_tlhw: int64 (B, 4), windows of the boxes.
         sizes_hw: int64 (B, 2), the sizes of the images.
         mode: the padding mode.
@@ -177,8 +179,8 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
     return np.concatenate([start, end - start], axis=1)
 
 
-def padded_places(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
-    """Map indices, which can be outside 0 … length - 1, to the pixels that padding shows there, along one axis. With
+def padded_indices(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
+    """Map indices along one axis, which can be outside 0 … length - 1, to the pixels that padding shows there. With
     ``"constant"``, which shows a fill instead of pixels, indices are clamped."""
     if mode == "reflect":
         period = np.maximum(2 * (length - 1), 1)
@@ -200,8 +202,8 @@ def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray
 
 
 def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two bool arrays (N,): the maps whose nearest pixels are found by adding up steps, and the maps for which
-    fixed point is used. All other maps use float64.
+    """Return two bool arrays (N,): which maps find the nearest pixels by adding up steps, and which maps use fixed
+    point. All other maps use float64.
 
     Args:
         coefficients: float64 (N, 8), the maps.
@@ -222,7 +224,7 @@ def scaled_pixels(
     coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns int64 (N, W').
-    Positions before the image are -1; positions after it can be any number."""
+    Positions before the image are -1; positions after it can have any value beyond its end."""
     a, _, c, _, e, f, _, _ = coefficients.T
     pixels = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):

@@ -22,7 +22,7 @@ from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_places
+from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MARGIN = 40  # random bytes before and behind an image
@@ -167,7 +167,7 @@ def fill_of(levels: tuple[int, ...]) -> dict[int, float]:
 
 def source_of(image: np.ndarray) -> Source:
     height, width = image.shape[:2]
-    return Source.of_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
+    return Source.from_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
 
 
 def levels_of(image: np.ndarray) -> torch.Tensor:
@@ -213,7 +213,7 @@ def test_tables_pad(mode):
     for axis, at in enumerate(places):
         length = image.shape[axis]
         inside = (at >= 0) & (at < length) if mode == "constant" else True
-        table.append(np.where(inside, padded_places(at, length, mode), -1))
+        table.append(np.where(inside, padded_indices(at, length, mode), -1))
     expected = crop(source_of(image), np.array([[*corner, 0, 0]]), size, np.array([image.shape[:2]]), mode, fill)
     table = np.concatenate([[-5, -5, -5], *table]).astype(np.int32)
     ints = {R.TABLE_AT: 3, R.TABLE_ROWS: size[0]}

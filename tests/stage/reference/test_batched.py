@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from gpuload.stage import RaggedImages
-from gpuload.stage.reference.batched import Branches, changed_by_key
+from gpuload.stage.reference.batched import Branches, change_by_key
 from gpuload.stage.reference.gather import Source
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_lies_as_it_is_wanted_is_not_copied(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
-    source = Source.of_dense(levels)
+    source = Source.from_dense(levels)
     assert source.dense().data_ptr() == levels.data_ptr()
     assert torch.equal(source.dense(), levels)
     some = source.take(np.array([2, 3])).dense()
@@ -25,7 +25,7 @@ def test_what_lies_as_it_is_wanted_is_not_copied(channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_all_else_is_gathered(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
-    source = Source.of_dense(levels)
+    source = Source.from_dense(levels)
     assert torch.equal(source.take(np.array([3, 2, 4])).dense(), levels[[3, 2, 4]])
     flipped = source.flip(np.array([False, True, False, True, True]), horizontally=True)
     assert torch.equal(flipped.dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
@@ -34,13 +34,13 @@ def test_all_else_is_gathered(channels):
         wanted = levels[row, :, top : top + height, left : left + width]
         assert torch.equal(source.cut(corners).dense()[row], wanted)
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
-    ragged = Source.of_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
+    ragged = Source.from_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
     assert torch.equal(ragged.dense(), levels)
 
 
 def letters(text: str) -> Source:
     """Images of one pixel, each a letter."""
-    return Source.of_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+    return Source.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
 def text(images: Source) -> str:
@@ -61,8 +61,8 @@ def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
 
 
 def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
-    merges, real = [], Source.merged
-    monkeypatch.setattr(Source, "merged", staticmethod(lambda parts: merges.append(parts) or real(parts)))
+    merges, real = [], Source.merge
+    monkeypatch.setattr(Source, "merge", staticmethod(lambda parts: merges.append(parts) or real(parts)))
     branches = Branches(letters("abcd"))
     for _ in range(3):
         branches.change(np.array([1, 2]), upper)
@@ -79,6 +79,6 @@ def test_images_of_equal_keys_are_changed_together():
         seen.append((text(images), rows.tolist(), key))
         return upper(images) if key == 7 else images
 
-    assert text(changed_by_key(letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
+    assert text(change_by_key(letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
     assert seen == [("ac", [0, 2], 7), ("bd", [1, 3], 2)]
-    assert text(changed_by_key(letters("ab"), np.array([7, 7]), change)) == "AB"
+    assert text(change_by_key(letters("ab"), np.array([7, 7]), change)) == "AB"

@@ -11,7 +11,7 @@ from gpuload.transforms.program.windows import (
     boxes_within,
     filter_weights,
     nearest_indices,
-    padded_places,
+    padded_indices,
     source_windows,
 )
 
@@ -61,7 +61,7 @@ def test_a_window_holds_every_pixel_that_has_weight(interpolation):
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_padding_is_numpys(mode, length):
     expected = np.pad(np.arange(length), 12, mode=mode)
-    np.testing.assert_array_equal(padded_places(np.arange(-12, length + 12), length, mode), expected)
+    np.testing.assert_array_equal(padded_indices(np.arange(-12, length + 12), length, mode), expected)
 
 
 def test_boxes_within_windows():

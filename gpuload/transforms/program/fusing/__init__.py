@@ -1,1 +1,2 @@
-"""From a program to the jobs of the fused kernels: plain numbers, no torch or Triton, so workers can make them."""
+"""Conversion of a program to the jobs of the fused kernels. The jobs are plain numbers and need neither torch nor
+Triton, so workers can make them."""

@@ -1,10 +1,10 @@
-"""The layout of a job of the fused kernels: the index of each of its numbers. A job is one pass over one image.
+"""The layout of a job, the unit of work of the fused kernels: one pass over one image.
 
 A job consists of `JOB` int64 and `FLOATS` float64 numbers in device memory. All jobs of a batch are computed together
 on the host. The first `INTS` int64 numbers and all float64 numbers describe the job's geometry; the other int64 numbers
-describe the rest of the pass. The indices here are plain numbers for numpy; `gpuload.stage.fused.pixels` defines them
-for kernels. In addition to jobs there are tables of weights (`place_tables`), boxes to erase (`ERASED`) and images
-whose levels are counted (`COUNTED`).
+describe the remaining steps of the pass. This module defines the index of each number for numpy;
+`gpuload.stage.fused.pixels` defines them for kernels. In addition to jobs, there are tables of weights
+(`place_tables`), boxes to erase (`ERASED`) and images whose levels are counted (`COUNTED`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 INTS: Final = 18
 FLOATS: Final = 12
 
-# All kinds: the kind itself; the location of the source; and its size. Pixel (y, x) of channel c is at byte BASE +
+# All kinds: the kind itself, and the location and the size of the source. Pixel (y, x) of channel c is at byte BASE +
 # y · ROW_STEP + x · COLUMN_STEP + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹. CHANNEL_STEP is 0 for
 # an image of one channel that is read as three; otherwise it is 1, or larger in the first pass over planes. The other
 # steps can be negative.
@@ -45,12 +45,13 @@ OUT_HEIGHT, OUT_WIDTH, Y, STEP_Y, X, STEP_X = range(INTS, INTS + 6)
 # between the pixels of a row. If rows are written as columns, the last two steps are swapped. OUT_PIXEL is read only by
 # kernels of chains that can write rows as columns.
 OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = range(INTS + 6, INTS + 10)
-# Operations: the index of the job's first operation among all, and their number; the number of its statistics table.
+# Operations: the index of the job's first operation among all operations; the number of its operations; and the number
+# of its statistics table.
 OPERATIONS_AT, OPERATIONS, STATISTICS_AT = range(INTS + 10, INTS + 13)
-# The boxes erased at the end: the index of the job's first box among all, and their number.
+# The boxes erased at the end: the index of the job's first box among all boxes, and the number of its boxes.
 BOXES_AT, BOXES = range(INTS + 13, INTS + 15)
 
-JOB: Final = INTS + 16  # int64 numbers per job; an even number, so that each job begins at a multiple of 16 bytes
+JOB: Final = INTS + 16  # the number of int64 numbers per job; even, so that each job begins at a multiple of 16 bytes
 
 # The float64 numbers. WARP: the eight coefficients, from index 0. BLUR: the sigmas, in pixels. SHARPNESS: the factor.
 # TABLE and WARP: the fill level of each channel outside the source.
@@ -101,7 +102,7 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> tuple[int, int]:
 
     Args:
         ints: the jobs, int64 (n, `JOB`); changed in place.
-        kind: the kind of all their geometries.
+        kind: the kind of geometry of all jobs.
         rows: the number of rows of a tile, a power of two, at least 2.
 
     Returns:
@@ -139,8 +140,8 @@ def _round_up(numbers: np.ndarray, unit: int) -> np.ndarray:
 
 
 def erased_boxes(erase: Erase, channels: int) -> np.ndarray:
-    """Return boxes in the form that `gpuload.stage.fused.erasing.erase` reads: `ERASED` (B, n) viewed as int64 (B, n ·
-    `RECORD`). An entry of height 0 is not a box.
+    """Return boxes in the layout that `gpuload.stage.fused.erasing.erase` reads: `ERASED` (B, n) viewed as int64 (B, n
+    · `RECORD`). An entry of height 0 is not a box.
 
     The caller joins the boxes of several `Erase` records along the second axis, in order.
 

@@ -1,4 +1,4 @@
-"""Converting a program to passes: the sequence of passes that the fused kernels make over each image of a batch.
+"""Conversion of a program to passes: the sequence of passes that the fused kernels make over each image of a batch.
 
 A pass reads pixels through a geometry (a copy, table, resize, warp, blur or sharpening), applies any number of
 operations to single pixels, and writes a part of the result, possibly mirrored. A pass absorbs as many records of the
@@ -7,7 +7,7 @@ where the pass writes, and operations on single pixels happen in between. A new 
 needed: before a second resampling, an operation on a neighbourhood, or a statistic of the image. So the number of
 passes differs between images.
 
-All of this is arithmetic on host arrays, for all images of a batch together. No state is kept between batches.
+The conversion is arithmetic on host arrays, for all images of a batch together. No state is kept between batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpuload.transforms.program.windows import (
     boxes_within,
     nearest_indices,
     nearest_methods,
-    padded_places,
+    padded_indices,
     scaled_pixels,
     transposed_boxes,
 )
@@ -64,7 +64,8 @@ AXES: Final = (
     (R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
     (R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
 )
-# The requirements of operations: no work, single pixels, a statistic of the image, or a geometry; or not supported.
+# The requirements of operations: no work, single pixels, a statistic of the image, a geometry, or an operation that is
+# not supported.
 # `NEEDS` is indexed by code; its last entry is for `NOTHING`.
 IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
 NEEDS: Final = np.full(len(OPS) + 1, UNKNOWN)
@@ -130,8 +131,8 @@ class Passes:
         """The maximum number of passes of an image."""
         return (int(self.last.max()) if self._common_last is None else self._common_last) + 1
 
-    def after(self, number: int) -> Any:
-        """Return an index of the images that have a pass after pass `number`; at least one image must have one."""
+    def images_after(self, number: int) -> Any:
+        """Return an index that selects the images with a pass after pass `number`; at least one image must have one."""
         return slice(None) if self._common_last is not None else _entries(self.last > number)
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +153,8 @@ class Passes:
         return codes, values
 
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
-        """Set numbers in each image's last pass, from pairs of an index and the values: int64 (B,), or one for all."""
+        """Set numbers in each image's last pass. Each pair holds an index and the values, int64 (B,), or one value for
+        all images."""
         passes, images = self._index(self._all_rows)
         for column, number in numbers:
             self.jobs[passes, column, images] = number
@@ -247,13 +249,13 @@ class Passes:
             return
         passes = self._open_passes(rows[outside_entries])
         for group in _groups_of_one_size(after[outside_entries, 2:]):
-            entries, places = outside_entries[group], []
+            entries, axis_indices = outside_entries[group], []
             for axis in (0, 1):
                 indices = starts[entries, axis, None] + np.arange(after[entries[0], axis + 2])
                 length = box.sizes_hw[entries, axis, None]
-                padded = padded_places(indices, length, mode) - before[entries, axis, None]
-                places.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), padded, -1))
-            self._set_table(rows[entries], self.last[rows[entries]], places)
+                padded = padded_indices(indices, length, mode) - before[entries, axis, None]
+                axis_indices.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), padded, -1))
+            self._set_table(rows[entries], self.last[rows[entries]], axis_indices)
         self._set_fill(passes, rows[outside_entries], box.fill)
 
     def _resize(self, rows: np.ndarray, box: Box, before: np.ndarray, after: np.ndarray) -> None:
@@ -269,12 +271,12 @@ class Passes:
             self._open_passes(rows[nearest_entries])
             corners = before[:, :2] - boxes[:, :2]
             for row in np.arange(len(rows))[nearest_entries].tolist():
-                places = []
+                axis_indices = []
                 for axis in (0, 1):
                     lengths = int(boxes[row, axis + 2]), int(sizes[row, axis])
                     window = int(after[row, axis]), int(after[row, axis + 2])
-                    places.append((nearest_indices(*lengths, *window) - corners[row, axis])[None])
-                self._set_table(rows[row : row + 1], self.last[rows[row : row + 1]], places)
+                    axis_indices.append((nearest_indices(*lengths, *window) - corners[row, axis])[None])
+                self._set_table(rows[row : row + 1], self.last[rows[row : row + 1]], axis_indices)
         if (filtered := _entries(~(is_same_size | is_nearest))) is not None:
             images = rows[filtered]
             self._open_passes(images)
@@ -301,7 +303,7 @@ class Passes:
     def _map(
         self, rows: np.ndarray, passes: np.ndarray, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
     ) -> None:
-        """Warp images in the given passes, and compute these windows of the results."""
+        """Warp images in the given passes so that they compute the given windows of the results."""
         is_nearest = filters == R.NEAREST
         if is_nearest.any():
             is_scaling, is_fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
@@ -312,13 +314,13 @@ class Passes:
                 entries = scaled_entries[group]
                 size = tuple(windows[entries[0], 2:].tolist())
                 lengths = [self.jobs[passes[entries], length, rows[entries], None] for length in (R.HEIGHT, R.WIDTH)]
-                places = _shifted(coefficients[entries], size, windows[entries, :2], lengths)
-                if places is None:
+                axis_indices = _shift_indices(coefficients[entries], size, windows[entries, :2], lengths)
+                if axis_indices is None:
                     pixels = scaled_pixels(coefficients[entries], size, windows[entries, :2])
-                    places = [
+                    axis_indices = [
                         np.where(numbers < end, numbers, -1) for numbers, end in zip(pixels, lengths, strict=True)
                     ]
-                self._set_table(rows[entries], passes[entries], places)
+                self._set_table(rows[entries], passes[entries], axis_indices)
         if (warped_entries := _entries(~is_nearest)) is not None:
             images, passes = rows[warped_entries], passes[warped_entries]
             self._open[images] = False
@@ -329,8 +331,8 @@ class Passes:
             self._set(passes, R.OUT, images, windows[warped_entries, 2:])
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
-        """Add all operations of a record together. They do not change sizes, so the pass of each operation is known in
-        advance."""
+        """Add all operations of a record together. Operations do not change sizes, so the pass of each operation is
+        known in advance."""
         codes, needs = ops.codes, NEEDS[ops.codes]
         if (highest_need := int(needs.max(initial=IDLE))) == IDLE:
             return
@@ -358,7 +360,7 @@ class Passes:
             self._operations.append((jobs[is_pointwise], codes[is_pointwise], ops.values[is_pointwise]))
 
     def _reuse_open_passes(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
-        """Clear `begins` for each image's first operation if the open pass can do it, so that no new pass begins."""
+        """Clear `begins` for each image's first operation if the open pass can apply it, so that no new pass begins."""
         entries = self._open[rows].nonzero()[0]
         if not len(entries):
             return
@@ -419,8 +421,8 @@ class Passes:
         return self._common_last, slice(None) if len(rows) == len(self.last) else rows
 
     def _is_dense(self, rows: np.ndarray) -> np.ndarray:
-        """Return which images with open passes have sources without gaps in memory, so that their pixels can be
-        counted. Planes are treated as if they were stored as H×W×C, so that they get the same passes."""
+        """Return a mask of the images with open passes whose sources have no gaps in memory, so that their pixels can
+        be counted. Planes are treated as if they were stored as H×W×C, so that they get the same passes."""
         passes, images = self._index(rows)
         dense = (self.jobs[passes, R.CHANNEL_STEP, images] == 1) & (
             self.jobs[passes, R.COLUMN_STEP, images] == self.channels
@@ -440,7 +442,7 @@ class Passes:
         return self.last[rows]
 
     def _begin_passes(self, rows: np.ndarray) -> None:
-        """Begin a new pass for some images, which reads the output of the previous pass."""
+        """Begin a new pass for some images; it reads the output of the previous pass."""
         if not len(rows):
             return
         passes, images = self._index(rows)
@@ -462,13 +464,13 @@ class Passes:
         self._set(passes, R.WHOLE, images, sizes)
         self._write_all(passes, images)
         self._open[rows] = True
-        # The last pass wrote rows as rows, so this pass reads them as columns.
+        # The previous pass wrote rows as rows, so this pass reads them as columns.
         if (transposed := self.transposed[rows]).any():
             self.transposed[rows] = False
             self._transpose(_rows_where(rows, transposed))
 
     def _write_all(self, passes: Any, images: Any) -> None:
-        """Let passes write the complete source, unmirrored."""
+        """Make passes write the complete source, unmirrored."""
         self.jobs[passes, R.OUT, images] = self.jobs[passes, R.WHOLE, images]
         self.jobs[passes, R.STEPS, images] = 1
 
@@ -476,10 +478,10 @@ class Passes:
         """Set two numbers of each job from an array (n, 2)."""
         self.jobs[passes, columns, images] = numbers.T if isinstance(images, slice) else numbers
 
-    def _set_table(self, rows: np.ndarray, passes: np.ndarray, places: list[np.ndarray]) -> None:
-        """Let passes read pixels at these rows (n, rows) and columns (n, columns) of the source."""
-        table = np.concatenate(places, axis=1).astype(np.int32, copy=False)
-        height, width = (axis.shape[1] for axis in places)
+    def _set_table(self, rows: np.ndarray, passes: np.ndarray, axis_indices: list[np.ndarray]) -> None:
+        """Make passes read pixels at the given rows (n, rows) and columns (n, columns) of the source."""
+        table = np.concatenate(axis_indices, axis=1).astype(np.int32, copy=False)
+        height, width = (axis.shape[1] for axis in axis_indices)
         self.jobs[passes, R.KIND, rows] = R.TABLE
         self.jobs[passes, R.TABLE_AT, rows] = self._table_length + np.arange(len(rows)) * (height + width)
         self.jobs[passes, R.TABLE_ROWS, rows] = self.jobs[passes, R.OUT_HEIGHT, rows] = height
@@ -494,11 +496,11 @@ class Passes:
 
 
 def _rows_where(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return the rows selected by `mask`; the same array if all are selected."""
+    """Return the rows selected by `mask`; the same array if all rows are selected."""
     return rows if mask.all() else rows[mask]
 
 
-def _shifted(
+def _shift_indices(
     coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray, lengths: list[np.ndarray]
 ) -> list[np.ndarray] | None:
     """Return the rows (n, H') and columns (n, W') that maps show, -1 outside the image; None unless all maps only shift
@@ -507,20 +509,20 @@ def _shifted(
     if (coefficients[:, [0, 4]] != 1).any() or (shifts != np.rint(shifts)).any():
         return None
     starts = (corners + shifts.clip(-FAR_OUTSIDE, FAR_OUTSIDE)).astype(np.int32)
-    places = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
-    # As unsigned numbers, negative places are also beyond the end of the image.
+    indices = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
+    # As unsigned numbers, negative indices are also beyond the end of the image.
     ends = [length.astype(np.uint32) for length in lengths]
-    return [np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(places, ends, strict=True)]
+    return [np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(indices, ends, strict=True)]
 
 
 def _entries(mask: np.ndarray) -> Any:
-    """Return where `mask` is True as an index; a slice if everywhere, None if nowhere."""
+    """Return an index of the entries where `mask` is True: a slice if all entries are True, None if no entry is."""
     entries = mask.nonzero()[0]
     return None if not len(entries) else slice(None) if len(entries) == len(mask) else entries
 
 
 def _groups_of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
-    """Return, for each distinct size, the indices of the entries that have it."""
+    """Return, for each distinct size, the indices of the entries with that size."""
     if not len(sizes_hw):
         return []
     if (sizes_hw == sizes_hw[0]).all():

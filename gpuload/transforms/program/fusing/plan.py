@@ -1,4 +1,4 @@
-"""A batch in the form that the fused kernels receive: its jobs and their launches.
+"""The plan of a batch for the fused kernels: the jobs and their launches.
 
 A plan is built from the locations of images and a program, without reading pixels, in the main process or in a worker.
 No state is kept between batches.
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Pass `number` over images whose geometries are of one kind, with the preparations that it needs.
+    """A launch of pass `number` over images whose geometries are of one kind, with the preparations that it needs.
 
     A kernel for a single kind needs half the registers of a kernel for all kinds.
 
@@ -56,8 +56,8 @@ class Launch(NamedTuple):
         number: the number of the pass.
         geometry: the kind of geometry.
         finished: whether this is the last pass of the images.
-        counted_first, counted: the first image, and the number of images, whose levels are counted before the launch,
-            among all such images of the batch.
+        counted_first, counted: the images whose levels are counted before the launch: the number of the first one among
+            all such images of the batch, and their count.
         counted_pixels: the number of pixels of the largest of these images.
         weights, weight_programs: the number of int32 numbers in the weight tables, and the number of programs that make
             the tables of a job; 0 if there are no tables.
@@ -132,8 +132,8 @@ class Plan(NamedTuple):
         channel, *down_across = steps
         if passes.transposed.any():
             down_across = [np.where(passes.transposed, *pair) for pair in (down_across[::-1], down_across)]
-        places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
-        passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
+        columns = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
+        passes.set_last(zip(columns, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, on_finished, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
         groups = *jobs, [codes], [values], passes.tables, [boxes], *statistics
@@ -145,8 +145,8 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Fusing:
-    """A planner of batches for a chain that runs entirely in fused kernels; it works in any process that knows the
-    decoded images.
+    """A planner of batches for a chain that runs entirely in fused kernels. It works in any process that knows the
+    locations and sizes of the decoded images.
 
     Args:
         tile: the division of results into tiles.
@@ -181,7 +181,7 @@ class Fusing:
 
 
 def channels_of(images: np.ndarray, program: Program) -> list[int]:
-    """Return the number of channels of the images, then the number after each record that changes it."""
+    """Return the number of channels of the images, followed by the number after each record that changes it."""
     changed = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
     return [int(images["shape"][0, 2]), *changed]
 
@@ -209,11 +209,11 @@ def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
-    """Set the locations that each image's passes write to, except the last pass, and that the next passes read from.
-    Return the sizes of both scratch buffers in bytes."""
+    """For each pass of an image except the last, set the scratch location that it writes to and the next pass reads
+    from. Return the sizes of both scratch buffers in bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
-        jobs, rows = passes.jobs[number], passes.after(number)
+        jobs, rows = passes.jobs[number], passes.images_after(number)
         widths = jobs[R.OUT_WIDTH, rows] * passes.channels
         lengths = jobs[R.OUT_HEIGHT, rows] * widths
         ends = lengths.cumsum()
@@ -225,7 +225,7 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
 
 
 def _place_boxes(passes: Passes, on_finished: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set the boxes that each image's last pass erases; return the numbers of all boxes, int64."""
+    """Set the boxes that each image's last pass erases; return the int64 numbers of all boxes."""
     if not on_finished:
         return np.empty(0, np.int64)
     boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in on_finished], axis=1)
@@ -251,7 +251,7 @@ def _launches(
         jobs, job_floats = passes.jobs[number], passes.floats[number]
         # Group the jobs into launches: by kernel, and by whether this is the image's last pass.
         groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
-        rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
+        rows, spans = passes.images_after(number - 1), [(int(groups[0]), 0, len(groups))]
         if not isinstance(rows, slice) or (groups != groups[0]).any():
             rows = np.arange(len(groups))[rows]
             rows = rows[groups[rows].argsort(kind="stable")]
@@ -268,9 +268,9 @@ def _launches(
                 lo, hi = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
                 pixels = 0
                 if hi > lo:
-                    places = jobs[R.OPERATIONS_AT, counting[lo:hi]]  # counting operations come first in a pass
-                    counted.append(_counted(jobs, counting[lo:hi], codes[places]))
-                    factors.append(values[places, 0])
+                    operations_at = jobs[R.OPERATIONS_AT, counting[lo:hi]]  # counting operations come first in a pass
+                    counted.append(_counted_images(jobs, counting[lo:hi], codes[operations_at]))
+                    factors.append(values[operations_at, 0])
                     pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
                 inputs = tables, hi - lo, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
                 launches.append(
@@ -283,8 +283,8 @@ def _launches(
     return tuple(launches), [ints, floats], [[rows.view(np.int64) for rows in counted], factors]
 
 
-def _counted(jobs: np.ndarray, counting: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the `COUNTED` entries for the statistics tables of these jobs of a launch, and number the tables."""
+def _counted_images(jobs: np.ndarray, counting: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the `COUNTED` entries for the statistics tables of the jobs `counting`, and number the tables."""
     jobs[R.STATISTICS_AT, counting] = np.arange(len(counting))
     counted = np.zeros(len(counting), R.COUNTED)
     counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, counting], jobs[R.WHOLE, counting].T, codes
