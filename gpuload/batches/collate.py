@@ -158,7 +158,7 @@ class Group:
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch.
+    """The structure of a batch, and where its leaves are in the samples.
 
     Attributes:
         structure: the batch's structure, in which a group or clip is one leaf.
@@ -192,7 +192,7 @@ def outline_of(columns: Columns) -> Outline:
                 f"{_describe_sample(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
-                f"{outside}; let the dataset return one form"
+                f"{outside}; make the dataset return every sample with the same structure"
             )
         outlines.append(outline)
     leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
@@ -421,7 +421,7 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first_colum
 
 
 def _clip(frames: Sequence[Any]) -> Any:
-    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N, keeping their form."""
+    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N."""
     if isinstance(frames[0], tuple):
         return torch.stack([images for images, _ in frames], 1), frames[0][1]
     if isinstance(frames[0], list):
@@ -470,7 +470,8 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
 def stack_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
-    """Collate the masks of a batch in the same form as its images; `names` are for errors."""
+    """Collate the masks of a batch as `ragged` and `pad_to` define for its images. `names` return the masks' names, for
+    errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -478,7 +479,7 @@ def stack_masks(
     if mismatch is not None:
         raise CollateError(
             f"the masks of a batch differ in dtype: {names[0]()} has {masks[0].dtype}, {names[mismatch]()} has "
-            f"{masks[mismatch].dtype}; return masks of one dtype"
+            f"{masks[mismatch].dtype}; return all masks with the same dtype"
         )
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
         sizes = np.array([shape[-2:] for shape in shapes])

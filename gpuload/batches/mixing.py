@@ -48,8 +48,8 @@ class Pairing:
             row_without = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
             raise CollateError(
                 f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; let all "
-                "samples have the same number"
+                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; give "
+                "all samples the same number of images"
             )
         mix = program.mix
         assert mix is not None
@@ -58,9 +58,9 @@ class Pairing:
         if self.share is not None and not np.array_equal(share, self.share):
             row = int((share != self.share).argmax())
             raise CollateError(
-                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} mixes them "
-                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is only one label; crop or resize "
-                "both images to one size"
+                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} would mix "
+                f"them in different proportions ({self.share[row]:.3f} and {share[row]:.3f}), but there is only one "
+                "label for both; crop or resize both images to one size"
             )
         self.share = share
 
@@ -133,7 +133,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
 
     Args:
         batch: the collated batch; its labels are integers (N,), or numbers (N, classes).
-        pairing: how its images were mixed.
+        pairing: the partners and shares of its samples.
         names: returns the name of a row's sample, for errors.
 
     Raises:
@@ -146,8 +146,8 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{name}: the labels must be a tensor, got {_describe(labels)}; let the dataset return a number, or pass a "
-            "function that returns the tensor in a batch as labels_getter=…"
+            f"{name}: the labels must be a tensor, got {_describe(labels)}; have the dataset return a number, or pass "
+            "a function that returns the tensor in a batch as labels_getter=…"
         )
     mixed = mixed_labels(labels, pairing, names)
     leaves: list[Any] = []
@@ -172,7 +172,7 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
         )
     if len(labels) != rows:
         raise CollateError(
-            f"{name} mixed {rows} images, but the batch has {len(labels)} labels; let the collate_fn keep one label "
+            f"{name} mixed {rows} images, but the batch has {len(labels)} labels; make the collate_fn keep one label "
             "per image, in the same order"
         )
     if labels.dim() == 1:

@@ -417,7 +417,7 @@ class Tuner:
         setting = self._autotune.setting
         self._pool.resize(setting.workers)
         self._feed.workers = setting.workers
-        self._feed.ahead = self._options.ahead_for(setting.workers, setting.ahead)
+        self._feed.ahead = self._options.batches_ahead(setting.workers, setting.ahead)
         self._set_cpu_threads()
 
     def _set_cpu_threads(self) -> None:

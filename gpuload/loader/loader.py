@@ -224,8 +224,8 @@ class Loader:
         self._final_span: Span | None = None  # statistics of the last closed session
         options.check_machine()
         check_begin(options.order)
-        for remark in options.workers.remarks():
-            warnings.warn(remark, RuntimeWarning, stacklevel=3)  # skips `loader_arguments`
+        for text in options.workers.creation_warnings():
+            warnings.warn(text, RuntimeWarning, stacklevel=3)  # skips `loader_arguments`
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
         self._initialized = True
 
@@ -418,8 +418,8 @@ class Loader:
         check_begin(self._options.order)
         options = self._options
         schedule = schedule_of(options.order, self.num_workers)
-        for remark in start_warnings(options.order, self.num_workers):
-            warnings.warn(remark, RuntimeWarning, stacklevel=2)
+        for text in start_warnings(options.order, self.num_workers):
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
         with self._start_lock:

@@ -238,7 +238,7 @@ class Meter:
             "prefetch_factor": options.workers.prefetch if options.order.iterable else feed.ahead,
             "resident_bytes": self.resident_bytes or 0,
             "decode_peak_bytes": 0 if self.decoder is None else self.decoder.peak_bytes,
-            "elsewhere": options.workers.workers is not None and self.resident_bytes is None,
+            "elsewhere": options.workers.ray_workers is not None and self.resident_bytes is None,
             "untried": self._untried,
         }
 

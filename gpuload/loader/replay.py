@@ -111,7 +111,7 @@ def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
         options,
         order=OrderOptions(dataset=order.dataset, batch_size=count, sampler=sampler, seed=order.seed),
         batches=replace(options.batches, collate_fn=None, single=False),
-        workers=replace(options.workers, num_workers=0, workers=None, chunk_size=1, faults=faults),
+        workers=replace(options.workers, num_workers=0, ray_workers=None, chunk_size=1, faults=faults),
     )
     return Session(options, ErrorLog())
 

@@ -206,7 +206,7 @@ class Session:
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
-            ahead=options.ahead_for(start.workers, start.ahead),
+            ahead=options.batches_ahead(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
         )
@@ -647,8 +647,8 @@ def engine_for(
     pool_options = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
-    if workers.workers is not None:
-        return RayPool(job, workers.workers, ring, **pool_options)
+    if workers.ray_workers is not None:
+        return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -147,7 +147,7 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             {"image": 1, "labels": ["cat", "dog", "cat"]},
             {},
-            "MixUp: the labels must be a tensor, got a list of 3; let the dataset return a number, or pass a",
+            "MixUp: the labels must be a tensor, got a list of 3; have the dataset return a number, or pass a",
         ),
         ([1, LABELS], {}, "MixUp got integer labels of shape (3,); pass num_classes=… to make them soft labels"),
         (
@@ -172,7 +172,7 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             [1, torch.zeros(2, 3)],
             {},
-            "MixUp mixed 3 images, but the batch has 2 labels; let the collate_fn keep one label per "
+            "MixUp mixed 3 images, but the batch has 2 labels; make the collate_fn keep one label per "
             "image, in the same order",
         ),
         (

@@ -254,32 +254,38 @@ def test_importing_it_imports_no_torch() -> None:
         (
             [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
             "leaf 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [(1, np.ones(3)), (1, None)],
             "leaf '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [np.array(1), np.ones(3)],
             "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
-            "leaf 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays of one dtype",
+            "leaf 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
+            "dtype",
         ),
         (
             [(1, {"a": 2}), (1, {"b": 2})],
             "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
             "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
-            "all samples of a batch must have the same structure; let the dataset return one form",
+            "all samples of a batch must have the same structure; make the dataset return every "
+            "sample with the same structure",
         ),
         (
             [[1, 2], [1]],
             "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
-            "second): all samples of a batch must have the same structure; let the dataset return one form",
+            "second): all samples of a batch must have the same structure; make the dataset return every "
+            "sample with the same structure",
         ),
     ],
 )
@@ -320,8 +326,8 @@ def test_arrays_that_are_no_numbers() -> None:
         (
             {"to": (5,)},
             ValueError,
-            "to=(5,) is for arrays of rank 1, but leaf 'boxes' has rank 2 (shape (1, 4)); give each leaf its own "
-            "sizes: to={name: sizes}",
+            "to=(5,) must have one size for each dimension of leaf 'boxes', whose shape is (1, 4); give each leaf its "
+            "own sizes: to={name: sizes}",
         ),
         (
             {"to": {"box": (5, 4)}},
