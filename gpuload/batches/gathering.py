@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrap
+from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.batches.targets import TargetStage, moved_results, select_rows, trail_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.datasets.tree import places_of
@@ -58,7 +58,9 @@ class GatheredTargets(TargetStage):
         super().__init__(chain, device)
         self._name, _ = chain.group
 
-    def __call__(self, columns: Columns, finished: Finished, pixels_of: Callable[[ImageColumn], RaggedImages]) -> None:
+    def __call__(
+        self, columns: Columns, finished: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
+    ) -> None:
         """Transform the targets of a batch, and store them in the cells of `finished`. Also complete the records of
         combining transforms, which the stage needs to combine the images: their groups and the pixels they cover.
 

@@ -123,7 +123,7 @@ class BatchTree:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
         return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
 
-    def rebuilt(self, values: Sequence[Any]) -> Any:
+    def rebuild(self, values: Sequence[Any]) -> Any:
         """Return a tree with the batch's structure and new leaves."""
         return _rebuild(self._structure, iter(values))
 

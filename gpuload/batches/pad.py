@@ -169,18 +169,18 @@ def pad_collate(
     ]
     if unknown := [name for name in only or () if name not in padded_names]:
         raise ValueError(
-            f"pad() names the leaf {unknown[0]!r}, but the samples have no array of that name; their leaves are "
+            f"pad() names the field {unknown[0]!r}, but the samples have no array of that name; their fields are "
             f"{', '.join(map(repr, names))}"
         )
     for option, by_name in (("to", to), ("value", value)):
         if unknown := [name for name in by_name if name not in padded_names] if isinstance(by_name, Mapping) else []:
             raise ValueError(
-                f"{option}= names the leaf {unknown[0]!r}, which is not padded; padded leaves are "
+                f"{option}= names the field {unknown[0]!r}, which is not padded; padded fields are "
                 f"{', '.join(map(repr, padded_names)) or 'none'}"
             )
     leaves = iter(zip(names, columns, strict=True))
 
-    def leaf(within: str) -> Any:
+    def collate_leaf(within: str) -> Any:
         name, column = next(leaves)
         if name in padded_names:
             sizes = to.get(name) if isinstance(to, Mapping) else to
@@ -188,7 +188,7 @@ def pad_collate(
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
-    return assembled(structure, leaf, keep_tuples=False)
+    return assembled(structure, collate_leaf, keep_tuples=False)
 
 
 _keep.takes_meta = pad_collate.takes_meta = True  # pyright: ignore[reportFunctionMemberAccess]  see `takes_meta`
@@ -280,7 +280,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     if len(to) != first_tensor.ndim:
         raise ValueError(
             f"to={to} must have one size for each dimension of {_leaf(name)}, whose shape is {shapes[0]}; give each "
-            f"leaf its own sizes: to={{name: sizes}}"
+            f"field its own sizes: to={{name: sizes}}"
         )
     for axis, limit in enumerate(to):
         for row, shape in enumerate(shapes):
@@ -402,4 +402,4 @@ def _can_hold(dtype: torch.dtype, value: float) -> bool:
 
 
 def _leaf(name: str) -> str:
-    return f"leaf {name!r}" if name else "the sample"
+    return f"field {name!r}" if name else "the sample"

@@ -1,8 +1,9 @@
 """A `Loader`'s options, checked when the loader is created, not in epoch 3. Runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
-`WorkerOptions`, which is defined here. `Options` combines the four and checks them against each other.
-`loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about unknown arguments.
+`WorkerOptions`, which is defined here (and calls `workers` `ray_workers`). `Options` combines the four and checks them
+against each other. `loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about
+unknown arguments.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_leaves_are_what_they_look_like(batch, expected):
 )
 def test_a_batch_is_rebuilt_as_it_was(batch):
     tree = BatchTree(batch)
-    rebuilt = tree.rebuilt([leaf.value for leaf in tree.leaves])
+    rebuilt = tree.rebuild([leaf.value for leaf in tree.leaves])
     assert type(rebuilt) is type(batch)
     assert repr(rebuilt) == repr(batch)
 
