@@ -462,7 +462,7 @@ def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch in the stage's form: N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes
+    """Return one image of a batch that is N×C×H×W, a list, or (N×C×H×W, sizes). The size of the image comes
     from the program on the host, since the stage's sizes may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()

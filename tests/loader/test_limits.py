@@ -496,7 +496,7 @@ def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
 
 
 def test_a_gpu_that_is_not_on_the_bus(tmp_path):
-    assert "is not known" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
+    assert "is unknown" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
 
 
 def test_a_device_on_the_pci_bus(monkeypatch):
@@ -510,7 +510,8 @@ def test_a_device_on_the_pci_bus(monkeypatch):
 
 
 def test_affinity_is_checked():
-    with pytest.raises(ValueError, match=r"affinity must be 'auto' \(workers near the GPU.*\) or 'none', got 'numa'"):
+    text = r"affinity must be 'auto' \(run workers on the CPUs near the GPU.*\) or 'none', got 'numa'"
+    with pytest.raises(ValueError, match=text):
         gl.Loader([0], affinity="numa", num_workers=0)  # pyright: ignore[reportArgumentType]
 
 
