@@ -366,7 +366,7 @@ class Assembly:
         ]
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return the numbers that determine which samples are neighbours; see `Finished.numbers`."""
+        """Return the numbers that determine which samples are neighbours; see `FinishedColumns.numbers`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions
@@ -462,8 +462,8 @@ def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch that is N×C×H×W, a list, or (N×C×H×W, sizes). The size of the image comes
-    from the program on the host, since the stage's sizes may be on a device."""
+    """Return one image of a batch that is N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes from the program
+    on the host, since the stage's sizes may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]

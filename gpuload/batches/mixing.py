@@ -95,7 +95,7 @@ def half_batch_numbers(rows: np.ndarray, count: int) -> np.ndarray:
     `repeats` is more than half of the global batch.
 
     Example:
-        >>> half_apart(np.arange(5), 5).tolist()
+        >>> half_batch_numbers(np.arange(5), 5).tolist()
         [0, 2, 4, 1, 3]
     """
     half = (count + 1) // 2

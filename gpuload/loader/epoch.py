@@ -25,11 +25,11 @@ class Progress:
 
     Attributes:
         start: the place where the epoch began.
-        left: the number of remaining batches; None means unknown.
+        remaining_batches: the number of remaining batches; None means unknown.
         place: all samples before this place are done. A batch that raised an error counts as done once another batch
             follows.
-        begun: whether a batch has been yielded.
-        ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
+        has_begun: whether a batch has been yielded.
+        end_reason: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """
 
     start: Place
@@ -121,9 +121,9 @@ class Cursor:
 
     Attributes:
         chosen_place: the place of the next epoch, if it was set after the last epoch began.
-        loaded: whether `chosen_place` comes from a state.
+        is_loaded: whether `chosen_place` comes from a state.
         epoch: the number of the last epoch, or of the first epoch before it begins.
-        last: the progress of the last epoch; None before the first epoch.
+        last_progress: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
