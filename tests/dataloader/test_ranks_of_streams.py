@@ -270,7 +270,7 @@ def test_a_datapipe_that_waits_to_be_shared_out_is_told():
     pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
     with gl.Loader(pipe, 4, num_workers=2, device="cpu") as loader:
         with pytest.warns(
-            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader configures .* comes 2 times"
+            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader configures .* appears 2 times"
         ) as caught:
             batches = list(loader) + list(loader)
         assert len(caught) == 1

@@ -340,5 +340,5 @@ class TestItWorks:
 
         stream = datasets.Dataset.from_dict({"a": [*range(8)]}).to_iterable_dataset()
         assert torch.cat([batch["a"] for batch in load(stream, None)]).tolist() == list(range(8))
-        with pytest.raises(TypeError, match=r"without images: .* or pass it to gpuload.Loader as it is"):
+        with pytest.raises(TypeError, match=r"without images: .* or pass the dataset to gpuload.Loader unchanged"):
             gl.wrap(stream)

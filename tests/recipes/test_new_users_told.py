@@ -140,7 +140,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "a module of floats on levels in mid-chain": (
         lambda: load(scene, [*MOVE, OnLevels(), HALF]),
-        ("OnLevels (number 3", "put ToDtype('float32', scale=True)"),
+        ("OnLevels (transform number 3", "put ToDtype('float32', scale=True)"),
     ),
     "a module that returns None": (
         lambda: load(scene, [*MOVE, Forgetful()]),

@@ -175,7 +175,7 @@ def test_page_locked_memory_is_copied_asynchronously(name):
 def test_the_host_waits_for_the_copy_of_pageable_memory_alone():
     found, waits = augmented_on_device(CASES["cameras"], "torch", place=lambda tensor: tensor)
     assert_equal([found], [augmented(CASES["cameras"], "torch")])
-    assert {wait.function for wait in waits} == {"_tensor"}
+    assert {wait.function for wait in waits} == {"_to_device"}
 
 
 def test_copy_paste_asks_which_instances_are_left_and_nothing_else():

@@ -145,7 +145,7 @@ def test_what_cannot_be():
         ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) must be 'default', None, or a function"
     ):
         T.SanitizeKeyPoints(7)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="SanitizeKeyPoints cannot come before Mosaic, which joins keypoints"):
+    with pytest.raises(ValueError, match="SanitizeKeyPoints cannot come before Mosaic, which joins the keypoints"):
         T.Chain([T.SanitizeKeyPoints(), T.Mosaic(9)])
     with pytest.raises(ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) cannot be combined with Mosaic"):
         T.Chain([T.Mosaic(9), T.SanitizeKeyPoints("default")])

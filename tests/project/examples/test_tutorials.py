@@ -32,10 +32,10 @@ def test_its_blocks_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_it_is_listed_links_lead_somewhere_and_it_says_what_next(page):
+def test_it_is_listed_links_lead_somewhere_and_it_has_next_steps(page):
     text = (FOLDER / f"{page}.md").read_text()
     assert f"]({page}.md)" in (FOLDER / "index.md").read_text()
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert [link for link in links if link and not (FOLDER / link).exists()] == []
-    assert "\n## What next\n" in text
+    assert "\n## Next steps\n" in text
     assert "examples/" in text

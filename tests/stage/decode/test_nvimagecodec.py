@@ -39,7 +39,7 @@ def source(data: bytes, *, grey: bool = False) -> Source:
     return Source(np.frombuffer(data, np.uint8), header.height, header.width, grey, region)
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_batches_are_those_of_workers_to_the_last_bit():
     kinds = [kind for kind in KINDS for _ in range(2)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
