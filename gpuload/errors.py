@@ -32,8 +32,8 @@ __all__ = [
     "WorkerError",
     "closest",
     "error_types",
+    "explains_foreign_arguments",
     "import_optional",
-    "knows_arguments",
     "one_line",
     "visible",
 ]
@@ -236,11 +236,11 @@ def one_line(text: str, limit: int = 300) -> str:
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
-def knows_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
-    """Decorate an ``__init__``, so that the error for an unknown argument suggests the right name.
+def explains_foreign_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
+    """Make a decorator for an ``__init__``: the error for an unknown argument then suggests the right name.
 
     Args:
-        suggest: returns the replacement for another library's argument name, or None if the name is unknown.
+        suggest: returns the replacement for another library's argument name; None if it does not know the name.
     """
 
     def decorate(init: Any) -> Any:

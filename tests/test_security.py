@@ -60,7 +60,11 @@ ALLOWED = {
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
     ("workers/template.py", "_run_worker", "marshal.loads"): "what has changed in the parent, which sends it",
     ("workers/planned.py", "make_plan", "pickle.loads"): "what the main process says of a batch, in our own ring",
-    ("loader/state.py", "_states_to_json", "pickle.loads"): "states of the user's own dataset, from this program's workers",
+    (
+        "loader/state.py",
+        "_states_to_json",
+        "pickle.loads",
+    ): "states of the user's own dataset, from this program's workers",
     ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
     ("workers/pool.py", "_greet", "marshal.loads"): "the hello of a worker of ours",

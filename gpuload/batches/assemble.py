@@ -1,6 +1,6 @@
 """Assembling batches for the user: finishing the columns of a batch's chunks, and collating them.
 
-Runs in the main process, within the transfer's stream. The batch's columns are read, images go through the stage,
+Runs in the main process, on the transfer stream. The batch's columns are read, images go through the stage,
 masks, boxes and keypoints are transformed like the images, and blocks of arrays are concatenated in one copy. The
 finished columns are collated like torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row by
 row, unless a worker has already called it.
@@ -22,16 +22,16 @@ from torch.utils._pytree import tree_map
 
 from gpuload.batches.collate import (
     BatchOptions,
-    Finished,
+    FinishedColumns,
     collate,
-    converted,
+    convert_arrays,
     outline_of,
     samples_of,
     unwrap,
     with_tensor,
 )
 from gpuload.batches.gathering import target_stage
-from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
+from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, soften
 from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import made_like
@@ -49,8 +49,8 @@ __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_progra
 
 MAX_DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
-LEND_BYTES = 1 << 20  # smaller memory is copied
-TENSORLESS = (int, float, str, bytes, type, type(None))  # types that contain no tensors
+LEND_BYTES = 1 << 20  # smaller arrays are copied instead of lent
+TENSORLESS_TYPES = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
 def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
@@ -95,9 +95,11 @@ def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
 
-def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
-    """Draw the programs for each column of images, one program per view. With `whole`, the regions in the tables are
-    entire images; otherwise a worker has drawn the regions.
+def draw_programs(
+    chain: Chain, seed: int, epoch: int, columns: Columns, *, entire_images: bool = False
+) -> list[list[Program]]:
+    """Draw the programs for each column of images, one program per view. With `entire_images`, the
+    regions are entire images; otherwise they are in the tables, where a worker has stored the regions it drew.
 
     Raises:
         DrawError: the parameters of a transform cannot be drawn for an image.
@@ -115,7 +117,7 @@ def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whol
             continue
         boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
         draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
-        regions = None if whole else images.table["region_tlhw"]
+        regions = None if entire_images else images.table["region_tlhw"]
         programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
     return programs
 
@@ -151,15 +153,16 @@ class AssembledBatch(NamedTuple):
     """An assembled batch, or one whose last steps are postponed.
 
     Attributes:
-        value: the finished batch; None if steps are `postponed`.
-        tensors: all tensors in the value, or all tensors that the `postponed` steps read.
-        postponed: runs the last steps and returns the value; must be called on the consumer's stream.
+        value: the finished batch; None if its last steps are postponed.
+        tensors: all tensors in the value, or all tensors that the postponed steps read.
+        last_steps: a function that runs the postponed steps and returns the value, to be called on the consumer's
+            stream; None if no step is postponed.
         warning: the warning to issue with the batch; "" for none.
     """
 
     value: Any
     tensors: list[torch.Tensor]
-    postponed: Callable[[], Any] | None
+    last_steps: Callable[[], Any] | None
     warning: str
 
 
@@ -232,20 +235,22 @@ class Assembly:
             self._warned, warning = True, warning_on_targets(self._options.chain, columns)
         epoch, batch_info = batch.spec.epoch, self._info(batch, columns) if info else None
 
-        def value() -> Any:
+        def build_value() -> Any:
             return collect() if batch_info is None else (collect(), batch_info)
 
-        def postponed() -> Any:
+        def run_last_steps() -> Any:
             assert finished is not None
             with self._collating():
                 start = perf_counter()
                 self._call_module(epoch, columns, finished, by_row=self._by_row)
                 self.stage_s += perf_counter() - start
-                return value()
+                return build_value()
 
         if is_postponed and finished is not None:
-            return AssembledBatch(None, _find_tensors([*finished.results, batch_info], MAX_DEPTH), postponed, warning)
-        result = value()
+            return AssembledBatch(
+                None, _find_tensors([*finished.results, batch_info], MAX_DEPTH), run_last_steps, warning
+            )
+        result = build_value()
         return AssembledBatch(result, _find_tensors(result, MAX_DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
@@ -266,7 +271,7 @@ class Assembly:
                 return None
         return planned, planned.request(chunks)
 
-    def _collate(self, columns: Columns, outline: Any, finished: Finished) -> Any:
+    def _collate(self, columns: Columns, outline: Any, finished: FinishedColumns) -> Any:
         """Collate the finished columns into the user's batch, row by row if `outline` is None."""
         if outline is None:
             return self._on_device(self._collate_rows(columns, finished))
@@ -279,13 +284,13 @@ class Assembly:
 
     def finish(
         self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
-    ) -> Finished:
+    ) -> FinishedColumns:
         """Finish the columns of a batch, and release its slots. With `by_row`, put images into cells, and split blocks
         into values. With `calls_module`, also call `_call_module`."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         has_cells = by_row or columns.has_targets  # otherwise all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
-        finished = Finished(chain.views, cells, self._numbers(batch, columns))
+        finished = FinishedColumns(chain.views, cells, self._numbers(batch, columns))
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
@@ -332,7 +337,7 @@ class Assembly:
             release()  # everything in the slots has been copied or lent
         return finished
 
-    def _call_module(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
+    def _call_module(self, epoch: int, columns: Columns, finished: FinishedColumns, *, by_row: bool) -> None:
         """Call the module at the end of the transforms, if any, on the images, on the current stream. If rows have
         separate cells, put each finished image into the cell of its row."""
         if self._options.chain.module is not None:
@@ -358,28 +363,28 @@ class Assembly:
         """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` has the
         partners, and receives the shares."""
         if pairing is not None:
-            pairing.take(programs[0], columns, images)
+            pairing.store_shares(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
         return [
             self._stage(*ragged.resolve(program), view=view, partners=partners) for view, program in enumerate(programs)
         ]
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return the numbers that determine which samples are neighbours; see `Finished.numbers`."""
+        """Return the numbers that determine which samples are neighbours; see `FinishedColumns.numbers`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions
         rows = planned_rows(batch, columns)
-        return rows if repeats == 1 else half_apart(rows, len(batch.spec.positions))
+        return rows if repeats == 1 else half_batch_numbers(rows, len(batch.spec.positions))
 
-    def _collate_rows(self, columns: Columns, finished: Finished) -> Any:
+    def _collate_rows(self, columns: Columns, finished: FinishedColumns) -> Any:
         """Return the result of the `collate_fn` for the samples; without one, the converted samples."""
         collate_fn, pairing = self._options.collate_fn, finished.pairing
         samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrap)
         argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
-                return converted(argument, partial(columns.name, 0))
+                return convert_arrays(argument, partial(columns.name, 0))
         try:
             value = collate_fn(argument)
         except Exception as error:
@@ -461,8 +466,8 @@ def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch in the stage's form: N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes
-    from the program on the host, since the stage's sizes may be on a device."""
+    """Return one image of a batch that is N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes from the program
+    on the host, since the stage's sizes may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]
@@ -473,7 +478,7 @@ def _find_tensors(value: Any, depth: int) -> list[torch.Tensor]:
     """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, TENSORLESS):
+    if isinstance(value, TENSORLESS_TYPES):
         return []
     if not isinstance(value, dict | list | tuple):
         depth -= 1

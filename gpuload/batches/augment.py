@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpuload.batches.assemble import draw_programs, module_seed
-from gpuload.batches.collate import Finished, move_merged, stack_masks
+from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.gathering import target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
@@ -49,7 +49,7 @@ class Augment(torch.nn.Module):
 
     Call it with a batch: a tensor N×C×H×W or N×T×C×H×W (clips, whose frames share their draws), a list of N tensors
     C×H×W, or tuples and dicts of these; the images of a sample share their draws. Images are uint8, uint16, or floats
-    of 0 … 1, on the CPU or on a GPU, in any memory format. The module has no parameters, and ``eval()`` has no effect.
+    from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters; ``eval()`` has no effect.
 
     Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
     `Mask` N×H×W, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per image.
@@ -224,10 +224,10 @@ class Augment(torch.nn.Module):
             source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
             for place, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, source):
-                    owner = f"{first_images.place} is" if requested is None else "Augment works"
+                    subject = f"{first_images.place} is" if requested is None else "Augment works"
                     raise ValueError(
-                        f"{place} is on {pixels.device}, but {owner} on {device}; move images and masks to one device, "
-                        "and pass this device to Augment(device=…), or leave it out"
+                        f"{place} is on {pixels.device}, but {subject} on {device}; move images and masks to one "
+                        "device, and pass this device to Augment(device=…), or leave it out"
                     )
         return device
 
@@ -247,9 +247,9 @@ class Augment(torch.nn.Module):
         chain, seed = self._chain, self._seed
         sources = [_Images(leaf, stage.device, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read(tree, sources, positions)
-        finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
+        finished = FinishedColumns(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
-            finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, whole=True)
+            finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, entire_images=True)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
         if chain.mixing is not None:
@@ -259,14 +259,16 @@ class Augment(torch.nn.Module):
         seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
         for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
             if (pairing := finished.pairing) is not None:
-                pairing.take(programs[0], columns, column)
-            views = [_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)]
+                pairing.store_shares(programs[0], columns, column)
+            views = [
+                _make_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)
+            ]
             finished.images.append(views)
         results = iter(finished.images)
         values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
         for number, target in self._collate_targets(tree, columns, finished, stage.device).items():
             values[number] = target
-        result = tree.rebuilt(values)
+        result = tree.rebuild(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
     def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
@@ -300,7 +302,7 @@ class Augment(torch.nn.Module):
         return columns
 
     def _collate_targets(
-        self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
+        self, tree: BatchTree, columns: Columns, finished: FinishedColumns, device: torch.device
     ) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf number. Targets are on the
         device."""
@@ -329,7 +331,7 @@ class Augment(torch.nn.Module):
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
             moved[number] = finished.of_views(views)
         targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | move_merged(targets, partial(_to_device, device=device, locks=True))
+        return moved | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
 
 
 class _Images:
@@ -345,7 +347,7 @@ class _Images:
         self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
 
-def _view(
+def _make_view(
     stage: Stage,
     images: _Images,
     program: Program,
@@ -424,15 +426,15 @@ def _with_index(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _to_device(value: Any, device: torch.device, *, locks: bool = False) -> Any:
+def _to_device(value: Any, device: torch.device, *, pins_memory: bool = False) -> Any:
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
-    the memory is page-locked; with `locks`, the memory is page-locked first."""
+    the memory is page-locked; with `pins_memory`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if not isinstance(value, torch.Tensor):
         return value
     if value.device != device:
-        value = value.pin_memory() if locks else value
+        value = value.pin_memory() if pins_memory else value
         value = value.to(device, non_blocking=value.is_pinned())
     return value.as_subclass(torch.Tensor)
 

@@ -45,8 +45,8 @@ from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
-    "BatchOptions", "Finished", "Outline", "collate", "converted", "move_merged", "outline_of", "samples_of",
-    "stack_masks", "unwrap", "with_tensor",
+    "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "move_merged", "outline_of",
+    "samples_of", "stack_masks", "unwrap", "with_tensor",
 ]  # fmt: skip
 
 MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
@@ -104,7 +104,7 @@ class BatchOptions:
 
 
 @dataclass(slots=True)
-class Finished:
+class FinishedColumns:
     """The finished columns of a batch.
 
     Attributes:
@@ -158,7 +158,7 @@ class Group:
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch.
+    """The structure of a batch, and where its leaves are in the samples.
 
     Attributes:
         structure: the batch's structure, in which a group or clip is one leaf.
@@ -178,7 +178,7 @@ def outline_of(columns: Columns) -> Outline:
         CollateError: samples differ in their structure, or in the places of their images; the message names two of
             them.
     """
-    marks = _marks(columns)
+    marks = _find_marks(columns)
     structures = columns.structures
     outlines = [_outline(structures[0], marks[0])]
     for row in range(1, max(len(marks), len(structures))):
@@ -192,7 +192,7 @@ def outline_of(columns: Columns) -> Outline:
                 f"{_describe_sample(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
-                f"{outside}; let the dataset return one form"
+                f"{outside}; make the dataset return every sample with the same structure"
             )
         outlines.append(outline)
     leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
@@ -201,7 +201,7 @@ def outline_of(columns: Columns) -> Outline:
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
 
 
-def _marks(columns: Columns) -> list[dict[int, Mark]]:
+def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
     """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry in the usual case that all
     rows are the same."""
     images = [("image", number, column) for number, column in enumerate(columns.images)]
@@ -224,11 +224,11 @@ def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
     folded, _ = _fold(structure, 0, marks, leaves)
-    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
+    kinds = [_group_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
     return Outline(folded, kinds, [[entry] for entry in leaves])
 
 
-def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
+def _group_mark(group: Group, marks: dict[int, Mark]) -> Mark:
     return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
@@ -253,7 +253,7 @@ def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int 
 def collate(
     columns: Columns,
     outline: Outline,
-    finished: Finished,
+    finished: FinishedColumns,
     *,
     ragged: str,
     pad_to: int | None,
@@ -279,14 +279,14 @@ def collate(
         if kind == "group":
             collated[number] = [
                 [
-                    converted(_cell(columns, finished, row, leaf), partial(columns.name, row))
+                    convert_arrays(_cell(columns, finished, row, leaf), partial(columns.name, row))
                     for leaf in group.leaf_numbers
                 ]
                 for row, group in enumerate(leaves)
             ]
             continue
         if kind == "clip":
-            collated[number] = _clips(columns, finished, leaves, image)
+            collated[number] = _stack_clips(columns, finished, leaves, image)
             continue
         full_column = finished.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
@@ -306,7 +306,7 @@ def collate(
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
 
-    def leaf(within: str) -> Any:
+    def collate_leaf(within: str) -> Any:
         number = next(numbers)
         if number in collated:
             return collated[number]
@@ -315,7 +315,7 @@ def collate(
         entries = tuple(column) if within in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
-    return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
+    return assembled(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
 
 
 def unwrap(value: Any) -> Any:
@@ -323,13 +323,13 @@ def unwrap(value: Any) -> Any:
     return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
-def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrap) -> list[Any]:
+def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], to_plain: Callable[[Any], Any] = unwrap) -> list[Any]:
     """Rebuild the samples of a batch row by row. Finished leaves come from each row's `cells`; for all other leaves,
-    `plain` is applied to the leaf's value."""
+    `to_plain` is applied to the leaf's value."""
     rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
     for leaf, column in (*columns.values.items(), *columns.points.items()):
         for row, value in column.items():
-            rows[row][leaf] = plain(value)
+            rows[row][leaf] = to_plain(value)
     samples = []
     for row, (leaves, row_cells) in enumerate(zip(rows, cells, strict=True)):
         leaves |= row_cells
@@ -337,7 +337,7 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
     return samples
 
 
-def _column_cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
+def _column_cells(columns: Columns, finished: FinishedColumns, leaves: list[int]) -> list[Any]:
     """Return the finished cells or the values of a leaf for all rows."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
@@ -350,9 +350,11 @@ def _column_cells(columns: Columns, finished: Finished, leaves: list[int]) -> li
     return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 
 
-def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrap) -> Any:
+def _cell(
+    columns: Columns, finished: FinishedColumns, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap
+) -> Any:
     cells = finished.cells[row]
-    return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
+    return cells[leaf] if leaf in cells else to_plain(columns.values[leaf].get(row))
 
 
 def with_tensor(value: Any) -> Any:
@@ -360,7 +362,7 @@ def with_tensor(value: Any) -> Any:
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
-def _views_of_leaf(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
+def _views_of_leaf(columns: Columns, finished: FinishedColumns, leaves: list[int]) -> list[list[Any]]:
     """Return a leaf for each view and all rows."""
     cells = _column_cells(columns, finished, leaves)
     return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
@@ -396,17 +398,17 @@ def _collate_column(
         reason = (
             f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(mismatch)} has {tuple(shapes[mismatch] or ())}"
             if mismatch is not None
-            else f"{names(0)} has a {_kind(column[0])}"
+            else f"{names(0)} has a {_describe_kind(column[0])}"
         )
-        subject = f"leaf {name()!r} of the samples" if name() else "the samples"
+        subject = f"field {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
-            f"{subject} cannot be collated into a batch: {reason} ({error}); {_remedy(column, name(), shapes)}",
+            f"{subject} cannot be collated into a batch: {reason} ({error}); {_find_remedy(column, name(), shapes)}",
             error_types(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _clips(columns: Columns, finished: Finished, clips: list[Group], first_column: int) -> Any:
+def _stack_clips(columns: Columns, finished: FinishedColumns, clips: list[Group], first_column: int) -> Any:
     """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first_column`."""
     lengths = [len(clip.node[3]) for clip in clips]
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
@@ -417,11 +419,11 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first_colum
             "collate_fn"
         )
     frames = finished.images[first_column : first_column + lengths[0]]
-    return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
+    return finished.of_views([_stack_frames(view) for view in zip(*frames, strict=True)])
 
 
-def _clip(frames: Sequence[Any]) -> Any:
-    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N, keeping their form."""
+def _stack_frames(frames: Sequence[Any]) -> Any:
+    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N."""
     if isinstance(frames[0], tuple):
         return torch.stack([images for images, _ in frames], 1), frames[0][1]
     if isinstance(frames[0], list):
@@ -429,7 +431,7 @@ def _clip(frames: Sequence[Any]) -> Any:
     return torch.stack(list(frames), 1)
 
 
-def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
+def _find_remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if name and any(value is None for value in column):
         return f"collate_fn=gpuload.keep({name!r}) keeps the values, including None, in a list"
     if isinstance(column[0], os.PathLike):
@@ -446,11 +448,11 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     return "return values of one shape, of types that torch's default_collate knows"
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     return f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def converted(value: Any, name: Callable[[], str]) -> Any:
+def convert_arrays(value: Any, name: Callable[[], str]) -> Any:
     """Convert the arrays in a sample, or in a part of it, to tensors, like `default_convert`.
 
     Raises:
@@ -460,7 +462,7 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         return default_convert(value)
     except (TypeError, RuntimeError, ValueError) as error:
         leaf = next(filter(remedy_for, tree_leaves(value)), None)
-        reason = "" if leaf is None else f": it has a {_kind(leaf)}"
+        reason = "" if leaf is None else f": it has a {_describe_kind(leaf)}"
         remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
             f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_types(error)
@@ -470,7 +472,8 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
 def stack_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
-    """Collate the masks of a batch in the same form as its images; `names` are for errors."""
+    """Collate the masks of a batch as `ragged` and `pad_to` define for its images. `names` return the masks' names, for
+    errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -478,7 +481,7 @@ def stack_masks(
     if mismatch is not None:
         raise CollateError(
             f"the masks of a batch differ in dtype: {names[0]()} has {masks[0].dtype}, {names[mismatch]()} has "
-            f"{masks[mismatch].dtype}; return masks of one dtype"
+            f"{masks[mismatch].dtype}; return all masks with the same dtype"
         )
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
         sizes = np.array([shape[-2:] for shape in shapes])
@@ -497,7 +500,7 @@ def stack_masks(
 
 
 def move_merged(values: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """Move all tensors to the device. Copy small tensors of one dtype together, since a batch can have hundreds."""
+    """Move all tensors to the device. Copy all small tensors of a dtype together, since a batch can have hundreds."""
     is_flat = set(map(type, values.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
     leaves = values.values() if is_flat else tree_leaves(values)
     cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]

@@ -1,6 +1,6 @@
 """The targets of a batch whose transforms combine several samples: Mosaic and CopyPaste.
 
-Runs in the main process, within the transfer's stream, before the images are transformed, because masks decide what is
+Runs in the main process, on the transfer stream, before the images are transformed, because masks decide what is
 pasted where. All samples of the batch advance together from one combining transform to the next, with the geometric
 transforms in between; at each combining transform, samples receive parts of other samples. Boxes and keypoints are
 transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances remain
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrap
+from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.batches.targets import TargetStage, moved_results, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
+from gpuload.datasets.tree import places_of
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
@@ -37,8 +38,8 @@ __all__ = ["target_stage"]
 
 @dataclass(slots=True)
 class Scene:
-    """The targets of one sample in progress: its boxes and points; and, keyed by leaf, its masks and the other values
-    that belong to boxes."""
+    """The partly transformed targets of one sample: its boxes and points, its masks, and the other values that belong
+    to its boxes. Masks and values are keyed by leaf."""
 
     targets: SampleTargets
     masks: dict[int, torch.Tensor]
@@ -51,15 +52,17 @@ def target_stage(chain: Chain, device: torch.device) -> TargetStage:
 
 
 class GatheredTargets(TargetStage):
-    """The transformation of the targets of batches that combine samples."""
+    """The target stage for transforms that combine samples. It transforms all samples of a batch together."""
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
         super().__init__(chain, device)
         self._name, _ = chain.group
 
-    def __call__(self, columns: Columns, finished: Finished, pixels_of: Callable[[ImageColumn], RaggedImages]) -> None:
-        """Transform the targets of a batch into the cells of `finished`, and complete the records of transforms that
-        combine images for the stage.
+    def __call__(
+        self, columns: Columns, finished: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
+    ) -> None:
+        """Transform the targets of a batch, and store them in the cells of `finished`. Also complete the records of
+        combining transforms, which the stage needs to combine the images: their groups and the pixels they cover.
 
         Raises:
             CollateError: samples that are combined do not have the same targets.
@@ -68,7 +71,8 @@ class GatheredTargets(TargetStage):
             first_row = 0 if row else min(1, len(columns) - 1)
             raise CollateError(
                 f"{self._name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
-                f"{difference}; let the dataset return one form, with empty arrays for missing targets"
+                f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
+                "missing targets"
             )
         fields = set(columns.fields[0]) if columns.fields else set()
         points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
@@ -80,11 +84,11 @@ class GatheredTargets(TargetStage):
             scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
         gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
-        program, first_number = finished.first_programs[0], 0
+        program, start = finished.first_programs[0], 0
         for record in [*gathers[0], None]:
-            number = len(program.records) if record is None else program.records.index(record)
-            part = program.part(first_number, number)
-            if first_number:
+            end = len(program.records) if record is None else program.records.index(record)
+            part = program.part(start, end)
+            if start:
                 leaves = scenes[0].masks if part.records else ()
                 pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
@@ -92,7 +96,7 @@ class GatheredTargets(TargetStage):
                     scene.masks[leaf] = mask
             apply_records(part.records, [scene.targets for scene in scenes])
             _drop_entries(scenes, fields, owned)
-            first_number = number + 1
+            start = end + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
                 scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, owned)
@@ -113,7 +117,7 @@ class GatheredTargets(TargetStage):
                 yield row, "have different structures"
         checks: list[tuple[Any, bool, str]]
         checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
-        checks += [(masks, masks.leaf is None, "have their masks at different leaves") for masks in columns.masks]
+        checks += [(masks, masks.leaf is None, "have their masks in different places") for masks in columns.masks]
         for points in columns.points.values():
             kinds = set(map(type, points.values))
             checks.append((points, points.rows is not None or len(kinds) > 1, "have different targets"))
@@ -121,9 +125,13 @@ class GatheredTargets(TargetStage):
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
-                old, new = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], row_fields))
-                leaves = f"(numbers {old} and {new}); pass {self._name} a labels_getter= that names them"
-                yield row, f"have different leaves that belong to their boxes {leaves}"
+                places = places_of(columns.structure(row))
+                old, new = (
+                    ", ".join(places[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
+                    for fields in (columns.fields[0], row_fields)
+                )
+                entries = f"({old}; and {new}); pass {self._name} a labels_getter= that names them"
+                yield row, f"have different entries that belong to their boxes {entries}"
 
 
 def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
@@ -147,8 +155,13 @@ def _combine_scenes(
     boxes: Iterable[Sequence[np.ndarray]],
     points: Iterable[Sequence[np.ndarray]],
 ) -> Scene:
-    """Return a sample's new scene, without masks. It concatenates the given rows of each part's values that belong to
-    boxes, and the transformed boxes and points of all parts (by leaf, then by part)."""
+    """Combine the parts of several scenes into a sample's new scene, without masks.
+
+    Args:
+        sample: the sample's scene before.
+        parts: each part's scene, and the rows of its values to keep.
+        boxes, points: the transformed boxes and points: for each leaf, one array per part.
+    """
     values = {
         leaf: _concatenate([*select_rows((scene.values[leaf], rows) for scene, rows in parts)])
         for leaf in sample.values
@@ -236,8 +249,8 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
                 raise CollateError(
                     f"{record.name} combines masks, but row {row} of the batch has {mask.dtype} of shape "
                     f"{tuple(mask.shape)}, and row {other_row} has {masks[other_row].dtype} of shape "
-                    f"{tuple(masks[other_row].shape)}; return masks of entire images with one dtype and number, and "
-                    "put masks of instances next to their boxes"
+                    f"{tuple(masks[other_row].shape)}; give all samples the same number of whole-image masks, with the "
+                    "same dtype, and put masks of instances next to their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
     sizes = zip(masks, record.output_hw.tolist(), strict=True)
@@ -250,7 +263,7 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
 
 
 def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
-    """Paste instances of its partner into each scene, and store the covered pixels in the record."""
+    """Paste instances into each scene from its partner, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     entries_of = _choose_instances(record, partners, scenes)
@@ -302,9 +315,9 @@ def _find_visible(
     masks: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each pair of masks and covered pixels, return the instances with visible pixels, int64 (m,); whether each
-    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). Copy from the
-    device only once."""
-    numbers: list[torch.Tensor] = []
+    instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). All results
+    are copied from the device together, to wait for it only once."""
+    tables: list[torch.Tensor] = []
     for instances, cover in masks:
         pixels = instances.ne(0)
         visible = pixels & ~cover
@@ -312,9 +325,9 @@ def _find_visible(
         height, width = instances.shape[1:]
         ends = width - has_column.flip(1).argmax(dim=1), height - has_row.flip(1).argmax(dim=1)
         flags = has_row.any(dim=1).long(), (pixels & cover).flatten(1).any(dim=1).long()
-        numbers.append(torch.stack([*flags, has_column.argmax(dim=1), has_row.argmax(dim=1), *ends], dim=1))
-    table = torch.cat(numbers).cpu().numpy()
-    parts = np.split(table, np.cumsum([*map(len, numbers)])[:-1])
+        tables.append(torch.stack([*flags, has_column.argmax(dim=1), has_row.argmax(dim=1), *ends], dim=1))
+    table = torch.cat(tables).cpu().numpy()
+    parts = np.split(table, np.cumsum([*map(len, tables)])[:-1])
     return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 

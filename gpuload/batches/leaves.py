@@ -1,9 +1,9 @@
 """The leaves of a batch from any loader: which are images, which are targets, and which pass through.
 
 A batch is a tree of tuples, lists, dicts and dataclasses. Its images are tensors N×C×H×W, clips N×T×C×H×W, or lists of
-N tensors C×H×W. Its targets are declared by type, such as `gpuload.Mask` or torchvision's `Mask`: for the entire batch,
-as N×… or a list of N, or in a list with one dict per image. Leaves are classified by type and shape, never by value,
-since values may be on a device. Runs in the caller's process, and keeps no state.
+N tensors C×H×W. Its targets are declared by their type, such as `gpuload.Mask` or torchvision's `Mask`. The targets of
+a batch are one object N×…, a list of N objects, or entries of a list with one dict per image. Leaves are classified by
+type and shape, never by value, since values may be on a device. Runs in the caller's process, and keeps no state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BatchTree", "Leaf"]
 TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
 PER_IMAGE: Final = "per image"  # the structure kind of a list of dicts and of a tuple of values
 IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
-DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
+DTYPES_TEXT: Final = "uint8, uint16, or floats from 0 to 1"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Leaf:
         kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
         value: the unchanged value; a list is one leaf unless it contains batched tensors.
         place: the path to the leaf, for errors.
-        per_image: whether the value is a list of the entries of one field in a list of dicts, or of a tuple.
+        per_image: whether the value collects one entry per image, from a field of a list of dicts or from a tuple.
     """
 
     kind: str
@@ -52,8 +52,8 @@ class Leaf:
 
     def entry(self, row: int, count: int) -> Any:
         """Return one image's entry, if the value has one entry for each of `count` images, otherwise the entire value.
-        But return None for a list without one entry per image: it would become several leaves of a sample, and shift
-        the numbers of the leaves after it."""
+        For a list of another length, return None: in a sample, the list would become several leaves, and shift the
+        numbers of all later leaves."""
         entries = getattr(self.value, "array", self.value)
         is_list = isinstance(entries, list)
         if (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count:
@@ -61,7 +61,7 @@ class Leaf:
         return None if is_list else self.value
 
     def sample_entry(self, row: int, count: int) -> Any:
-        """Return the entry of one image in the form of a dataset's sample. Pixels, which may be on a device, become
+        """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
         placeholders of the same height and width."""
         value = self.entry(row, count)
         if self.kind == "images":
@@ -110,7 +110,7 @@ class BatchTree:
         ]
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
-            raise TypeError(_no_images(structure, values))
+            raise TypeError(_no_images_message(structure, values))
         self.count = len(self.images[0].value)
         for leaf in self.leaves:
             self._check_count(leaf)
@@ -120,10 +120,10 @@ class BatchTree:
         return any(leaf.kind in ("mask", "points") for leaf in self.leaves)
 
     def sample(self, row: int) -> Any:
-        """Return one image's part of the batch in the form of a dataset's sample, with the same number of leaves."""
+        """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
         return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
 
-    def rebuilt(self, values: Sequence[Any]) -> Any:
+    def rebuild(self, values: Sequence[Any]) -> Any:
         """Return a tree with the batch's structure and new leaves."""
         return _rebuild(self._structure, iter(values))
 
@@ -146,8 +146,9 @@ class BatchTree:
 
 
 def _fold_lists(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
-    """Fold lists of images, targets or other values into single leaves, unless a value is itself batched, and lists of
-    dicts into one dict. Append each leaf, and whether it is per image, to `folded`; return the new structure."""
+    """Return the structure in which each list of images, targets or other values is a single leaf, and each list of
+    dicts is one dict of lists. Lists that contain batched values keep their structure. Append each leaf, and whether it
+    is per image, to `folded`."""
     if node == LEAF:
         folded.append((next(values), False))
         return LEAF
@@ -184,12 +185,12 @@ def _sample_structure(node: Structure) -> Structure:
 def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     if node == LEAF:
         return next(values)
-    kind, _, keys, children = node
+    kind, _, container, children = node  # a `PER_IMAGE` node has the kind of its container in place of keys
     if kind != PER_IMAGE:
         return rebuild(node, [_rebuild(child, values) for child in children])
     columns = [next(values) for _ in range(leaf_count(children[0]))]
     parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
-    return parts if keys == "list" else tuple(parts)
+    return parts if container == "list" else tuple(parts)
 
 
 def _kind_of(value: Any, place: str) -> str:
@@ -209,7 +210,7 @@ def _kind_of(value: Any, place: str) -> str:
     elif value.dtype not in IMAGE_DTYPES:
         raise TypeError(
             f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images must be "
-            f"{DTYPES}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
+            f"{DTYPES_TEXT}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
         )
     for images in entries:
         *_, channels, _, width = images.shape
@@ -236,14 +237,14 @@ def _is_target(value: Any) -> bool:
 
 
 def _is_image(value: Any) -> bool:
-    is_plane = isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype in IMAGE_DTYPES
-    return is_plane and not _is_target(value)
+    has_image_shape = isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype in IMAGE_DTYPES
+    return has_image_shape and not _is_target(value)
 
 
-def _no_images(structure: Structure, values: Sequence[Any]) -> str:
+def _no_images_message(structure: Structure, values: Sequence[Any]) -> str:
     if len(values) == 1 and _is_image(values[0]):
         return f"Augment needs a batch, got one image of shape {tuple(values[0].shape)}; use augment(image[None])[0]"
     return (
         f"there are no images in {describe(structure, values)}: Augment needs tensors N×C×H×W, clips N×T×C×H×W, or "
-        f"lists of N tensors C×H×W, of dtype {DTYPES}; convert arrays with torch.from_numpy"
+        f"lists of N tensors C×H×W, of dtype {DTYPES_TEXT}; convert arrays with torch.from_numpy"
     )

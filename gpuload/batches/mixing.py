@@ -21,7 +21,7 @@ from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage.device import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
-__all__ = ["Pairing", "find_labels", "half_apart", "partners_of", "soften"]
+__all__ = ["Pairing", "find_labels", "half_batch_numbers", "partners_of", "soften"]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class Pairing:
     partners: np.ndarray
     share: np.ndarray | None = None
 
-    def take(self, program: Program, columns: Columns, images: ImageColumn) -> None:
+    def store_shares(self, program: Program, columns: Columns, images: ImageColumn) -> None:
         """Store the shares drawn for one image of each sample.
 
         Raises:
@@ -48,8 +48,8 @@ class Pairing:
             row_without = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
             raise CollateError(
                 f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; let all "
-                "samples have the same number"
+                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; give "
+                "all samples the same number of images"
             )
         mix = program.mix
         assert mix is not None
@@ -58,9 +58,9 @@ class Pairing:
         if self.share is not None and not np.array_equal(share, self.share):
             row = int((share != self.share).argmax())
             raise CollateError(
-                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} mixes them "
-                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is only one label; crop or resize "
-                "both images to one size"
+                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} would mix "
+                f"them in different proportions ({self.share[row]:.3f} and {share[row]:.3f}), but there is only one "
+                "label for both; crop or resize both images to one size"
             )
         self.share = share
 
@@ -86,8 +86,8 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return partners
 
 
-def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return numbers with which row k + count/2 is the partner of row k in a batch of `count`.
+def half_batch_numbers(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return numbers for `partners_of` that make row k + count/2 the partner of row k in a batch of `count`.
 
     With repeated samples, a rank has every `world_size`-th position of a global batch, so partners are half a global
     batch apart. Partners are always on the same rank, and depend on the number of ranks only if a rank has an odd
@@ -95,7 +95,7 @@ def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
     `repeats` is more than half of the global batch.
 
     Example:
-        >>> half_apart(np.arange(5), 5).tolist()
+        >>> half_batch_numbers(np.arange(5), 5).tolist()
         [0, 2, 4, 1, 3]
     """
     half = (count + 1) // 2
@@ -128,13 +128,13 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     )
 
 
-def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
+def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
     """Return the batch with its labels mixed: float, (N, num_classes).
 
     Args:
         batch: the collated batch; its labels are integers (N,), or numbers (N, classes).
-        pairing: how its images were mixed.
-        names: returns the name of a row's sample, for errors.
+        pairing: the partners and shares of its samples.
+        name_of: returns the name of a row's sample, for errors.
 
     Raises:
         CollateError: the labels are missing, or have the wrong type or shape.
@@ -146,10 +146,10 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{name}: the labels must be a tensor, got {_describe(labels)}; let the dataset return a number, or pass a "
-            "function that returns the tensor in a batch as labels_getter=…"
+            f"{name}: the labels must be a tensor, got {_describe(labels)}; have the dataset return a number, or pass "
+            "a function that returns the tensor in a batch as labels_getter=…"
         )
-    mixed = mixed_labels(labels, pairing, names)
+    mixed = mix_labels(labels, pairing, name_of)
     leaves: list[Any] = []
     structure = flatten(batch, leaves)
     if not any(leaf is labels for leaf in leaves):
@@ -160,7 +160,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     return unflatten(structure, [mixed if leaf is labels else leaf for leaf in leaves])
 
 
-def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
+def mix_labels(labels: torch.Tensor, pairing: Pairing, name_of: Callable[[int], str]) -> torch.Tensor:
     """Return soft labels (N, classes): the sum of each sample's label and its partner's label, weighted by their
     shares."""
     assert pairing.share is not None
@@ -172,11 +172,11 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
         )
     if len(labels) != rows:
         raise CollateError(
-            f"{name} mixed {rows} images, but the batch has {len(labels)} labels; let the collate_fn keep one label "
+            f"{name} mixed {rows} images, but the batch has {len(labels)} labels; make the collate_fn keep one label "
             "per image, in the same order"
         )
     if labels.dim() == 1:
-        labels = _one_hot(labels, classes, name, names)
+        labels = _one_hot(labels, classes, name, name_of)
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
             f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, which have {labels.shape[1]} "
@@ -192,7 +192,7 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
     return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
 
 
-def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callable[[int], str]) -> torch.Tensor:
+def _one_hot(labels: torch.Tensor, classes: int | None, name: str, name_of: Callable[[int], str]) -> torch.Tensor:
     """Return labels (N,) as float32 (N, classes)."""
     if classes is None:
         raise CollateError(
@@ -202,7 +202,7 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
     if labels.is_cpu and is_invalid.any():  # checking labels on a device would wait for the device
         row = int(is_invalid.int().argmax())
         raise CollateError(
-            f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
+            f"{name}(num_classes={classes}): {name_of(row)} has the label {int(labels[row])}, which is not in "
             f"0 … {classes - 1}; increase num_classes, or correct the labels"
         )
     soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)

@@ -1,5 +1,5 @@
 """Collate functions: `pad` and `pad_collate` combine arrays of different sizes into one padded tensor, and `keep`
-collects values of any form in a list.
+collects values of any type and structure in a list.
 
 Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
 this module, so it imports torch only when there is something to collate. It holds no state.
@@ -45,7 +45,7 @@ class Padded(NamedTuple):
     Attributes:
         data: N×…, with one array per row; each array starts at index 0 of every axis, and is followed by the fill
             value.
-        sizes: int64 (N, rank), the shape of each array.
+        sizes: int64 (N, dimensions), the shape of each array.
         padding: the fraction of `data` that is padding, 0 … 1.
     """
 
@@ -128,16 +128,16 @@ def pad_collate(
     to: Shape | Mapping[str, Shape] | None = None,
     value: float | Mapping[str, float] = 0,
 ) -> Any:
-    """Collate samples into a batch, padding arrays of any rank to the batch's largest size or to a fixed one.
+    """Collate samples into a batch, and pad arrays to the batch's largest size or to a fixed size.
 
     Pass it as ``collate_fn=gl.pad_collate`` to `Loader` or to torch's DataLoader; for options, write
-    ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor of rank 1 or more becomes a
-    `Padded`, even if all sizes are equal. All other leaves and the nesting follow torch's ``default_collate``. To pad
-    only some leaves, use `pad`.
+    ``collate_fn=functools.partial(gl.pad_collate, to=(100, 4))``. Every array or tensor with at least one dimension
+    becomes a `Padded`, even if all sizes are equal. All other leaves and the nesting follow torch's
+    ``default_collate``. To pad only some leaves, use `pad`.
 
     Args:
         samples: nested tuples, lists, dicts and dataclasses, all with the same structure. The arrays of a leaf must
-            have the same rank and dtype; their sizes may differ on every axis, and may be 0.
+            have the same number of dimensions and the same dtype; their sizes may differ on every axis, and may be 0.
         only: the names of the leaves to pad, which may also be lists of numbers; None means all arrays.
         to: the size to pad to, with one number per axis, or None for the batch's largest size on that axis. A dict sets
             the sizes of leaves by name, such as ``{"boxes": (100, 4)}``; other leaves are padded to the batch's largest
@@ -145,10 +145,11 @@ def pad_collate(
         value: the fill value, or a dict of fill values by leaf name (0 for other leaves).
 
     Raises:
-        CollateError: samples differ in structure; the arrays of a leaf differ in rank or dtype; or an array is larger
-            than `to`. The message names the leaf, the samples (by their row in the batch) and the shapes.
-        TypeError, ValueError: `to` or `value` is invalid, or does not match a leaf's rank or dtype; a named leaf is
-            missing; or there are no samples.
+        CollateError: samples differ in structure; the arrays of a leaf differ in their number of dimensions or dtype;
+            or an array is larger than `to`. The message names the leaf, the samples (by their row in the batch) and the
+            shapes.
+        TypeError, ValueError: `to` or `value` is invalid, or does not match the dimensions or dtype of a leaf; a named
+            leaf is missing; or there are no samples.
 
     Example:
         >>> samples = [{"boxes": np.ones((2, 4)), "label": 7}, {"boxes": np.ones((3, 4)), "label": 8}]
@@ -168,18 +169,18 @@ def pad_collate(
     ]
     if unknown := [name for name in only or () if name not in padded_names]:
         raise ValueError(
-            f"pad() names the leaf {unknown[0]!r}, but the samples have no array of that name; their leaves are "
+            f"pad() names the field {unknown[0]!r}, but the samples have no array of that name; their fields are "
             f"{', '.join(map(repr, names))}"
         )
     for option, by_name in (("to", to), ("value", value)):
         if unknown := [name for name in by_name if name not in padded_names] if isinstance(by_name, Mapping) else []:
             raise ValueError(
-                f"{option}= names the leaf {unknown[0]!r}, which is not padded; padded leaves are "
+                f"{option}= names the field {unknown[0]!r}, which is not padded; padded fields are "
                 f"{', '.join(map(repr, padded_names)) or 'none'}"
             )
     leaves = iter(zip(names, columns, strict=True))
 
-    def leaf(within: str) -> Any:
+    def collate_leaf(within: str) -> Any:
         name, column = next(leaves)
         if name in padded_names:
             sizes = to.get(name) if isinstance(to, Mapping) else to
@@ -187,7 +188,7 @@ def pad_collate(
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
-    return assembled(structure, leaf, keep_tuples=False)
+    return assembled(structure, collate_leaf, keep_tuples=False)
 
 
 _keep.takes_meta = pad_collate.takes_meta = True  # pyright: ignore[reportFunctionMemberAccess]  see `takes_meta`
@@ -238,8 +239,8 @@ def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure,
         if structure != first_structure:
             raise CollateError(
                 f"sample 0 of the batch is {describe(first_structure)}, but sample {row} is {describe(structure)}"
-                f"{difference(first_structure, structure)}: all samples of a batch must have the same structure; let "
-                "the dataset return one form"
+                f"{difference(first_structure, structure)}: all samples of a batch must have the same structure; make "
+                "the dataset return every sample with the same structure"
             )
     return first_structure, list(zip(*rows, strict=True))
 
@@ -278,8 +279,8 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     to = (None,) * first_tensor.ndim if to is None else to
     if len(to) != first_tensor.ndim:
         raise ValueError(
-            f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first_tensor.ndim} (shape "
-            f"{shapes[0]}); give each leaf its own sizes: to={{name: sizes}}"
+            f"to={to} must have one size for each dimension of {_leaf(name)}, whose shape is {shapes[0]}; give each "
+            f"field its own sizes: to={{name: sizes}}"
         )
     for axis, limit in enumerate(to):
         for row, shape in enumerate(shapes):
@@ -306,7 +307,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
-    """Convert the arrays and lists of a leaf to tensors of one rank and one dtype."""
+    """Convert the arrays and lists of a leaf to tensors with the same number of axes and the same dtype."""
     tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
     non_empty = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
@@ -318,14 +319,14 @@ def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
             kind = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
                 f"{_leaf(name)} is of shape {tuple(tensors[first_row].shape)} in sample {first_row} of the batch, but "
-                f"{kind} in sample {row}; padding does not change the number of axes, so return arrays of one rank "
-                "(for an empty array, use an axis of size 0)"
+                f"{kind} in sample {row}; padding does not change the number of dimensions, so return arrays with "
+                "the same number of dimensions (for an empty array, use an axis of size 0)"
             )
     for row, tensor in enumerate(tensors):
         if tensor.dtype != tensors[0].dtype:
             raise CollateError(
                 f"{_leaf(name)} is {dtype_of(tensors[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
-                f"{row}; return arrays of one dtype"
+                f"{row}; return arrays with the same dtype"
             )
     return tensors
 
@@ -401,4 +402,4 @@ def _can_hold(dtype: torch.dtype, value: float) -> bool:
 
 
 def _leaf(name: str) -> str:
-    return f"leaf {name!r}" if name else "the sample"
+    return f"field {name!r}" if name else "the sample"

@@ -1,6 +1,6 @@
 """Transforming the targets of a batch (masks, boxes and keypoints) like their images.
 
-Runs in the main process, within the transfer's stream, after the draws. Boxes and keypoints are transformed here with
+Runs in the main process, on the transfer stream, after the draws. Boxes and keypoints are transformed here with
 numpy (a few numbers per sample), masks by the stage's runner. Entries that belong to dropped boxes are removed from the
 leaves that the worker identified (`gpuload.workers.box_fields`).
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import Finished, unwrap
+from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
@@ -43,7 +43,7 @@ class TargetStage:
     def __call__(
         self,
         columns: Columns,
-        finished: Finished,
+        finished: FinishedColumns,
         pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> None:
         """Transform the targets of a batch, and store the results in `finished`.
@@ -62,7 +62,9 @@ class TargetStage:
         if columns.points:
             _move_points(columns, finished)
 
-    def _move_masks(self, columns: Columns, finished: Finished, masks: ImageColumn, pixels: RaggedImages) -> None:
+    def _move_masks(
+        self, columns: Columns, finished: FinishedColumns, masks: ImageColumn, pixels: RaggedImages
+    ) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
         views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in finished.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
@@ -73,7 +75,7 @@ class TargetStage:
             finished.full_columns[leaf] = finished.of_views(tensors)
 
 
-def _move_points(columns: Columns, finished: Finished) -> None:
+def _move_points(columns: Columns, finished: FinishedColumns) -> None:
     """Transform boxes and keypoints, and remove entries that belong to dropped boxes or keypoints."""
     points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_numbers.tolist()}
     for leaf in sorted(columns.points):
@@ -154,17 +156,17 @@ def warning_on_targets(chain: Chain, columns: Columns) -> str:
                 f"{call.called} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write this "
                 f"method, or return no {kind}"
             )
-        warnings[_images_only(call.called) if call.per != "images" else (
+        warnings[_images_only_message(call.called) if call.per != "images" else (
             f"{call.called} has no {method}, so {kind} are not moved. If it moves pixels, write this method; if not, "
             "set moves_pixels = False in its class"
         )] = None  # fmt: skip
     if chain.module is not None:
         last_transform = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        warnings[_images_only(f"{last_transform} at the end of the transforms")] = None
+        warnings[_images_only_message(f"{last_transform} at the end of the transforms")] = None
     return "\n".join(warnings)
 
 
-def _images_only(called: str) -> str:
+def _images_only_message(called: str) -> str:
     return (
         f"{called} gets only the images; masks, boxes and keypoints are not moved. If it moves pixels, use gpuload's "
         "transforms instead, which move both"

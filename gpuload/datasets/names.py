@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuload.errors import knows_arguments
+from gpuload.errors import explains_foreign_arguments
 
 __all__ = ["dataset_arguments"]
 
@@ -35,5 +35,5 @@ INSTEAD: Final = {
     "num_workers": "gpuload.Loader(dataset, num_workers=…) reads in several processes",
 }
 
-dataset_arguments = knows_arguments(INSTEAD.get)
+dataset_arguments = explains_foreign_arguments(INSTEAD.get)
 """A decorator for the ``__init__`` of a dataset: the error for another library's argument names the replacement."""

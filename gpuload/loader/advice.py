@@ -35,23 +35,24 @@ SMALL_LOCK_BYTES: Final = 64 << 20
 RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
-class _View:
-    """Figures derived from a snapshot that covers at least one batch."""
+class _Figures:
+    """Figures that are derived from a snapshot, which covers at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.in_process = not stats.num_workers
         self.workers = max(1, stats.num_workers)  # processes that load in parallel
         self.busy = 1.0 if self.in_process else stats.busy  # the average number of busy workers
-        self.workers_busy = self.busy >= BUSY * self.workers  # whether workers are saturated
+        self.workers_saturated = self.busy >= BUSY * self.workers
         self.waiting = stats.waiting_later
-        # The shares of the time that `next()` takes in addition to waiting. With num_workers=0, collating plain data
-        # counts as waiting.
+        # Besides waiting, `next()` issues work: it copies, launches the stage, decodes on the device, and collates
+        # ("rest"). These are the shares of the time that each takes. With num_workers=0, collating plain data counts
+        # as waiting.
         self.issuing_shares = {name: self.share(name) for name in ("copy", "stage", "device decode")}
         self.issuing_shares["rest"] = self.share("rest")
         if not self.in_process or stats.bytes_decoded:
             self.issuing_shares["rest"] = self.share("collate", "rest")
-        self.costliest_issuing = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
+        self.costliest_issuing_part = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
         # The share of the time that an infinitely fast loader would save.
         self.loading_share = min(1.0, self.waiting + sum(self.issuing_shares.values()))
         start = stats.part("start", "workers")
@@ -85,15 +86,15 @@ class _View:
     @cached_property
     def bottleneck(self) -> str:
         """Return "wait", a name in `issuing_shares`, or "step"."""
-        stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing]
+        stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing_part]
         # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
         # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
         # compete.
-        if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
+        if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_saturated and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
             main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
             return "stage" if main_fills_cpus and self.issuing_shares["stage"] > self.waiting else "wait"
-        return self.costliest_issuing if self.loading_share >= 0.5 else "step"
+        return self.costliest_issuing_part if self.loading_share >= 0.5 else "step"
 
     @property
     def reading_parts(self) -> tuple[str, ...]:
@@ -134,11 +135,11 @@ class _View:
         return (count, 1.0 / max(loop, work / count)) if count > current else None
 
     @property
-    def more_workers(self) -> str:
+    def more_workers_effect(self) -> str:
         """Describe the effect of more workers."""
         if self.suggested_workers is None:
             cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
-            why = f"this process may use {cpus}"
+            why = f"this process may use only {cpus}"
             if self.cpus_are_full:
                 why = f"this process uses all of its {cpus}"
             elif self.queued_share > CPU_CONTENTION:
@@ -150,15 +151,15 @@ class _View:
         unit = "worker" if count == 1 else "workers"
         if self.queued_share > CPU_CONTENTION and self.cpu_bound:
             return (
-                f"with {count} {unit} it would wait less, but workers wait {self.queued_share:.0%} of their time for a "
-                "CPU that other programs use"
+                f"with {count} {unit} the loop would wait less, but workers wait {self.queued_share:.0%} of their time "
+                "for a CPU that other programs use"
             )
-        ahead = self.ahead_for(count)
+        ahead = self.batches_ahead(count)
         prefetch = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
-        return f"with {count} {unit}{prefetch}, about {speedup:.1f} times the throughput"
+        return f"{count} {unit}{prefetch} would give about {speedup:.1f} times the throughput"
 
-    def ahead_for(self, workers: int) -> int:
-        """Return how many batches must be in flight so that each of this many workers has a chunk."""
+    def batches_ahead(self, workers: int) -> int:
+        """Return the number of batches that must be in flight to give each of this many workers a chunk."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
@@ -170,16 +171,16 @@ class _View:
         """Describe how busy workers are and how much the loop waits."""
         if self.in_process:
             return f"the main process does this itself (num_workers=0) for {self.waiting:.0%} of the time"
-        unit = "worker" if self.workers == 1 else "workers"
-        return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
+        unit = "worker is" if self.workers == 1 else "workers are"
+        return f"{self.busy:.1f} of {self.workers} {unit} busy, and the loop waits {self.waiting:.0%} of the time"
 
     @property
     def lock_problem(self) -> str:
-        """Say that the ring is not page-locked, and why."""
+        """Describe why the ring is not page-locked."""
         limit = lockable_bytes()
         why = "the driver refused it"
         if limit is not None and limit < SMALL_LOCK_BYTES:
-            why = f"this process may lock {limit // 1024:,} KiB of memory"
+            why = f"this process may lock only {limit // 1024:,} KiB of memory"
         return f"the ring is not page-locked ({why})"
 
 
@@ -188,127 +189,147 @@ def advice(stats: Stats) -> str:
     count = stats.batches
     if not count:
         return NOTHING_LOADED
-    view = _View(stats)
+    figures = _Figures(stats)
     restarts = "persistent" in stats.untried
-    minimum_s = max((EPOCH_START if restarts else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))
-    if view.start_s and view.start_s >= minimum_s:
+    minimum_s = max(
+        (EPOCH_START if restarts else 0.5) * stats.seconds, figures.waiting * (stats.seconds - stats.first_s)
+    )
+    if figures.start_s and figures.start_s >= minimum_s:
         remedy = (
             "persistent_workers=True starts them once, not in each epoch"
             if restarts
             else "workers start only once, not in each epoch: ask again later, or exclude the start with stats(since=…)"
         )
         return (
-            f"the start of the workers is the bottleneck so far: {view.start_s:.1f} of {stats.seconds:.1f} s, in which "
-            f"they import the dataset's modules and unpickle the dataset; {remedy}"
+            f"starting the workers is the bottleneck so far: it took {figures.start_s:.1f} of {stats.seconds:.1f} s, "
+            f"during which they import the dataset's modules and unpickle the dataset; {remedy}"
         )
     if count < MIN_BATCHES:
         return f"{count} batch{'es' * (count > 1)}, too few to name the bottleneck: ask again later"
-    if view.bottleneck == "step":
-        return _step(view)
-    if view.bottleneck == "wait":
-        return _wait(view)
-    return (_tiny_images(view) if view.bottleneck == "rest" else "") or _issuing(view, "is the bottleneck: it takes")
+    if figures.bottleneck == "step":
+        return _explain_step(figures)
+    if figures.bottleneck == "wait":
+        return _explain_wait(figures)
+    return (_explain_tiny_images(figures) if figures.bottleneck == "rest" else "") or _explain_issuing(
+        figures, "is the bottleneck: it takes"
+    )
 
 
-def _wait(view: _View) -> str:
+def _explain_wait(figures: _Figures) -> str:
     """Explain why the loop waits: workers cannot work, workers are too slow, or the work is badly distributed."""
-    stats = view.stats
+    stats = figures.stats
     if stats.restarts and stats.restarts >= 0.1 * stats.batches:
         return (
             f"dying workers are the bottleneck: {stats.restarts} died within {stats.batches} batches, and the loop "
-            f"waits {view.waiting:.0%} of the time; check loader.errors and the machine's memory"
+            f"waits {figures.waiting:.0%} of the time; check loader.errors and the machine's memory"
         )
-    ring_full = view.share("slot wait")
-    if not view.in_process and not view.workers_busy and (ring_full >= RING_FULL or stats.ring_spilled):
+    ring_full = figures.share("slot wait")
+    if not figures.in_process and not figures.workers_saturated and (ring_full >= RING_FULL or stats.ring_spilled):
         return (
             f"the ring is the bottleneck: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in "
-            f"flight. It is full {min(ring_full, 1.0):.0%} of the time, and the loop waits {view.waiting:.0%} of the "
-            f"time; try ring_bytes={max(2 * stats.ring_limit_bytes, 1 << 20):,}"
+            f"flight. It is full {min(ring_full, 1.0):.0%} of the time, and the loop waits {figures.waiting:.0%} of "
+            f"the time; try ring_bytes={max(2 * stats.ring_limit_bytes, 1 << 20):,}"
         )
-    if view.workers_busy and (sentence := _tiny_images(view)):
+    if figures.workers_saturated and (sentence := _explain_tiny_images(figures)):
         return sentence
     if stats.resident_bytes:
-        return _issuing(view, "is the bottleneck: it takes")
-    if view.workers_busy:
-        return _reading(view) if view.share_of_work(*view.reading_parts) > 0.5 else _working(view)
+        return _explain_issuing(figures, "is the bottleneck: it takes")
+    if figures.workers_saturated:
+        return (
+            _explain_reading(figures) if figures.share_of_work(*figures.reading_parts) > 0.5 else _explain_work(figures)
+        )
     busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
-    half_of_others = 0.5 * (view.workers - 1)
-    if busiest is not None and half_of_others and busiest.busy >= BUSY and view.busy - busiest.busy <= half_of_others:
+    half_of_others = 0.5 * (figures.workers - 1)
+    if (
+        busiest is not None
+        and half_of_others
+        and busiest.busy >= BUSY
+        and figures.busy - busiest.busy <= half_of_others
+    ):
         return (
             f"worker {busiest.number} is the bottleneck: it is busy {busiest.busy:.0%} of the time, the average of all "
-            f"{view.workers} workers is {view.busy / view.workers:.0%}, and the loop waits {view.waiting:.0%}; give "
-            "workers equal shares of the data, or set in_order=False"
+            f"{figures.workers} workers is {figures.busy / figures.workers:.0%}, and the loop waits "
+            f"{figures.waiting:.0%}; give workers equal shares of the data, or set in_order=False"
         )
+    prefetch = max(figures.batches_ahead(figures.workers), 2 * stats.prefetch_factor)
     return (
-        f"the bottleneck is too few batches in flight: {view.load_description}, so work comes in bursts; raise "
-        f"prefetch_factor (for example to {max(view.ahead_for(view.workers), 2 * stats.prefetch_factor)}) or lower "
-        "chunk_size"
+        f"the bottleneck is too few batches in flight: {figures.load_description}, so work comes in bursts; raise "
+        f"prefetch_factor (for example to {prefetch}) or lower chunk_size"
     )
 
 
-def _tiny_images(view: _View) -> str:
+def _explain_tiny_images(figures: _Figures) -> str:
     """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
-    slow = view.share_of_work(*view.reading_parts) > 0.5 and view.ms_per_sample("read") > 1.0
-    if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
+    slow = figures.share_of_work(*figures.reading_parts) > 0.5 and figures.ms_per_sample("read") > 1.0
+    if slow or not 0 < figures.image_bytes <= SMALL_BYTES or figures.file_bytes > SMALL_BYTES:
         return ""
     return (
-        f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time is spent "
-        f"on the overhead of each sample ({view.load_description}); store the images decoded in one file: `gpuload "
-        "pack --to array`, then gl.ArrayFile"
+        f"tiny images are the bottleneck: {figures.image_bytes:,.0f} bytes of pixels each, so most of the time is "
+        f"spent on the overhead of each sample ({figures.load_description}); store the images decoded in one file: "
+        "`gpuload pack --to array`, then gl.ArrayFile"
     )
 
 
-def _reading(view: _View) -> str:
+def _explain_reading(figures: _Figures) -> str:
     """Explain that the dataset is slow, and whether it computes or waits."""
-    stats = view.stats
-    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading_parts):.3g} ms"
+    stats = figures.stats
+    bottleneck, cost = (
+        "reading is the bottleneck",
+        f"a sample takes {figures.ms_per_sample(*figures.reading_parts):.3g} ms",
+    )
     remedies = []
-    if view.cpu_bound and not view.in_process:
+    if figures.cpu_bound and not figures.in_process:
         bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
-    elif "cache" in stats.untried and not view.in_process and (view.decodes_images or not stats.bytes_decoded):
+    elif "cache" in stats.untried and not figures.in_process and (figures.decodes_images or not stats.bytes_decoded):
         remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
-    if (view.cpu_bound or view.in_process) and not view.decodes_images:
+    if (figures.cpu_bound or figures.in_process) and not figures.decodes_images:
         remedies.append(
-            "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
+            "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
             "its transforms to the Loader, which decodes only the region that the crop needs"
         )
     if "block" in stats.untried:
         remedies.append('shuffle="block" reads neighbours together')
-    return "; ".join([f"{bottleneck} ({cost}): {view.load_description}", view.more_workers, *remedies])
+    return "; ".join([f"{bottleneck} ({cost}): {figures.load_description}", figures.more_workers_effect, *remedies])
 
 
-def _working(view: _View) -> str:
+def _explain_work(figures: _Figures) -> str:
     """Name the part of the workers' work that takes longest."""
-    names = {"decode": "decode is" if view.decodes_images else "copying the dataset's arrays is",
-             "header": "headers and draws are", "pack": "packing labels is", "collate": "collate_fn is",
+    names = {"decode": "decode is" if figures.decodes_images else "copying the dataset's arrays is",
+             "header": "reading image headers and drawing random parameters is",
+             "pack": "packing labels is", "collate": "collate_fn is",
              "plan": "planning batches is", "read": "reading is"}  # fmt: skip
-    slowest = max(names, key=view.share_of_work)
-    bottleneck, full_decodes, remedy = f"{names[slowest]} the bottleneck", view.stats.decoded_whole, view.more_workers
-    if slowest == "decode" and view.stats.decoders.keys() - {"Pillow"}:  # JPEGs
-        if view.share_of_work("decode") > 0.5 and 2 * full_decodes >= view.stats.part("decode").count:
+    slowest = max(names, key=figures.share_of_work)
+    bottleneck, full_decodes, remedy = (
+        f"{names[slowest]} the bottleneck",
+        figures.stats.decoded_whole,
+        figures.more_workers_effect,
+    )
+    if slowest == "decode" and figures.stats.decoders.keys() - {"Pillow"}:  # JPEGs
+        if figures.share_of_work("decode") > 0.5 and 2 * full_decodes >= figures.stats.part("decode").count:
             remedy = (
                 f"nvImageCodec cannot be used here, so {full_decodes:,} JPEGs were fully decoded where a part would "
                 "do; `gpuload doctor` says why, and pip install 'gpuload[cu12]' (or cu13) installs it"
             )
-        elif view.share_of_work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
-            bottleneck += f", as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded per image)"
+        elif figures.share_of_work("decode") > 0.5 and figures.image_bytes >= LARGE_BYTES:
+            bottleneck += f", as the images are large ({figures.image_bytes / 3e6:.1f} megapixels decoded per image)"
             remedy = f"shrink them once with `gpuload pack --short-side 512`; {remedy}"
-        elif view.suggested_workers is None:
-            remedy += ": smaller or cuttable JPEGs would (`gpuload pack`)"
-    return f"{bottleneck}: {view.load_description}; {remedy}"
+        elif figures.suggested_workers is None:
+            remedy += ", but smaller or cuttable JPEGs would help (`gpuload pack`)"
+    return f"{bottleneck}: {figures.load_description}; {remedy}"
 
 
-def _issuing(view: _View, takes: str, name: str = "") -> str:
-    """Explain how long a part of ``next()`` takes (by default the bottleneck), and name a remedy."""
-    stats, name = view.stats, name or view.bottleneck
-    share = view.issuing_shares.get(name, view.waiting)
+def _explain_issuing(figures: _Figures, predicate: str, name: str = "") -> str:
+    """Name the part of ``next()`` (default: the bottleneck), its share of the loop's time after `predicate`, and a
+    remedy."""
+    stats, name = figures.stats, name or figures.bottleneck
+    share = figures.issuing_shares.get(name, figures.waiting)
     if stats.resident_bytes and name in ("wait", "rest"):
         return (
-            f"cutting batches from cached samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
-            "process; workers would not help, as nothing is read: larger batches, and fewer values per sample, reduce "
-            "the cost per image"
+            f"assembling batches from cached samples {predicate} {max(figures.waiting, share):.0%} of the loop's "
+            "time, in this process; workers would not help, as nothing is read: larger batches, and fewer values per "
+            "sample, reduce the cost per image"
         )
-    took = f"{takes} {share:.0%} of the loop's time"
+    cost = f"{predicate} {share:.0%} of the loop's time"
     if name == "stage":
         each = 1e3 * stats.part("stage", "main").seconds / stats.batches
         remedy = (
@@ -316,41 +337,41 @@ def _issuing(view: _View, takes: str, name: str = "") -> str:
             if stats.device == "cpu"
             else "print(loader.plan()) shows what runs where"
         )
-        return f"the stage {took}, {each:.3g} ms per batch; {remedy}"
+        return f"the stage {cost}, {each:.3g} ms per batch; {remedy}"
     if name == "copy":
         remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
         if stats.pinning_refused:
-            remedy = f"{view.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
-        return f"copying batches to the device {took}; {remedy}"
+            remedy = f"{figures.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
+        return f"copying batches to the device {cost}; {remedy}"
     if name == "device decode":
-        return f"waiting for the device's decoder {took}; Decode(where='both', device_share=…) leaves some to workers"
-    cause = "a collate_fn, or samples of many parts" if view.share("collate") > share / 2 else "many small chunks"
+        return f"waiting for the device's decoder {cost}; Decode(where='both', device_share=…) leaves some to workers"
+    cause = "a collate_fn, or samples of many parts" if figures.share("collate") > share / 2 else "many small chunks"
     return (
-        f"the main process {took} to put batches together, probably because of {cause}; use larger batches, or fewer "
+        f"the main process {cost} to put batches together, probably because of {cause}; use larger batches, or fewer "
         "values per sample"
     )
 
 
-def _step(view: _View) -> str:
+def _explain_step(figures: _Figures) -> str:
     """Explain that the stage occupies the device, or that loading keeps up."""
-    on_device = view.share("stage", where="device")
+    on_device = figures.share("stage", where="device")
     if on_device > 0.5:
         return (
             f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) shows "
             "what runs where, and fewer transforms on the device leave more time for training"
         )
-    gain = view.loading_share / max(1.0 - view.loading_share, 0.01)
+    gain = figures.loading_share / max(1.0 - figures.loading_share, 0.01)
     clauses = [
-        f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
-        f"could bring at most {max(gain, 0.01):.0%} more throughput"
+        f"the training step is the bottleneck: the loop waits {figures.waiting:.1%} of the time, and a faster loader "
+        f"could raise throughput by at most {max(gain, 0.01):.0%}"
     ]
-    if view.issuing_shares[view.costliest_issuing] >= NEGLIGIBLE:
-        clauses.append(_issuing(view, "takes", view.costliest_issuing))
-    elif view.stats.pinning_refused:
-        clauses.append(f"{view.lock_problem}: {RAISE_LOCK_LIMIT}")
-    sufficient = max(1, math.ceil(view.busy / BUSY))
-    if view.stats.workers and view.busy < 0.5 * view.workers and sufficient < view.workers:
-        clauses.append(f"{view.busy:.1f} of {view.workers} workers are busy, and {sufficient} would be enough")
+    if figures.issuing_shares[figures.costliest_issuing_part] >= NEGLIGIBLE:
+        clauses.append(_explain_issuing(figures, "takes", figures.costliest_issuing_part))
+    elif figures.stats.pinning_refused:
+        clauses.append(f"{figures.lock_problem}: {RAISE_LOCK_LIMIT}")
+    sufficient = max(1, math.ceil(figures.busy / BUSY))
+    if figures.stats.workers and figures.busy < 0.5 * figures.workers and sufficient < figures.workers:
+        clauses.append(f"{figures.busy:.1f} of {figures.workers} workers are busy, and {sufficient} would be enough")
     return "; ".join(clauses)
 
 
@@ -359,7 +380,7 @@ def better_setting(stats: Stats) -> tuple[int, int] | None:
     help."""
     if stats.batches < MIN_BATCHES:
         return None
-    view = _View(stats)
-    if view.bottleneck != "wait" or not view.workers_busy or view.suggested_workers is None:
+    figures = _Figures(stats)
+    if figures.bottleneck != "wait" or not figures.workers_saturated or figures.suggested_workers is None:
         return None
-    return view.suggested_workers[0], view.ahead_for(view.suggested_workers[0])
+    return figures.suggested_workers[0], figures.batches_ahead(figures.suggested_workers[0])

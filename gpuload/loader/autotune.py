@@ -235,8 +235,8 @@ class Autotune:
 
     # -- trials -----------------------------------------------------------------------------------------------------
 
-    def refused(self, workers: int) -> None:
-        """Accept that no more than this many workers could be started."""
+    def accept_limit(self, workers: int) -> None:
+        """Set the number of workers to the number that could be started."""
         self.setting = self.setting._replace(workers=workers)
         self._trial = None
         self.discard_window()
@@ -361,7 +361,7 @@ class Tuner:
         self._add_to_totals()
         self._last_yielded_at = None
 
-    def batch(self, waited_s: float) -> None:
+    def record_batch(self, waited_s: float) -> None:
         """Record that a batch is about to be yielded after the loop waited `waited_s` for it."""
         now = time.perf_counter()
         last_yielded_at, self._last_yielded_at = self._last_yielded_at, now
@@ -369,7 +369,7 @@ class Tuner:
             self._since = None
         elif not self._pool.is_steady:
             if self._pool.most < self._autotune.setting.workers:
-                self._autotune.refused(self._pool.size)
+                self._autotune.accept_limit(self._pool.size)
                 self._apply()
             self._restart()
         elif self._skip > 0:
@@ -417,7 +417,7 @@ class Tuner:
         setting = self._autotune.setting
         self._pool.resize(setting.workers)
         self._feed.workers = setting.workers
-        self._feed.ahead = self._options.ahead_for(setting.workers, setting.ahead)
+        self._feed.ahead = self._options.batches_ahead(setting.workers, setting.ahead)
         self._set_cpu_threads()
 
     def _set_cpu_threads(self) -> None:

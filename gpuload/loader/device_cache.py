@@ -114,15 +114,15 @@ class Budget:
         return min(
             [
                 int(pixel_bytes * HEADROOM),
-                *(allowed_bytes for allowed_bytes, has_pixels, *_ in self._limits if has_pixels),
+                *(allowed_bytes for allowed_bytes, limits_pixels, *_ in self._limits if limits_pixels),
             ]
         )
 
     def check(self, pixel_bytes: int, other_bytes: int, basis: str) -> None:
         """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` says where the
         numbers come from."""
-        for allowed_bytes, has_pixels, has_others, reason, remedy in self._limits:
-            if pixel_bytes * has_pixels + other_bytes * has_others > allowed_bytes:
+        for allowed_bytes, limits_pixels, limits_others, reason, remedy in self._limits:
+            if pixel_bytes * limits_pixels + other_bytes * limits_others > allowed_bytes:
                 raise LimitError(
                     f"caching the {self.samples:,} samples of a DeviceCached takes {_mb(pixel_bytes)} of pixels on "
                     f"{self.device} and {_mb(other_bytes)} of other values on cpu ({basis}), but {reason}. If "
@@ -136,7 +136,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
     count, began_s = len(cached), perf_counter()
     budget = Budget(cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
-    with _feed(options, cached, device) as feed:
+    with _open_feed(options, cached, device) as feed:
         if count:
             memory.reserve(_estimate_pixel_bytes(feed, budget))
         logged_s = perf_counter()
@@ -177,7 +177,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 
 
 @contextlib.contextmanager
-def _feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
+def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
     job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
     workers, placement = options.workers, options.find_placement(device)

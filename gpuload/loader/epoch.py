@@ -25,23 +25,23 @@ class Progress:
 
     Attributes:
         start: the place where the epoch began.
-        left: the number of remaining batches; None means unknown.
+        remaining_batches: the number of remaining batches; None means unknown.
         place: all samples before this place are done. A batch that raised an error counts as done once another batch
             follows.
-        begun: whether a batch has been yielded.
-        ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
+        has_begun: whether a batch has been yielded.
+        end_reason: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """
 
     start: Place
-    left: int | None
+    remaining_batches: int | None
     place: Place
-    begun: bool = False
-    ended: str | None = None
+    has_begun: bool = False
+    end_reason: str | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether batches remain."""
-        return self.ended is None and (self.left is None or self.left > 0)
+        return self.end_reason is None and (self.remaining_batches is None or self.remaining_batches > 0)
 
 
 class Epoch(Iterator[Any]):
@@ -64,9 +64,9 @@ class Epoch(Iterator[Any]):
 
     def __len__(self) -> int:
         """Return the number of remaining batches; raise a TypeError if the dataset or sampler has no length."""
-        if self._progress.left is None:
+        if self._progress.remaining_batches is None:
             raise TypeError("the number of remaining batches is unknown, since the dataset or sampler has no length")
-        return max(0, self._progress.left)
+        return max(0, self._progress.remaining_batches)
 
     def __next__(self) -> Any:
         session, progress = self._session, self._progress
@@ -74,11 +74,15 @@ class Epoch(Iterator[Any]):
         while True:
             is_over = False
             with session.lock:
-                if progress.ended is not None:
-                    raise RuntimeError(ITERATOR_ENDED.format(progress.ended)) if progress.ended else StopIteration
+                if progress.end_reason is not None:
+                    raise (
+                        RuntimeError(ITERATOR_ENDED.format(progress.end_reason))
+                        if progress.end_reason
+                        else StopIteration
+                    )
                 if session.ready is None and not session.advance(self._loader.info):
                     is_over = True
-                    progress.ended, progress.left, progress.begun = "", 0, True
+                    progress.end_reason, progress.remaining_batches, progress.has_begun = "", 0, True
                     if progress.place.epoch == progress.start.epoch:
                         progress.place = self._schedule.end(progress.start.epoch)
             if is_over:
@@ -89,9 +93,9 @@ class Epoch(Iterator[Any]):
             # arrives before this line, the next `__next__` yields the batch.
             ready, session.ready = session.ready, None
             if ready is not None:
-                progress.begun = True
-                if progress.left is not None:
-                    progress.left -= 1
+                progress.has_begun = True
+                if progress.remaining_batches is not None:
+                    progress.remaining_batches -= 1
                 try:
                     if ready.error is not None:
                         raise ready.error
@@ -105,8 +109,8 @@ class Epoch(Iterator[Any]):
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
         if sys is None or sys.is_finalizing():
             return
-        if self._progress.ended is None and hasattr(self, "_token"):
-            self._progress.ended = "it was garbage-collected"
+        if self._progress.end_reason is None and hasattr(self, "_token"):
+            self._progress.end_reason = "it was garbage-collected"
             with deferred_signals():
                 self._session.drop_epoch(self._token)
 
@@ -117,86 +121,92 @@ class Cursor:
 
     Attributes:
         chosen_place: the place of the next epoch, if it was set after the last epoch began.
-        loaded: whether `chosen_place` comes from a state.
+        is_loaded: whether `chosen_place` comes from a state.
         epoch: the number of the last epoch, or of the first epoch before it begins.
-        last: the progress of the last epoch; None before the first epoch.
+        last_progress: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
     chosen_place: Place | None = None
-    loaded: bool = False
+    is_loaded: bool = False
     epoch: int = 0
-    last: Progress | None = None
+    last_progress: Progress | None = None
     epoch_sent: int = -1
 
     @property
-    def next(self) -> Place:
+    def next_place(self) -> Place:
         """Return the place where the next epoch begins."""
         if self.chosen_place is not None:
             return self.chosen_place
-        if self.last is None:
+        if self.last_progress is None:
             return Place(0, 0)
-        return self.last.start if self._replaces_last else Place(self.last.start.epoch + 1, 0)
+        return self.last_progress.start if self._replaces_last else Place(self.last_progress.start.epoch + 1, 0)
 
     @property
     def _replaces_last(self) -> bool:
         """Whether the next epoch replaces the last one, which has yielded no batch: trainers call `iter()` just to
         inspect the iterator."""
-        return self.chosen_place is None and self.last is not None and not self.last.begun
+        return self.chosen_place is None and self.last_progress is not None and not self.last_progress.has_begun
 
     def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
         """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
         session is `running`, `epoch` remains the number of its last epoch."""
-        is_same = epoch == self.next.epoch
+        is_same = epoch == self.next_place.epoch
         if is_same and self._replaces_last:  # the epoch has already begun: Lightning calls iter() first
             return replace(self, epoch_sent=epoch)
-        cursor = self.go_to(self.next if is_same else Place(epoch, 0), running=running, loaded=self.loaded and is_same)
+        cursor = self.go_to(
+            self.next_place if is_same else Place(epoch, 0), running=running, is_loaded=self.is_loaded and is_same
+        )
         return replace(cursor, epoch_sent=epoch)
 
-    def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
+    def go_to(self, place: Place, *, running: bool, is_loaded: bool = False) -> Cursor:
         """Return the cursor whose next epoch begins at this place."""
-        return replace(self, chosen_place=place, loaded=loaded, epoch=self.epoch if running else place.epoch)
+        return replace(self, chosen_place=place, is_loaded=is_loaded, epoch=self.epoch if running else place.epoch)
 
     def start(self, schedule: Schedule) -> Progress:
         """Return the progress of an epoch that begins now."""
-        start = self.next
-        left = schedule.steps(start)
-        return Progress(start, left, Place(start.epoch + 1, 0) if left == 0 else self._with_saved_state(start))
+        start = self.next_place
+        remaining_batches = schedule.steps(start)
+        return Progress(
+            start,
+            remaining_batches,
+            Place(start.epoch + 1, 0) if remaining_batches == 0 else self._with_saved_state(start),
+        )
 
     def begin(self, progress: Progress) -> Cursor:
         """Return the cursor after the epoch with this progress has begun."""
-        return Cursor(epoch=progress.start.epoch, last=progress, epoch_sent=self.epoch_sent)
+        return Cursor(epoch=progress.start.epoch, last_progress=progress, epoch_sent=self.epoch_sent)
 
     def end(self, reason: str) -> None:
         """End the last epoch early, if it has not ended."""
-        if self.last is not None and self.last.ended is None:
-            self.last.ended = reason
+        if self.last_progress is not None and self.last_progress.end_reason is None:
+            self.last_progress.end_reason = reason
 
     @property
     def is_open(self) -> bool:
         """Whether the last epoch's iterator is still in use and has batches left."""
-        return self.last is not None and self.last.is_open
+        return self.last_progress is not None and self.last_progress.is_open
 
     @property
     def place(self) -> Place:
         """Return the place to save in a state: the loaded place, if any; otherwise the last epoch's place or, if that
         epoch has ended and another was chosen, the next epoch's place."""
-        if self.loaded:
-            return self.next
-        if self.last is None or (self.chosen_place is not None and not self.last.is_open):
-            return self._with_saved_state(self.next)
-        return self.last.place
+        if self.is_loaded:
+            return self.next_place
+        if self.last_progress is None or (self.chosen_place is not None and not self.last_progress.is_open):
+            return self._with_saved_state(self.next_place)
+        return self.last_progress.place
 
     @property
     def is_untouched(self) -> bool:
         """Whether no state was loaded and the last epoch has not yielded a batch."""
-        return not self.loaded and (self.last is None or not self.last.begun)
+        return not self.is_loaded and (self.last_progress is None or not self.last_progress.has_begun)
 
     def _with_saved_state(self, place: Place) -> Place:
         """Return the place; at the beginning of an epoch, with the state of the sampler or dataset at the end of the
         previous epoch."""
-        if self.last is None or place != Place(place.epoch, 0):
+        if self.last_progress is None or place != Place(place.epoch, 0):
             return place
-        end = self.last.place
+        end = self.last_progress.place
         is_end = (end.sampler or {}).get("over") or (end.iterable or {}).get("step") == 0
         return end if is_end and end.epoch == place.epoch else place

@@ -39,10 +39,10 @@ __all__ = [
     "control_groups",
     "default_workers",
     "descriptors_left",
+    "find_numa_node",
     "find_placement",
     "lockable_bytes",
     "memory_left_bytes",
-    "near",
     "numa_nodes",
     "processes_left",
     "usable_cpus",
@@ -159,8 +159,8 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
             remaining.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
-    for limit, use, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
-        remaining.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    for limit, usage, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
+        remaining.append((max(0, limit - usage), f"the {limit:,} that the control group {folder} may have (pids.max)"))
     return min(remaining, default=None)
 
 
@@ -240,10 +240,10 @@ def _tightest_group(root: str) -> tuple[int, int, str] | None:
     """Return the remaining bytes, the limit and the folder of the control group with the least memory left; None if no
     group has a limit."""
     groups = []
-    for limit, use, folder, version in _limited_groups(root, "memory", MEMORY_FILES):
+    for limit, usage, folder, version in _limited_groups(root, "memory", MEMORY_FILES):
         entries = (line.partition(" ") for line in _read(f"{folder}/memory.stat").splitlines())
         reclaimable = sum(_number(value) or 0 for name, _, value in entries if name in RECLAIMABLE[version])
-        groups.append((max(0, limit - use + reclaimable), limit, folder))
+        groups.append((max(0, limit - usage + reclaimable), limit, folder))
     return min(groups, default=None)
 
 
@@ -282,8 +282,8 @@ class Placement:
             return ring
         if self.cpus_for(workers):
             return f"workers on CPUs {cpu_list(self.cpus)}, {ring}"
-        shared = "" if self.max_workers == count else f", {self.max_workers} for this rank"
-        return f"{ring}; {workers} workers run on all CPUs, as that node has {count}{shared}"
+        shared = "" if self.max_workers == count else f", of which {self.max_workers} are for this rank"
+        return f"{ring}; {workers} workers run on all CPUs, since that node has only {count}{shared}"
 
 
 def find_placement(
@@ -299,13 +299,13 @@ def find_placement(
     """
     if numa_nodes(root) < 2:
         return Placement(why="one NUMA node: nothing to place")
-    node, cpus = near(address, root)
+    node, cpus = find_numa_node(address, root)
     if node < 0:
-        return Placement(why=f"the NUMA node of {device} ({address}) is not known: nothing is placed")
-    default, allowed = _default_cpus(root), os.sched_getaffinity(0) if allowed is None else allowed
-    if default - allowed:
+        return Placement(why=f"the NUMA node of {device} ({address}) is unknown: nothing is placed")
+    default_cpus, allowed = _default_cpus(root), os.sched_getaffinity(0) if allowed is None else allowed
+    if default_cpus - allowed:
         return Placement(
-            why=f"this process is restricted to {len(allowed)} of {len(default)} CPUs, and so are its workers; "
+            why=f"this process is restricted to {len(allowed)} of {len(default_cpus)} CPUs, and so are its workers; "
             f"{device} is near NUMA node {node}"
         )
     near_cpus = cpus_in(cpus) & allowed
@@ -316,7 +316,7 @@ def find_placement(
     return Placement(device, node, near_cpus, len(near_cpus) // _ranks_near(root, address, node, ranks))
 
 
-def near(address: str | None, root: str = "/") -> tuple[int, str]:
+def find_numa_node(address: str | None, root: str = "/") -> tuple[int, str]:
     """Return the NUMA node of a PCI device, -1 if unknown, and the list of the node's CPUs."""
     folder = os.path.join(root, DEVICES, str(address))
     node = _number(_read(f"{folder}/numa_node"))
@@ -346,7 +346,7 @@ def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
     for other_address in os.listdir(devices):
         is_gpu = _read(f"{devices}/{other_address}/class").startswith((DISPLAY, ACCELERATOR))
         if is_gpu and _read(f"{devices}/{other_address}/vendor") == vendor:
-            nodes.append(near(other_address, root)[0])
+            nodes.append(find_numa_node(other_address, root)[0])
     return max(1, min(ranks, nodes.count(node) * -(-ranks // max(1, len(nodes)))))
 
 
@@ -362,12 +362,18 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
         version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
-        mounted = [(base, point) for kind, base, point in mounts if kind == version]
-        mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
+        controller_mounts = [(base, point) for kind, base, point in mounts if kind == version]
+        controller_mounts = controller_mounts or [
+            ("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")
+        ]
         # In a container, the group may be outside the mounts; the mount itself is then the container's group.
-        point, below = mounted[0][1], ()
+        point, below = controller_mounts[0][1], ()
         if ".." not in group.parts:
-            inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))
+            inside = (
+                (point, group.relative_to(base).parts)
+                for base, point in controller_mounts
+                if group.is_relative_to(base)
+            )
             point, below = next(inside, (point, below))
         for depth in range(len(below), -1, -1):  # the limits of all ancestors apply
             yield os.path.join(root, point, *below[:depth]), version
@@ -390,9 +396,9 @@ def _limited_groups(
     """Yield the limit, usage, folder and version of each group that has a limit. `names` maps versions to the names of
     the files with limit and usage."""
     for folder, version in control_groups(root, controller):
-        limit, use = (_number(_read(f"{folder}/{name}")) for name in names[version])
-        if limit is not None and limit < _UNLIMITED and use is not None:
-            yield limit, use, folder, version
+        limit, usage = (_number(_read(f"{folder}/{name}")) for name in names[version])
+        if limit is not None and limit < _UNLIMITED and usage is not None:
+            yield limit, usage, folder, version
 
 
 def _read(path: str) -> str:

@@ -224,8 +224,8 @@ class Loader:
         self._final_span: Span | None = None  # statistics of the last closed session
         options.check_machine()
         check_begin(options.order)
-        for remark in options.workers.remarks():
-            warnings.warn(remark, RuntimeWarning, stacklevel=3)  # skips `loader_arguments`
+        for text in options.workers.creation_warnings():
+            warnings.warn(text, RuntimeWarning, stacklevel=3)  # points at the caller of `Loader`, beyond its decorator
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
         self._initialized = True
 
@@ -347,7 +347,7 @@ class Loader:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
-        self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
+        self._cursor = self._cursor.go_to(place, running=session is not None, is_loaded=True)
         log.state_loaded(loaded_state)
 
     def _state(self, place: Place) -> State:
@@ -418,8 +418,8 @@ class Loader:
         check_begin(self._options.order)
         options = self._options
         schedule = schedule_of(options.order, self.num_workers)
-        for remark in start_warnings(options.order, self.num_workers):
-            warnings.warn(remark, RuntimeWarning, stacklevel=2)
+        for text in start_warnings(options.order, self.num_workers):
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
         with self._start_lock:
@@ -430,7 +430,7 @@ class Loader:
         options = self._options
         if self._session is not None:
             self._session.check_process()
-            if self._session.usable:
+            if self._session.is_usable:
                 self._session.note_changes()
             else:  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
                 self._cursor.end(NEWER_ITERATOR)
@@ -439,7 +439,7 @@ class Loader:
             cached = cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
-                self._cancel_finalizer = on_collected(self, self._session.ending())
+                self._cancel_finalizer = on_collected(self, self._session.make_finalizer())
         self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
@@ -614,7 +614,7 @@ class _OrderSampler:
         self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        batches = self._shares().batches(self._loader._cursor.next.epoch)
+        batches = self._shares().batches(self._loader._cursor.next_place.epoch)
         return (index for rows in batches for index in rows.indices.tolist())
 
     def __len__(self) -> int:

@@ -33,21 +33,21 @@ def session_start(options: Options, plan: Plan, placement: str) -> None:
     workers = options.workers
     logger.info(
         "session started: %s, batches of %d on %s, prefetch_factor=%d, ring_bytes=%d",
-        _workers(options),
+        _describe_workers(options),
         options.order.size,
         plan.device,
         workers.prefetch,
         workers.ring_bytes,
     )
-    if workers.workers is None:  # otherwise JPEGs are decoded on other machines
-        logger.info("JPEGs: %s", plan.decoder or _decoders(options))
-    logger.info("plan: %s", _steps(plan))
+    if workers.ray_workers is None:  # otherwise JPEGs are decoded on other machines
+        logger.info("JPEGs: %s", plan.decoder or _describe_decoders(options))
+    logger.info("plan: %s", _describe_steps(plan))
     if placement:
         logger.info("placement: %s", placement)
 
 
 def cache_start(samples: int, pixel_bytes: int, other_bytes: int, device: object) -> None:
-    """Log that a `DeviceCached` is about to be filled, and the memory that it is expected to take."""
+    """Log that a `DeviceCached` is about to be filled, and its expected memory usage."""
     message = "caching %d samples: about %.1f MB of pixels on %s, %.1f MB of other values on cpu"
     logger.info(message, samples, pixel_bytes / 1e6, device, other_bytes / 1e6)
 
@@ -58,10 +58,14 @@ def cache_progress(done: int, samples: int) -> None:
 
 
 def cache_filled(samples: CachedSamples, device: object, seconds: float) -> None:
-    """Log the size of a `DeviceCached` that has been filled, and how long that took."""
+    """Log the size of a `DeviceCached` that has been filled, and the time that filling it took."""
     memory, failed = samples.memory.nbytes / 1e6, len(samples.errors)
-    first = f"; {failed} failed, the first with {next(iter(samples.errors.values())).describe()}" if failed else ""
-    logger.info("cached %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, first)
+    failure_note = (
+        f"; {failed} failed, the first with {next(iter(samples.errors.values())).describe()}" if failed else ""
+    )
+    logger.info(
+        "cached %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, failure_note
+    )
 
 
 def dataset_changed(change: str) -> None:
@@ -79,10 +83,10 @@ def state_loaded(state: State) -> None:
     )
 
 
-def _workers(options: Options) -> str:
+def _describe_workers(options: Options) -> str:
     workers = options.workers
-    if workers.workers is not None:
-        return repr(workers.workers)
+    if workers.ray_workers is not None:
+        return repr(workers.ray_workers)
     if find_resident(options.order.dataset) is not None:
         return "all samples are cached, no workers"
     if not workers.count:
@@ -90,7 +94,7 @@ def _workers(options: Options) -> str:
     return f"{workers.count} worker{'s' * (workers.count > 1)}"
 
 
-def _decoders(options: Options) -> str:
+def _describe_decoders(options: Options) -> str:
     """Describe the JPEG decoders of this process; the workers have the same decoders, from the same installation."""
     decoders, reasons = Decoder(options.workers.decode).jpeg_decoders
     usable = [decoder.name for decoder in decoders]
@@ -103,7 +107,7 @@ def _decoders(options: Options) -> str:
     return f"{text}. With nvImageCodec only the region of a crop is decoded: {remedy}"
 
 
-def _steps(plan: Plan) -> str:
+def _describe_steps(plan: Plan) -> str:
     views = []
     for number, view in enumerate(plan.views):
         steps = [

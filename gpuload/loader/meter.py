@@ -83,12 +83,12 @@ class Span:
     def stats(self, since: Stats | None, epoch: int) -> Stats:
         """Return the statistics since the epoch began, or since an earlier snapshot; after a snapshot of another
         session, count from the beginning of this session."""
-        counted, earlier = self.now, self.epoch_start if since is None else since.totals
-        if earlier is not None and earlier.session == counted.session:
-            counted -= earlier
-        in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
-        rows = _limit_to_epochs(counted.workers, int(1e9 * seconds))
-        numbers = Counter({**counted.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
+        counters, earlier = self.now, self.epoch_start if since is None else since.totals
+        if earlier is not None and earlier.session == counters.session:
+            counters -= earlier
+        in_process, seconds = not self.gauges["num_workers"], float(counters.main["time_s"])
+        rows = _limit_to_epochs(counters.workers, int(1e9 * seconds))
+        numbers = Counter({**counters.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
         numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
         stats = Stats(
@@ -100,8 +100,8 @@ class Span:
             first_s=float(numbers["first_s"]),
             parts=tuple(_parts(numbers, in_process=in_process)),
             workers=() if in_process else tuple(_workers(rows, seconds, self.gauges["num_workers"])),
-            decoders=dict(counted.decoded + Counter({name: numbers[name] for name in DECODERS})),
-            device_refused=dict(counted.refused),
+            decoders=dict(counters.decoded + Counter({name: numbers[name] for name in DECODERS})),
+            device_refused=dict(counters.refused),
             decoded_whole=numbers["whole"],
             cpus=usable_cpus(),
             cpu_s=numbers["cpu_s"] + (0.0 if self.gauges["elsewhere"] else workers_cpu_s),
@@ -123,7 +123,7 @@ class Meter:
         launched: the batches whose stages have been launched.
         resident_bytes: size of the samples that a `DeviceCached` keeps on the device; None without a `DeviceCached`.
         counts: batches and images yielded, and seconds within ``next()``: `waited_s` for workers (with
-            ``num_workers=0``, doing their work), including `first_s` before the first batch of an epoch; `held_s` for a
+            ``num_workers=0``, in their work), including `first_s` before the first batch of an epoch; `held_s` for a
             device that is behind; and `next_s` for everything else.
         last_waited_s: seconds that the last ``next()`` waited for workers.
     """
@@ -238,7 +238,7 @@ class Meter:
             "prefetch_factor": options.workers.prefetch if options.order.iterable else feed.ahead,
             "resident_bytes": self.resident_bytes or 0,
             "decode_peak_bytes": 0 if self.decoder is None else self.decoder.peak_bytes,
-            "elsewhere": options.workers.workers is not None and self.resident_bytes is None,
+            "elsewhere": options.workers.ray_workers is not None and self.resident_bytes is None,
             "untried": self._untried,
         }
 
@@ -263,9 +263,9 @@ def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
     """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
     rows = workers.copy()
     busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
-    left_ns = np.maximum(0, time_ns - busy_ns)
-    start_ns[:] = np.minimum(start_ns, left_ns)
-    idle_ns[:] = np.minimum(idle_ns, left_ns - start_ns)
+    remaining_ns = np.maximum(0, time_ns - busy_ns)
+    start_ns[:] = np.minimum(start_ns, remaining_ns)
+    idle_ns[:] = np.minimum(idle_ns, remaining_ns - start_ns)
     return rows
 
 

@@ -1,8 +1,9 @@
 """A `Loader`'s options, checked when the loader is created, not in epoch 3. Runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
-`WorkerOptions`, which is defined here. `Options` combines the four and checks them against each other.
-`loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about unknown arguments.
+`WorkerOptions`, which is defined here (and calls `workers` `ray_workers`). `Options` combines the four and checks them
+against each other. `loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about
+unknown arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.datasets.without_torch import without_torch
 from gpuload.decode import Decode
-from gpuload.errors import knows_arguments
+from gpuload.errors import explains_foreign_arguments
 from gpuload.loader.limits import (
     WORKER_BYTES,
     Placement,
@@ -54,19 +55,21 @@ __all__ = [
 ]
 
 DEFAULT_PREFETCH = 2
-# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch is
-# ready sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are
-# large enough for two chunks of `LARGE_CHUNK` per worker are not split further.
+# Large chunks save CPU time: chunks of 32 cost 2% less than chunks of 16, and 8% less than chunks of 8 (2 workers).
+# But with small chunks, every worker gets a part of the first batch, which is then ready sooner. Each chunk costs the
+# main process about 50 µs, so batches that are large enough for two chunks of `LARGE_CHUNK` per worker are not split
+# further.
 MIN_CHUNK, MAX_DEFAULT_CHUNK, LARGE_CHUNK = 8, 32, 64
-# Copying a decoded image takes 20 µs. With chunks of 64 instead of 32, `next()` took a quarter less time. But a batch
-# is still split into four parts, so that four workers can share it, and the bytes are limited: samples may be volumes.
+# The chunks of an `ArrayFile`, whose workers only copy decoded images (20 µs each). With chunks of 64 instead of 32,
+# `next()` took a quarter less time. But a batch is still split into at least four chunks, which four workers can share,
+# and the bytes of a chunk are limited, since samples may be volumes.
 ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
 MAX_CHUNK = 4096  # a request must fit into one socket message
-ALWAYS_ALLOWED_WORKERS = 8  # up to this number there is no warning
-# "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
-# other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
+WORKERS_WITHOUT_WARNING = 8  # no warning for so few workers, even if there are fewer CPUs
+# "auto" begins with few workers, since starting each one takes 0.3 s of CPU time. It adds workers beyond the number of
+# CPUs as long as they mostly wait for a disk or for other machines, up to a limit per CPU and a total limit.
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
-AUTO_CHUNK = 16  # fixed: small chunks help many workers more than large chunks help few workers
+AUTO_CHUNK = 16  # for any number of workers: small chunks help many workers more than large chunks help few
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
@@ -74,13 +77,14 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """The processes that read and decode.
+    """The options of the processes that read and decode.
 
     Args:
         num_workers, prefetch_factor, …: as for `Loader`.
+        ray_workers: the argument `workers` of `Loader`.
 
     Attributes:
-        num_workers: if `workers` is given, the number of those workers.
+        num_workers: the argument with its default filled in, or the number of `ray_workers`.
         count: the initial number of workers; `max_workers`: the maximum number.
         prefetch: the initial `prefetch_factor`.
         faults: includes the value of `on_error`; `on_error` itself becomes None.
@@ -92,7 +96,7 @@ class WorkerOptions:
     """
 
     num_workers: int | Literal["auto"]
-    workers: RayWorkers | None
+    ray_workers: RayWorkers | None
     prefetch_factor: int | Literal["auto"]
     timeout: float
     worker_init_fn: Callable[[int], Any] | None
@@ -106,13 +110,13 @@ class WorkerOptions:
     affinity: Literal["auto", "none"]
 
     def __post_init__(self) -> None:
-        workers: Any = self.workers
+        workers: Any = self.ray_workers
         if workers is not None and not isinstance(workers, RayWorkers):
             raise TypeError(
                 f"workers must be a gpuload.RayWorkers or None, got {type(workers).__name__}: {workers!r}; num_workers "
                 "sets the number of processes on this machine"
             )
-        num_workers = _number("num_workers", self.num_workers, 0)
+        num_workers = _integer_or_auto("num_workers", self.num_workers, 0)
         if self._context_name not in (None, "spawn", "forkserver", "fork"):
             raise ValueError(
                 "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or one of these contexts, got "
@@ -133,7 +137,7 @@ class WorkerOptions:
             raise ValueError(f"timeout must be a number of seconds, or 0 for none, got {self.timeout!r}")
         if self.affinity not in ("auto", "none"):
             raise ValueError(
-                "affinity must be 'auto' (workers near the GPU, if it has enough CPUs there) or 'none', got "
+                "affinity must be 'auto' (run workers on the CPUs near the GPU, if there are enough) or 'none', got "
                 f"{self.affinity!r}"
             )
         decode: Any = self.decode
@@ -142,7 +146,9 @@ class WorkerOptions:
         prefetch: Any = self.prefetch_factor
         values = {
             "num_workers": num_workers,
-            "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else _number("prefetch_factor", prefetch, 1),
+            "prefetch_factor": DEFAULT_PREFETCH
+            if prefetch is None
+            else _integer_or_auto("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
             "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
             "decode": decode or Decode(),
@@ -179,15 +185,15 @@ class WorkerOptions:
     @property
     def processes(self) -> int:
         """Return the number of worker processes on this machine."""
-        return 0 if self.workers is not None else self.count
+        return 0 if self.ray_workers is not None else self.count
 
     @property
     def _context_name(self) -> Any:
         context = self.multiprocessing_context
         return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
 
-    def remarks(self) -> Iterator[str]:
-        """Yield the texts of warnings to issue when a loader is created."""
+    def creation_warnings(self) -> Iterator[str]:
+        """Yield the warnings to issue when a loader is created."""
         if self.processes and self._context_name == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are not "
@@ -195,12 +201,12 @@ class WorkerOptions:
                 "do not see values that this program has set in modules; leave the argument out, or pass 'spawn'"
             )
         cpus, workers = usable_cpus(), self.processes
-        if workers > max(ALWAYS_ALLOWED_WORKERS, cpus):
+        if workers > max(WORKERS_WITHOUT_WARNING, cpus):
             yield (
-                f"num_workers={workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: starting them before "
-                f"the first batch takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
-                "the dataset imports torch: 40 workers on two CPUs took 23 s), and then they use about "
-                f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
+                f"num_workers={workers}, but this process may use only {cpus} CPU{'s' * (cpus > 1)}: starting the "
+                f"workers will occupy all CPUs for about {START_CPU_S * workers / cpus:.0f} s before the first batch "
+                "(many times longer if the dataset imports torch: 40 workers on two CPUs took 23 s), and then they "
+                f"use about {workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
                 f"{default_workers(cpus, local_ranks())}; more workers than CPUs help only if reading is slow; "
                 "num_workers='auto' finds the best number"
             )
@@ -208,7 +214,8 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The four groups of options. Raises a ValueError if two of them contradict each other."""
+    """All options of a loader, in four groups. Creating it raises a ValueError if options of two groups contradict each
+    other."""
 
     order: OrderOptions
     stage: StageOptions
@@ -230,13 +237,14 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Options:
-        """Make the groups from a `Loader`'s arguments by name, filling in defaults that depend on other groups."""
+        """Make the groups from a `Loader`'s arguments, keyed by name. Fill in defaults that depend on other groups."""
         stage = _group(StageOptions, arguments)
         chain = stage.transforms
-        mixes, neighbours = chain.group
-        order = _group(OrderOptions, arguments, mixes=mixes, group=neighbours)
+        combining_transform, group_size = chain.group
+        order = _group(OrderOptions, arguments, mixes=combining_transform, group=group_size)
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
-        if isinstance(ray_workers := arguments["workers"], RayWorkers):
+        ray_workers = arguments["workers"]
+        if isinstance(ray_workers, RayWorkers):
             if num_workers is not None:
                 raise ValueError(
                     f"num_workers={num_workers!r} and workers={ray_workers!r} are both given; leave one of them out"
@@ -250,7 +258,7 @@ class Options:
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             in_process = sys.platform != "linux" or order.iterable
             num_workers = 0 if in_process else default_workers(usable_cpus(), local_ranks())
-        workers = _group(WorkerOptions, arguments, num_workers=num_workers)
+        workers = _group(WorkerOptions, arguments, num_workers=num_workers, ray_workers=ray_workers)
         if collate_fn is None and callable(get := getattr(order.dataset, "_get_collate_fn", None)):
             collate_fn = get()
         batches = _group(
@@ -309,7 +317,7 @@ class Options:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
             return min(size, MAX_CHUNK)  # a single worker makes the entire batch
-        if workers.workers is not None:  # each chunk costs this process a message, whatever its size
+        if workers.ray_workers is not None:  # each chunk costs this process a message, whatever its size
             return min(MAX_DEFAULT_CHUNK, size)
         row = row_bytes(self.order.dataset)
         minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
@@ -321,19 +329,20 @@ class Options:
 
     @property
     def plain_chunk_size(self) -> int:
-        """Return the `chunk_size` to use once samples turn out to be plain arrays."""
+        """Return the minimum chunk size for samples that turn out to be plain arrays: an entire batch, unless the user
+        chose a chunk size."""
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
-    def ahead_for(self, count: int, prefetch: int) -> int:
+    def batches_ahead(self, count: int, prefetch: int) -> int:
         """Return the number of batches to prepare ahead of the one in use, for `count` workers and the requested
-        `prefetch`."""
+        `prefetch` factor."""
         workers = self.workers
         if not count:
             return 1
         if self.order.iterable:
             return prefetch * count
         chunks = -(-self.order.size // self.chunk_size)
-        if workers.workers is not None:
+        if workers.ray_workers is not None:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
         # Provide enough chunks for every worker even when one batch is nearly done; otherwise added workers would be
         # idle.
@@ -374,13 +383,13 @@ class Options:
         }
 
     def choose_decoder(self, device: torch.device) -> Choice:
-        """Choose the decoder."""
+        """Choose which images the device decodes, and its decoder."""
         return choose(self.workers.decode, device, self.cpu_threads)
 
     def find_placement(self, device: torch.device) -> Placement:
         """Decide where to place workers and ring; workers of a cluster run on other machines and are not placed."""
         address = devices.pci_address(device)
-        if address is None or self.workers.workers is not None or sys.platform != "linux":
+        if address is None or self.workers.ray_workers is not None or sys.platform != "linux":
             return Placement()
         if self.workers.affinity == "none":
             return Placement(why="affinity='none': nothing is placed")
@@ -433,7 +442,7 @@ def local_ranks() -> int:
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
+def _integer_or_auto(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     if isinstance(value, str):
         if value != "auto":
             raise ValueError(f"{name} must be an integer of at least {minimum} or 'auto', got {value!r}")
@@ -490,7 +499,7 @@ ANSWERS: Final = {
     ),
     "initial_fill": "leave it out: shuffle=True is the full shuffle",
     "num_shards": "write world_size=…, or leave it out under torchrun",
-    "output_map": "leave it out: a batch has the structure of a sample, so let the dataset return dicts",
+    "output_map": "leave it out: a batch has the structure of a sample, so have the dataset return dicts",
     "pipelines": (
         "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated automatically"
     ),
@@ -519,5 +528,5 @@ def _replacement(argument: str) -> str | None:
     return None
 
 
-loader_arguments = knows_arguments(_replacement)
+loader_arguments = explains_foreign_arguments(_replacement)
 """A decorator for `Loader.__init__`: the error for another library's argument names gpuload's equivalent."""

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gpuload.batches.assemble import columns_of
 from gpuload.batches.collate import samples_of
-from gpuload.batches.mixing import half_apart
+from gpuload.batches.mixing import half_batch_numbers
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
@@ -96,7 +96,7 @@ def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.nd
     rows = next(shares.batches(epoch, start), None)
     if rows is None or position not in rows.positions:  # uneven="drop" removed it from all batches
         rows = next(replace(shares, uneven="pad").batches(epoch, start))
-    pair = half_apart(np.arange(len(rows.positions)), len(rows.positions)) // 2
+    pair = half_batch_numbers(np.arange(len(rows.positions)), len(rows.positions)) // 2
     is_member = pair == pair[(rows.positions == position).argmax()]
     return rows.positions[is_member], rows.indices[is_member]
 
@@ -111,7 +111,7 @@ def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
         options,
         order=OrderOptions(dataset=order.dataset, batch_size=count, sampler=sampler, seed=order.seed),
         batches=replace(options.batches, collate_fn=None, single=False),
-        workers=replace(options.workers, num_workers=0, workers=None, chunk_size=1, faults=faults),
+        workers=replace(options.workers, num_workers=0, ray_workers=None, chunk_size=1, faults=faults),
     )
     return Session(options, ErrorLog())
 

@@ -137,8 +137,8 @@ class Steps:
 
 
 @dataclass(slots=True)
-class _Launched:
-    """A batch whose stage has been launched: the value to yield, after `postponed` has run, or the error to raise.
+class _LaunchedBatch:
+    """A batch whose stage has been launched: the value to yield, after `last_steps` has run, or the error to raise.
 
     `after` is the place of the next batch. `remarks` are warnings to issue with this batch, as (kind, text); a loader
     issues one warning per kind, but every warning of kind "".
@@ -146,7 +146,7 @@ class _Launched:
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
-    postponed: Callable[[], Any] | None = None
+    last_steps: Callable[[], Any] | None = None
     ticket: Any = None
     error: Exception | None = None
     failed: list[ErrorRecord] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Session:
         cached: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
-        outdated: the workers' state no longer matches the loader's, so the next epoch needs a new session.
+        outdated: whether the workers' state no longer matches the loader's, so that the next epoch needs a new session.
         ready: the next batch; its consumer sets it to None.
         lock: held while an epoch begins, advances or ends, and until `close` has finished.
     """
@@ -206,15 +206,15 @@ class Session:
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
-            ahead=options.ahead_for(start.workers, start.ahead),
+            ahead=options.batches_ahead(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
         )
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
         self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
-        self.launched: deque[_Launched] = deque()
-        self.ready: _Launched | None = None
+        self.launched: deque[_LaunchedBatch] = deque()
+        self.ready: _LaunchedBatch | None = None
         self.outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
@@ -260,12 +260,12 @@ class Session:
             self.stage.prepare()
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
             undo.pop_all()
-            if count:  # otherwise the engine refers to the dataset, which may refer to an owner of the Loader
+            if count:  # otherwise the engine refers to the dataset, which may refer to an object that owns the Loader
                 resources.callback(self.engine.close)
             return resources.pop_all()
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether another epoch can begin in this session: no step was interrupted, the engine works, and the workers'
         state matches the loader's; for an iterable dataset also the current ranks."""
         if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
@@ -295,7 +295,7 @@ class Session:
         return epoch
 
     def note_changes(self) -> None:
-        """Record the user's changes to the dataset for the workers' next epoch."""
+        """Record the user's changes to the dataset, which workers apply from the next epoch on."""
         for text in self.changes.look():
             log.dataset_changed(text)
 
@@ -310,7 +310,7 @@ class Session:
             elif self.ready.error is None:
                 self.meter.count_batch(self.ready.images)
             if self.tuner is not None and self.ready is not None:
-                self.tuner.batch(self.meter.last_waited_s)
+                self.tuner.record_batch(self.meter.last_waited_s)
         return self.ready is not None
 
     def initial_place(self) -> IterablePlace | None:
@@ -320,7 +320,7 @@ class Session:
             request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _next_launched(self, info: bool) -> _Launched | None:
+    def _next_launched(self, info: bool) -> _LaunchedBatch | None:
         """Return the next batch; None at the end of the epoch. On a GPU, also launch the following batches that are
         already complete."""
         self.transfer.hold_back()
@@ -341,10 +341,13 @@ class Session:
         # two batches together takes the host less time than launching one in each `next()`, since the second one finds
         # all code and tables in the processor's cache. The `next()` in between launches nothing.
         if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
-            while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
-                self.launched.append(self._launch(coming, info))
+            while (
+                len(self.launched) <= LAUNCHED_AHEAD
+                and (following_batch := self._take(self.feed.take_if_ready)) is not None
+            ):
+                self.launched.append(self._launch(following_batch, info))
         current = self.launched[0]
-        if current.postponed is not None:
+        if current.last_steps is not None:
             self._end_batch(current)
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # if a warning raises an error, the batch stays queued
@@ -358,21 +361,21 @@ class Session:
             self._hand_over(current)
         return current
 
-    def _hand_over(self, launched: _Launched) -> None:
+    def _hand_over(self, launched: _LaunchedBatch) -> None:
         """Make the consumer's stream wait for a batch, unless this was done before."""
         ticket, launched.ticket = launched.ticket, None
         if ticket is not None:
             self.transfer.hand_over(ticket, launched.tensors)
 
-    def _end_batch(self, launched: _Launched) -> None:
+    def _end_batch(self, launched: _LaunchedBatch) -> None:
         """Run the postponed part of a batch (a `collate_fn`, or the end of the transforms), now that the consumer has
         issued everything that this part may depend on."""
-        postponed, launched.postponed = launched.postponed, None
-        assert postponed is not None
+        last_steps, launched.last_steps = launched.last_steps, None
+        assert last_steps is not None
         self._hand_over(launched)
         try:
             with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
-                launched.value = postponed()
+                launched.value = last_steps()
         except Exception as error:
             launched.error = _raisable(error)
         if self.options.batches.collate_fn is not None:
@@ -399,7 +402,7 @@ class Session:
             )
 
     def drop_epoch(self, epoch: object) -> None:
-        """Drop all work for this epoch, if it is still the current one."""
+        """Drop all work for an epoch, given by its token from `begin`, if it is still the current epoch."""
         if self.steps.closed or self._epoch is not epoch or self.steps.in_forked_child:
             return
         with self.lock:
@@ -411,9 +414,9 @@ class Session:
                 self.launched.clear()
                 self.feed.abandon()
 
-    def ending(self) -> Callable[[], None]:
-        """Return a function that ends the session without keeping it alive: options may refer to an owner of the
-        Loader."""
+    def make_finalizer(self) -> Callable[[], None]:
+        """Return a function that ends the session. It does not keep the session alive, whose options may refer to an
+        object that owns the Loader."""
         return partial(_end, weakref.ref(self), self.steps, self.ring, self._resources)
 
     def close(self) -> None:
@@ -425,11 +428,11 @@ class Session:
             self.steps.closed = True
             self.engine.halt()
         # Another thread leaves its next() now, unless a dataset hangs there (num_workers=0).
-        locked = self.lock.acquire(timeout=THREAD_WAIT_S)
+        has_lock = self.lock.acquire(timeout=THREAD_WAIT_S)
         try:
             self._end()
         finally:
-            if locked:
+            if has_lock:
                 self.lock.release()
 
     def _end(self) -> None:
@@ -445,7 +448,7 @@ class Session:
             finally:
                 self.engine.close()
 
-    def _launch(self, batch: Batch, info: bool) -> _Launched:
+    def _launch(self, batch: Batch, info: bool) -> _LaunchedBatch:
         """Issue a batch (`_issue`). If that fails, release its slots and keep the error until the batch is due."""
         try:
             return self._issue(batch, info)
@@ -458,11 +461,11 @@ class Session:
             if not isinstance(error, Exception):
                 raise
             # Raised when this batch is due, perhaps after the current one.
-            return _Launched(error=_raisable(error), failed=batch.errors)
+            return _LaunchedBatch(error=_raisable(error), failed=batch.errors)
         finally:
             self.transfer.loading = None
 
-    def _issue(self, batch: Batch, info: bool) -> _Launched:
+    def _issue(self, batch: Batch, info: bool) -> _LaunchedBatch:
         if batch.fatal is not None:
             raise SampleError(batch.fatal)
         if batch.errors and self.options.workers.faults.on_error == "raise":
@@ -484,15 +487,15 @@ class Session:
             images += part.samples
             part.content = None
         remarks = [("", assembled.warning)] if assembled.warning else []
-        if assembled.postponed is None:  # otherwise the batch is not final yet
+        if assembled.last_steps is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
             kind = next((prefix for prefix in (REMARK, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
-        return _Launched(
+        return _LaunchedBatch(
             assembled.value,
             assembled.tensors,
-            assembled.postponed,
+            assembled.last_steps,
             ticket,
             failed=batch.errors,
             after=batch.spec.after,
@@ -511,7 +514,7 @@ class Session:
             reason, remedy_place = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
         else:
             reason = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
-            remedy_place = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
+            remedy_place = "in the loop, or have the dataset return gpuload.Image(array, layout=…)"
         text = (
             f"memory_format='channels_last' has no effect: {reason}. Write images.to(memory_format=torch.channels_last)"
         )
@@ -647,8 +650,8 @@ def engine_for(
     pool_options = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
-    if workers.workers is not None:
-        return RayPool(job, workers.workers, ring, **pool_options)
+    if workers.ray_workers is not None:
+        return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

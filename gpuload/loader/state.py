@@ -88,7 +88,7 @@ class State:
         if version != cls.VERSION:
             raise ValueError(
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
-                "load it with the gpuload that wrote it"
+                "load it with the version of gpuload that saved it"
             )
         if missing_keys := READERS.keys() - state.keys() - OPTIONAL:
             raise ValueError(
@@ -176,14 +176,14 @@ def _read_stream(name: str, stream: Any) -> dict[str, Any]:
     workers = [_read_worker(number, worker) for number, worker in enumerate(workers)]
     is_turn = type(turn) is int and 0 <= turn < len(workers)
     _expect(is_turn, "stream: turn", f"an integer below {len(workers)}", turn)
-    return {"turn": turn, "step": _count("stream: step", stream.get("step")), "workers": workers}
+    return {"turn": turn, "step": _check_count("stream: step", stream.get("step")), "workers": workers}
 
 
 def _read_worker(number: int, worker: Any) -> dict[str, Any]:
     _expect(isinstance(worker, dict), f"stream: worker {number}", "a dict", worker)
     where = f"stream, worker {number}"
     samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
-    _count(f"{where}: samples", samples)
+    _check_count(f"{where}: samples", samples)
     _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
     is_valid = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
     _expect(is_valid, f"{where}: state", "None, or a dict of iterator and dataset", states)
@@ -196,7 +196,7 @@ def _read_worker(number: int, worker: Any) -> dict[str, Any]:
 def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     _expect(type(entry) is dict, name, "of type dict", entry)
     batches, saved, generator = (entry.get(key) for key in ("batches", "own", "generator"))
-    _count("sampler: batches", batches)
+    _check_count("sampler: batches", batches)
     if saved is not None:
         is_valid = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
         _expect(is_valid, "sampler: own", 'None, or a dict of "of" and "state"', saved)
@@ -210,11 +210,11 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     return {**entry, "batches": batches, "own": saved, "generator": generator}
 
 
-def _text(name: str, value: Any) -> str:
+def _check_text(name: str, value: Any) -> str:
     return _expect(type(value) is str, name, "of type str", value)
 
 
-def _count(name: str, value: Any, bits: int = 63) -> int:
+def _check_count(name: str, value: Any, bits: int = 63) -> int:
     """Check a non-negative integer; 63 bits is the range of `set_epoch` and of positions."""
     return _expect(type(value) is int and 0 <= value < 2**bits, name, f"an integer in 0 … 2**{bits} - 1", value)
 
@@ -228,12 +228,12 @@ def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
 
 
 READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "epoch": _count,
-    "position": _count,
-    "samples": _count,
-    "seed": partial(_count, bits=64),
-    "order": _text,
-    "transforms": _text,
+    "epoch": _check_count,
+    "position": _check_count,
+    "samples": _check_count,
+    "seed": partial(_check_count, bits=64),
+    "order": _check_text,
+    "transforms": _check_text,
     "sampler": _read_sampler,
     "stream": _read_stream,
 }
@@ -314,18 +314,18 @@ def _decode(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     if name in MAPPINGS:
         return MAPPINGS[name]((decode(key), decode(entry)) for key, entry in content)
     if name in BYTES:
-        return BYTES[name](_bytes(content))
+        return BYTES[name](_decode_bytes(content))
     if name == "$complex":
         return complex(*content)
     if name == "$tensor":
         dtype, shape, text = content
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        if bits := _bytes(text):
+        if bits := _decode_bytes(text):
             tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bits, dtype=torch.uint8))
         return tensor
     if name in ("$array", "$scalar"):
         dtype, shape, text = content
-        array = np.frombuffer(_bytes(text), np.dtype(dtype)).reshape(shape)
+        array = np.frombuffer(_decode_bytes(text), np.dtype(dtype)).reshape(shape)
         return array if name == "$array" else array[()]
     raise ValueError("unknown kind")
 
@@ -334,5 +334,5 @@ def _encode(bits: Any) -> str:
     return base64.b64encode(bits.tobytes()).decode()
 
 
-def _bytes(text: str) -> bytearray:
+def _decode_bytes(text: str) -> bytearray:
     return bytearray(base64.b64decode(text, validate=True))

@@ -227,7 +227,7 @@ class Stats:
         if self.seconds:
             rows = [HEADINGS, *_rows(self)]
             width = max(11, *(len(part) + 1 for part, *_ in rows))
-            lines += [*(_line(row, width) for row in rows), ""]
+            lines += [*(_format_line(row, width) for row in rows), ""]
             lines += [*(f"{name:<9} {text}" for name, text in _facts(self)), ""]
         return "\n".join([*lines, *textwrap.wrap(self.advice, COLUMNS)])
 
@@ -253,7 +253,7 @@ def _headline(stats: Stats) -> str:
     )
 
 
-def _line(cells: Sequence[str], width: int) -> str:
+def _format_line(cells: Sequence[str], width: int) -> str:
     part, where, share, total, each, rate = cells
     return f"{part:<{width}}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
 
@@ -264,12 +264,12 @@ def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
         share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
-        each = _seconds(part.seconds / part.count) if part.count else ""
+        each = _format_seconds(part.seconds / part.count) if part.count else ""
         rate = f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
-        yield part.name, part.where, share, _seconds(part.seconds), each, rate
+        yield part.name, part.where, share, _format_seconds(part.seconds), each, rate
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:,.0f} s"
     for factor, unit in ((1, "s"), (1e3, "ms")):
@@ -289,7 +289,7 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {busy_shares}{ellipsis}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
-        text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
+        text = f"{_format_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
         yield from _wrap_fact("start", text)
     if stats.placement:
         yield from _wrap_fact("placed", stats.placement)

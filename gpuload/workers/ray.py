@@ -320,7 +320,9 @@ class RayPool(RestartingEngine):
         try:
             result: Done | Report = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"{actor.name} failed, which is a bug in gpuload:\n\n{error}") from error
+            raise WorkerError(
+                f"{actor.name} failed, which is a bug in gpuload; please report it:\n\n{error}"
+            ) from error
         except self._ray.exceptions.RayError as error:
             if request is None or isinstance(error, self._ray.exceptions.RayActorError):
                 self._replace(actor, _message_of(error), events)

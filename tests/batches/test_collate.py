@@ -36,7 +36,7 @@ def refusal(samples, batch_size=2, **options) -> str:
 def test_in_a_batch(kind):
     array, dtype, remedy = ARRAYS[kind]
     said = refusal([{"x": array, "y": 1}] * 2)
-    assert said.startswith("leaf 'x' of the samples cannot be collated into a batch: sample 0 has a ndarray of ")
+    assert said.startswith("field 'x' of the samples cannot be collated into a batch: sample 0 has a ndarray of ")
     assert f" of {dtype} (" in said
     assert said.endswith(f"; {remedy}")
 

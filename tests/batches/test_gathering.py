@@ -479,7 +479,8 @@ def test_what_the_getter_names_goes_with_the_boxes_and_nothing_else():
         ),
         (
             (IMAGE, {"boxes": gl.Boxes(scene(2).boxes), "labels": scene(2).labels, "area": 1.0}),
-            r"sample 0 and sample 1 have different leaves that belong to their boxes \(numbers 1, 2, 3 and 2, 3\); ",
+            r'different entries that belong to their boxes \(sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
+            r'sample\[1\]\["labels"\]; and sample\[1\]\["boxes"\], sample\[1\]\["labels"\]\); pass Mosaic',
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_leaves_are_what_they_look_like(batch, expected):
 )
 def test_a_batch_is_rebuilt_as_it_was(batch):
     tree = BatchTree(batch)
-    rebuilt = tree.rebuilt([leaf.value for leaf in tree.leaves])
+    rebuilt = tree.rebuild([leaf.value for leaf in tree.leaves])
     assert type(rebuilt) is type(batch)
     assert repr(rebuilt) == repr(batch)
 
@@ -108,8 +108,8 @@ def test_torchvisions_tensors_are_told_by_their_types():
 
 LAST = "which looks like channels last, but images must be"
 NONE = (
-    "Augment needs tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of dtype uint8, uint16, or floats of "
-    "0 … 1"
+    "Augment needs tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of dtype uint8, uint16, or floats "
+    "from 0 to 1"
 )
 
 
@@ -121,10 +121,10 @@ NONE = (
         (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LAST} N×T×C×H×W; use images.permute(0, 1, 4, 2, 3)"),
         ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LAST} C×H×W; use images.permute(2, 0, 1)"),
         (torch.zeros(4, 3, 8, 9, dtype=torch.int64), TypeError,
-         "batch is int64 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats of 0 … 1; convert it, or "
-         "declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
+         "batch is int64 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats from 0 to 1; convert it, "
+         "or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
         (torch.zeros(4, 3, 8, 9, dtype=torch.float8_e5m2), TypeError,
-         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats of 0 … 1"),
+         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats from 0 to 1"),
         ({"image": IMAGES, "masks": torch.zeros(2, 1, 8, 9)}, ValueError, 'batch["masks"] is named like a mask, but '
          "would be resampled and normalized like an image; declare it as gpuload.Mask(tensor), N×H×W, or rename it "
          "if it contains images"),

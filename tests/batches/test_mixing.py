@@ -13,7 +13,7 @@ from originals import timm, torchvision
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.mixing import Pairing, find_labels, mixed_labels, partners_of, soften
+from gpuload.batches.mixing import Pairing, find_labels, mix_labels, partners_of, soften
 from gpuload.errors import CollateError
 
 LABELS = torch.tensor([0, 2, 1])
@@ -95,18 +95,18 @@ def test_a_function_says_where_they_are():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_integers_of_any_kind(dtype):
-    torch.testing.assert_close(mixed_labels(LABELS.to(dtype), pairing(num_classes=3), name), SOFT)
+    torch.testing.assert_close(mix_labels(LABELS.to(dtype), pairing(num_classes=3), name), SOFT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 def test_labels_that_are_numbers_for_each_class(dtype):
     hard = torch.eye(3)[LABELS].to(dtype)
-    found = mixed_labels(hard, pairing(), name)
+    found = mix_labels(hard, pairing(), name)
     assert found.dtype == (dtype if dtype.is_floating_point else torch.float32)
     torch.testing.assert_close(found, SOFT.to(found.dtype))
     soft = torch.tensor([[0.1, 0.9, 0], [0.5, 0.25, 0.25], [0, 0, 1]])
     expected = torch.stack([0.75 * soft[0] + 0.25 * soft[1], 0.5 * soft[0] + 0.5 * soft[1], soft[2]])
-    torch.testing.assert_close(mixed_labels(soft, pairing(num_classes=3), name), expected)
+    torch.testing.assert_close(mix_labels(soft, pairing(num_classes=3), name), expected)
 
 
 def test_labels_are_smoothed_as_timm_smooths_them():
@@ -115,14 +115,14 @@ def test_labels_are_smoothed_as_timm_smooths_them():
 
     theirs = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # its partners are the batch backwards
     ours = Pairing(T.MixUp(num_classes=3, label_smoothing=0.1), np.array([2, 1, 0]), np.full(3, 0.3))
-    torch.testing.assert_close(mixed_labels(LABELS, ours, name), theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mix_labels(LABELS, ours, name), theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("share", [[0.75, 0.5, 1.0], [1.0, 1.0, 1.0]], ids=["some mixed", "none mixed"])
 @pytest.mark.parametrize("labels", [LABELS, torch.eye(3, dtype=torch.float64)[LABELS]], ids=["integers", "soft"])
 def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, share):
     both = [Pairing(T.CutMix(num_classes=3, label_smoothing=s), np.array([1, 0, 2]), np.array(share)) for s in (0, 0.3)]
-    plain, smoothed = (mixed_labels(labels, own, name) for own in both)
+    plain, smoothed = (mix_labels(labels, own, name) for own in both)
     torch.testing.assert_close(smoothed, 0.7 * plain + 0.1, check_dtype=True)
     torch.testing.assert_close(smoothed[2].float(), torch.tensor([0.1, 0.8, 0.1]))
 
@@ -147,7 +147,7 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             {"image": 1, "labels": ["cat", "dog", "cat"]},
             {},
-            "MixUp: the labels must be a tensor, got a list of 3; let the dataset return a number, or pass a",
+            "MixUp: the labels must be a tensor, got a list of 3; have the dataset return a number, or pass a",
         ),
         ([1, LABELS], {}, "MixUp got integer labels of shape (3,); pass num_classes=… to make them soft labels"),
         (
@@ -172,7 +172,7 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             [1, torch.zeros(2, 3)],
             {},
-            "MixUp mixed 3 images, but the batch has 2 labels; let the collate_fn keep one label per "
+            "MixUp mixed 3 images, but the batch has 2 labels; make the collate_fn keep one label per "
             "image, in the same order",
         ),
         (

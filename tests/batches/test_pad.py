@@ -253,33 +253,39 @@ def test_importing_it_imports_no_torch() -> None:
     [
         (
             [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
-            "leaf 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "field 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [(1, np.ones(3)), (1, None)],
-            "leaf '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "field '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [np.array(1), np.ones(3)],
             "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
-            "not change the number of axes, so return arrays of one rank (for an empty array, use an axis of size 0)",
+            "not change the number of dimensions, so return arrays with the same number of dimensions "
+            "(for an empty array, use an axis of size 0)",
         ),
         (
             [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
-            "leaf 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays of one dtype",
+            "field 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
+            "dtype",
         ),
         (
             [(1, {"a": 2}), (1, {"b": 2})],
             "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
             "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
-            "all samples of a batch must have the same structure; let the dataset return one form",
+            "all samples of a batch must have the same structure; make the dataset return every "
+            "sample with the same structure",
         ),
         (
             [[1, 2], [1]],
             "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
-            "second): all samples of a batch must have the same structure; let the dataset return one form",
+            "second): all samples of a batch must have the same structure; make the dataset return every "
+            "sample with the same structure",
         ),
     ],
 )
@@ -291,7 +297,7 @@ def test_samples_that_differ(samples: list[Any], message: str) -> None:
 def test_larger_than_the_fixed_size() -> None:
     samples = [{"target": [np.ones((2, 4))]}, {"target": [np.ones((6, 4))]}, {"target": [np.ones((7, 4))]}]
     message = (
-        "leaf 'target.0' of sample 1 of the batch has shape (6, 4), which exceeds to=(5, None) on axis 0; "
+        "field 'target.0' of sample 1 of the batch has shape (6, 4), which exceeds to=(5, None) on axis 0; "
         "increase to=, or truncate arrays in the dataset"
     )
     with pytest.raises(CollateError, match=exactly(message)):
@@ -300,17 +306,17 @@ def test_larger_than_the_fixed_size() -> None:
 
 def test_arrays_that_are_no_numbers() -> None:
     with pytest.raises(
-        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of <U1, which torch does not support"
+        CollateError, match=r"^field 'a' of sample 0 of the batch is an array of <U1, which torch does not support"
     ):
         pad_collate([{"a": np.array(["x"])}])
     with pytest.raises(
-        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which torch"
+        CollateError, match=r"^field 'a' of sample 0 of the batch is an array of >i2, which torch"
     ) as caught:
         pad_collate([{"a": np.array([1], ">i2")}])
     assert str(caught.value).endswith('; write x.astype(x.dtype.newbyteorder("="))')
-    with pytest.raises(CollateError, match=r"^leaf 'a' \(Encoded\) cannot be collated into a batch: "):
+    with pytest.raises(CollateError, match=r"^field 'a' \(Encoded\) cannot be collated into a batch: "):
         pad_collate([{"a": gl.Encoded(b"x")}])
-    with pytest.raises(CollateError, match=r"^leaf '0' \(NoneType, int\) cannot be collated into a batch: "):
+    with pytest.raises(CollateError, match=r"^field '0' \(NoneType, int\) cannot be collated into a batch: "):
         pad_collate([(1,), (None,)])
 
 
@@ -320,23 +326,23 @@ def test_arrays_that_are_no_numbers() -> None:
         (
             {"to": (5,)},
             ValueError,
-            "to=(5,) is for arrays of rank 1, but leaf 'boxes' has rank 2 (shape (1, 4)); give each leaf its own "
-            "sizes: to={name: sizes}",
+            "to=(5,) must have one size for each dimension of field 'boxes', whose shape is (1, 4); give each field "
+            "its own sizes: to={name: sizes}",
         ),
         (
             {"to": {"box": (5, 4)}},
             ValueError,
-            "to= names the leaf 'box', which is not padded; padded leaves are 'boxes'",
+            "to= names the field 'box', which is not padded; padded fields are 'boxes'",
         ),
         (
             {"value": {"label": 1}},
             ValueError,
-            "value= names the leaf 'label', which is not padded; padded leaves are 'boxes'",
+            "value= names the field 'label', which is not padded; padded fields are 'boxes'",
         ),
-        ({"value": -1}, ValueError, "value=-1 cannot be stored in leaf 'boxes', which is uint8"),
-        ({"value": 256}, ValueError, "value=256 cannot be stored in leaf 'boxes', which is uint8"),
-        ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in leaf 'boxes', which is uint8"),
-        ({"value": float("nan")}, ValueError, "value=nan cannot be stored in leaf 'boxes', which is uint8"),
+        ({"value": -1}, ValueError, "value=-1 cannot be stored in field 'boxes', which is uint8"),
+        ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
+        ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
+        ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
         ({"value": "0"}, TypeError, "value must be a number, got '0'"),
         ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None"),
         ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
@@ -413,15 +419,15 @@ def test_what_pad_cannot_do() -> None:
         gl.pad("x", to=5)
     samples = [{"a": np.ones(n), "b": np.ones(n), "c": "x", "d": [n]} for n in (1, 2)]
     message = (
-        "pad() names the leaf 'c', but the samples have no array of that name; their leaves are 'a', 'b', 'c', 'd.0'"
+        "pad() names the field 'c', but the samples have no array of that name; their fields are 'a', 'b', 'c', 'd.0'"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         gl.pad("c")(samples)
-    message = "leaf 'b' (ndarray) cannot be collated into a batch: "
+    message = "field 'b' (ndarray) cannot be collated into a batch: "
     with pytest.raises(gl.CollateError, match=re.escape(message)) as caught:
         gl.pad("a")(samples)
     assert str(caught.value).endswith("; to pad it too, name it: gpuload.pad('a', 'b')")
-    message = "leaf 'd' of sample 1 of the batch is a list that is not an array of numbers"
+    message = "field 'd' of sample 1 of the batch is a list that is not an array of numbers"
     with pytest.raises(gl.CollateError, match=re.escape(message)):
         gl.pad("d")([{"d": [1]}, {"d": ["x"]}])
 

@@ -14,7 +14,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.limits import cpus_in, find_placement, near, numa_nodes
+from gpuload.loader.limits import cpus_in, find_numa_node, find_placement, numa_nodes
 from gpuload.stage import device as devices
 
 pytestmark = pytest.mark.cuda
@@ -45,7 +45,7 @@ def test_workers_and_slots_are_on_its_node():
     device = devices.current_device()
     address = devices.pci_address(device)
     assert address is not None
-    node, cpus = near(address)
+    node, cpus = find_numa_node(address)
     if numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
         lacking.skip("a GPU near some CPUs")
     with gl.Loader(Where(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:

@@ -46,18 +46,19 @@ DECODING |= {"decoders": {"nvImageCodec": 1000}}
 def test_decode_is_the_bottleneck():
     sentence = said(stats(waiting=0.31, **DECODING))
     assert sentence == (
-        "decode is the bottleneck: 7.8 of 8 workers busy, the loop waits 31% of the time; with 12 workers, about 1.4 "
-        "times the throughput"
+        "decode is the bottleneck: 7.8 of 8 workers are busy, and the loop waits 31% of the time; 12 workers would "
+        "give about 1.4 times the throughput"
     )
 
 
 def test_more_workers_than_cpus_are_not_recommended():
     sentence = said(stats(waiting=0.31, **DECODING), cpus=10)
     assert sentence.startswith("decode is the bottleneck")
-    assert sentence.endswith("with 10 workers, about 1.2 times the throughput")
+    assert sentence.endswith("; 10 workers would give about 1.2 times the throughput")
     for cpus in (8, 4):
         sentence = said(stats(waiting=0.31, **DECODING), cpus=cpus)
-        assert f"more workers would not help, as this process may use {cpus} CPUs: smaller or cuttable" in sentence
+        text = f"more workers would not help, as this process may use only {cpus} CPUs, but smaller or cuttable JPEGs"
+        assert sentence.endswith(f"{text} would help (`gpuload pack`)")
 
 
 def test_full_cpus_take_no_more_workers():
@@ -74,7 +75,7 @@ def test_cpus_that_are_full_once_workers_have_started_are_full():
 
 def test_workers_elsewhere_are_not_bound_by_cpus_here():
     sentence = said(stats(waiting=0.5, cpu_s=10.0, elsewhere=True, **DECODING), cpus=1)
-    assert "with 16 workers, about 2.0 times the throughput" in sentence
+    assert "; 16 workers would give about 2.0 times the throughput" in sentence
 
 
 def test_the_start_does_not_count():
@@ -88,23 +89,23 @@ def test_reading_is_the_bottleneck():
     slow = replace(slow, workers_cpu_s=1.0, decoders={"simplejpeg": 1000})
     sentence = said(slow, cpus=2)
     assert sentence == (
-        "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers busy, the loop waits 60% of the time; with "
-        "5 workers, about 2.5 times the throughput"
+        "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers are busy, and the loop waits 60% of the "
+        "time; 5 workers would give about 2.5 times the throughput"
     )
     sentence = said(replace(slow, workers_cpu_s=18.0), cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert "takes CPU time (a sample takes 19 ms in the dataset's own code)" in sentence
-    assert sentence.endswith("more workers would not help, as this process may use 2 CPUs")
+    assert sentence.endswith("more workers would not help, as this process may use only 2 CPUs")
     sentence = said(replace(slow, workers_cpu_s=18.0, decoders={}), cpus=2)
-    assert "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
+    assert "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
 
 
 def test_no_workers():
     found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decoders={"simplejpeg": 1000})
     sentence = said(found)
     assert sentence == (
-        "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; with 3 "
-        "workers, about 4.0 times the throughput"
+        "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; 3 workers "
+        "would give about 4.0 times the throughput"
     )
 
 
@@ -189,7 +190,7 @@ def test_copies():
     )
     refused = replace(copying, pinning_refused=True)
     sentence = said(refused, lockable_bytes=64 << 10)
-    assert "this process may lock 64 KiB of memory" in sentence
+    assert "this process may lock only 64 KiB of memory" in sentence
     assert "ulimit -l unlimited" in sentence
     assert "the driver refused it" in said(refused)
     found = DECODING | {"parts": refused.parts + DECODING["parts"]}
@@ -208,7 +209,8 @@ def test_a_step_that_is_the_bottleneck_has_a_word_for_the_ring():
     sentence = said(found, lockable_bytes=64 << 10)
     assert sentence.startswith("the training step is the bottleneck")
     assert (
-        "at most 2% more throughput; the ring is not page-locked (this process may lock 64 KiB of memory)" in sentence
+        "throughput by at most 2%; the ring is not page-locked (this process may lock only 64 KiB of memory)"
+        in sentence
     )
 
 
@@ -224,7 +226,7 @@ def test_kept_samples():
     found = {"parts": (Part("pack", "main", 6.0, 1000),), "resident_bytes": 600_000_000, "bytes_decoded": 0}
     sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
     assert sentence.startswith(
-        "cutting batches from cached samples is the bottleneck: it takes 60% of the loop's time, in this process; work"
+        "assembling batches from cached samples is the bottleneck: it takes 60% of the loop's time, in this process; "
     )
     assert said(stats(waiting=0.01, main={"step": 9.0}, **found)).startswith("the training step is the bottleneck")
 
@@ -232,8 +234,8 @@ def test_kept_samples():
 def test_the_step():
     sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
     assert sentence == (
-        "the training step is the bottleneck: the loop waits 0.4% of the time, and a faster loader could bring at most "
-        "1% more throughput; 1.6 of 8 workers are busy, and 3 would be enough"
+        "the training step is the bottleneck: the loop waits 0.4% of the time, and a faster loader could raise "
+        "throughput by at most 1%; 1.6 of 8 workers are busy, and 3 would be enough"
     )
 
 
@@ -243,24 +245,24 @@ def test_the_start_of_workers():
     found = replace(found, parts=(start, *found.parts))
     sentence = said(found)
     assert sentence == (
-        "the start of the workers is the bottleneck so far: 10.0 of 10.4 s, in which they import the dataset's modules "
-        "and unpickle the dataset; workers start only once, not in each epoch: ask again later, or exclude the start "
-        "with stats(since=…)"
+        "starting the workers is the bottleneck so far: it took 10.0 of 10.4 s, during which they import the dataset's "
+        "modules and unpickle the dataset; workers start only once, not in each epoch: ask again later, or exclude "
+        "the start with stats(since=…)"
     )
     # Of 60 s the start is of no account; where it comes with each epoch, it is, unless the loop waits longer for more.
     later = replace(found, seconds=60.0, waiting=0.2)
-    assert not said(later).startswith("the start of the workers")
+    assert not said(later).startswith("starting the workers")
     sentence = said(replace(later, untried=("persistent",)))
-    assert sentence.startswith("the start of the workers")
+    assert sentence.startswith("starting the workers")
     assert sentence.endswith("persistent_workers=True starts them once, not in each epoch")
-    assert not said(replace(later, waiting=0.9, untried=("persistent",))).startswith("the start of the workers")
+    assert not said(replace(later, waiting=0.9, untried=("persistent",))).startswith("starting the workers")
 
 
 def test_a_stage_that_is_slower_than_the_wait_is_not_the_bottleneck_while_workers_are_busy():
     """A batch takes one worker 0.1 s, and the loop 0.09: a quicker stage would only make the loop wait longer."""
     main = {"stage": 8.0, "step": 1.0}
     found = stats(waiting=0.1, main=main, decoders={"simplejpeg": 1000}, **workers(1.0, decode=10.0))
-    assert said(found).startswith("decode is the bottleneck: 1.0 of 1 worker busy, the loop waits 10% of the time")
+    assert said(found).startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 10% of")
     # Unless all CPUs are in use, most of them by the transforms.
     assert said(replace(found, cpu_s=39.0), cpus=4).startswith("the stage is the bottleneck")
 
@@ -274,8 +276,8 @@ def test_a_stage_of_16_percent_beside_a_step_of_81():
     found = stats(seconds=10.06, batches=96, waiting=0.0001, main=main, **workers(0.01, 0.01, header=0.125, pack=0.016))
     sentence = said(found, cpus=2)
     assert sentence.startswith(
-        "the training step is the bottleneck: the loop waits 0.0% of the time, and a faster loader could bring at most "
-        "23% more throughput; the stage takes 16% of the loop's time, 16.5 ms per batch; transforms run on the CPU"
+        "the training step is the bottleneck: the loop waits 0.0% of the time, and a faster loader could raise "
+        "throughput by at most 23%; the stage takes 16% of the loop's time, 16.5 ms per batch; transforms run on "
     )
 
 
@@ -287,17 +289,17 @@ def test_a_dataset_that_computes_on_a_busy_machine():
     assert sentence.startswith("reading is the bottleneck")
     assert "and takes CPU time (a sample takes 20.5 ms in the dataset's own code)" in sentence
     assert (
-        "; more workers would not help, as this process may use 2 CPUs, and other programs use them too: workers wait "
-        "93% of their time for a CPU; " in sentence
+        "; more workers would not help, as this process may use only 2 CPUs, and other programs use them too: workers "
+        "wait 93% of their time for a CPU; " in sentence
     )
     sentence = said(replace(found, num_workers=1, workers=found.workers[:1]), cpus=2)
-    assert "it would wait less, but workers wait 93% of their time for a CPU that other programs use" in sentence
+    assert "the loop would wait less, but workers wait 93% of their time for a CPU that other programs use" in sentence
 
 
 @pytest.mark.parametrize(("count", "images", "cpu_s", "wanted"), [
-    (8, 3808, 0.619, "with 32 workers,"),
-    (16, 7712, 1.452, "with 64 workers and prefetch_factor=16,"),
-    (32, 15168, 3.25, "with 128 workers and prefetch_factor=32,"),
+    (8, 3808, 0.619, "32 workers"),
+    (16, 7712, 1.452, "64 workers and prefetch_factor=16"),
+    (32, 15168, 3.25, "128 workers and prefetch_factor=32"),
 ])  # fmt: skip
 def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: int, cpu_s: float, wanted: str):
     """20 ms of sleep for each sample, batches of 32, two CPUs."""
@@ -305,14 +307,14 @@ def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: i
     found = stats(batches=images // 32, images=images, waiting=0.98, cpu_s=cpu_s + 0.2, **given)
     sentence = said(replace(found, chunk_size=8, prefetch_factor=8), cpus=2)
     assert sentence.startswith("reading is the bottleneck")
-    assert f"; {wanted} about 4.0 times the throughput" in sentence
+    assert f"; {wanted} would give about 4.0 times the throughput" in sentence
 
 
 def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
     """An `ArrayFile` on a network disk: its pages come while pixels are copied."""
     found = stats(waiting=0.9, untried=("block", "cache"), **workers(1.0, 1.0, header=0.1, decode=19.0))
     sentence = said(replace(found, workers_cpu_s=0.9), cpus=2)
-    assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers busy")
+    assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers are busy")
     assert sentence.endswith('shuffle="block" reads neighbours together')  # Cached keeps no pixels
     sentence = said(found, cpus=2)  # in the page cache
     assert "JPEG" not in sentence
@@ -323,7 +325,7 @@ def test_what_takes_no_jpegs_has_none_to_blame():
     for parts in ({"collate": 9.0}, {"pack": 9.0}, {"plan": 9.0}, {"header": 9.0, "read": 8.0}):
         sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"bytes_decoded": 0}), cpus=1)
         assert "JPEG" not in sentence
-        assert sentence.endswith("more workers would not help, as this process may use 1 CPU")
+        assert sentence.endswith("more workers would not help, as this process may use only 1 CPU")
     found = stats(waiting=0.9, decoders={"Pillow": 1000}, **workers(1.0, decode=9.0))
     assert "JPEG" not in said(found, cpus=1)
     assert "JPEG" in said(replace(found, decoders={"simplejpeg": 1000}), cpus=1)

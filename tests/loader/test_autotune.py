@@ -414,7 +414,7 @@ def test_a_start_that_was_refused_ends_the_trial():
     step = auto.decide(Load(1.0, 1.0), lambda: Room(8, 16, "CPUs"))
     assert step is not None
     assert step.after.workers == 4
-    auto.refused(2)
+    auto.accept_limit(2)
     assert auto.setting.workers == 2
     while not auto.watch(0.1, 0.099):
         pass
@@ -586,7 +586,7 @@ class Clockwork:
         self.now += seconds
         self.busy += busy
         self.cpu[1] += cpu
-        self.tuner.batch(waited)
+        self.tuner.record_batch(waited)
 
 
 @pytest.fixture

@@ -32,9 +32,9 @@ FIRST = Cursor()
 
 def take(progress: Progress, count: int) -> None:
     """As an iterator that gives so many batches of an epoch of 10."""
-    progress.begun = True
+    progress.has_begun = True
     for _ in range(count):
-        progress.left = None if progress.left is None else progress.left - 1
+        progress.remaining_batches = None if progress.remaining_batches is None else progress.remaining_batches - 1
         position = progress.place.position + 1
         progress.place = Place(progress.place.epoch, position) if position < 10 else Place(progress.place.epoch + 1, 0)
 
@@ -48,7 +48,7 @@ def test_each_epoch_begins_where_the_one_before_it_ended():
     cursor = FIRST
     for epoch in range(3):
         cursor, progress = begin(cursor)
-        assert (cursor.epoch, progress.start, progress.left) == (epoch, Place(epoch, 0), 10)
+        assert (cursor.epoch, progress.start, progress.remaining_batches) == (epoch, Place(epoch, 0), 10)
         take(progress, 10)
         assert cursor.place == Place(epoch + 1, 0)
 
@@ -64,7 +64,7 @@ def test_an_iterator_from_which_nothing_was_taken_does_not_count():
     cursor = FIRST.go_to(Place(3, 7), running=False)
     for _ in range(3):
         cursor, progress = begin(cursor)
-        assert (cursor.epoch, progress.start, progress.left) == (3, Place(3, 7), 3)
+        assert (cursor.epoch, progress.start, progress.remaining_batches) == (3, Place(3, 7), 3)
     assert begin(cursor.set_epoch(5, running=True))[1].start == Place(5, 0)
 
 
@@ -88,7 +88,7 @@ def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
     take(progress, 2)
     cursor = cursor.set_epoch(8, running=True)
     assert cursor.place == Place(0, 2)
-    progress.ended = "its iterator is no longer used"
+    progress.end_reason = "its iterator is no longer used"
     assert cursor.place == Place(8, 0)
 
 
@@ -98,14 +98,14 @@ def test_an_epoch_ends_for_one_reason():
     assert cursor.is_open
     cursor.end("a reason")
     cursor.end("another")
-    assert (progress.ended, cursor.is_open) == ("a reason", False)
+    assert (progress.end_reason, cursor.is_open) == ("a reason", False)
 
 
 def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_set_its_number():
     end = Place(1, 0, sampler={"over": True, "own": 5})
     cursor, progress = begin(FIRST)
     take(progress, 10)
-    progress.place, progress.ended = end, ""
+    progress.place, progress.end_reason = end, ""
     assert cursor.place == end
     assert cursor.start(Schedule()).place == end
     assert cursor.set_epoch(1, running=True).place == end
@@ -114,15 +114,15 @@ def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_se
 
 def test_a_place_at_the_end_of_an_epoch_counts_as_the_beginning_of_the_next():
     progress = FIRST.go_to(Place(2, 10), running=False).start(Schedule())
-    assert (progress.left, progress.place) == (0, Place(3, 0))
-    assert FIRST.start(Schedule(None)).left is None
+    assert (progress.remaining_batches, progress.place) == (0, Place(3, 0))
+    assert FIRST.start(Schedule(None)).remaining_batches is None
 
 
 def test_a_cursor_is_never_changed():
     cursor, _ = begin(FIRST)
     cursor.set_epoch(9, running=False)
     cursor.go_to(Place(9, 9), running=False)
-    assert cursor.next == Place(0, 0)
+    assert cursor.next_place == Place(0, 0)
     assert Cursor() == FIRST
     with pytest.raises(AttributeError):
         cursor.epoch = 5  # pyright: ignore[reportAttributeAccessIssue]

@@ -432,7 +432,7 @@ def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
     found = NumaMachine(tmp_path, TWO, EIGHT).place(0)
     assert found.cpus_for(33) == frozenset()
     assert found.describe(33) == (
-        "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, as that node has 32"
+        "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, since that node has only 32"
     )
 
 
@@ -453,8 +453,9 @@ def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, 
     assert found.cpus_for(most) == cpus_in(TWO[0])
     assert not found.cpus_for(most + 1)
     if most < 32:
-        assert f"{most + 1} workers run on all CPUs, as that node has 32, {most} for this rank" in found.describe(
-            most + 1
+        assert (
+            f"{most + 1} workers run on all CPUs, since that node has only 32, of which {most} are for this rank"
+            in found.describe(most + 1)
         )
 
 
@@ -462,7 +463,7 @@ def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, 
     ("nodes", "gpus", "allowed", "why"),
     [
         (["0-63"], [0], "", "one NUMA node: nothing to place"),
-        (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is not known: nothing is placed"),
+        (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
         (
             TWO,
             [0],
@@ -486,12 +487,16 @@ def test_nothing_is_done(tmp_path, nodes, gpus, allowed, why):
 def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
     machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
     assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
-    assert machine.place(0, allowed="0-3,16-31").describe(5).endswith("5 workers run on all CPUs, as that node has 4")
+    assert (
+        machine.place(0, allowed="0-3,16-31")
+        .describe(5)
+        .endswith("5 workers run on all CPUs, since that node has only 4")
+    )
     assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
 
 
 def test_a_gpu_that_is_not_on_the_bus(tmp_path):
-    assert "is not known" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
+    assert "is unknown" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
 
 
 def test_a_device_on_the_pci_bus(monkeypatch):
@@ -505,7 +510,8 @@ def test_a_device_on_the_pci_bus(monkeypatch):
 
 
 def test_affinity_is_checked():
-    with pytest.raises(ValueError, match=r"affinity must be 'auto' \(workers near the GPU.*\) or 'none', got 'numa'"):
+    text = r"affinity must be 'auto' \(run workers on the CPUs near the GPU.*\) or 'none', got 'numa'"
+    with pytest.raises(ValueError, match=text):
         gl.Loader([0], affinity="numa", num_workers=0)  # pyright: ignore[reportArgumentType]
 
 
@@ -594,7 +600,7 @@ def test_workers_run_anywhere(near_the_last, options):
     assert told == (
         "affinity='none': nothing is placed"
         if "affinity" in options
-        else "ring in the memory of NUMA node 1, near cpu; 2 workers run on all CPUs, as that node has 1"
+        else "ring in the memory of NUMA node 1, near cpu; 2 workers run on all CPUs, since that node has only 1"
     )
 
 

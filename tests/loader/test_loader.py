@@ -600,7 +600,7 @@ def test_dicts_of_other_keys_are_shown():
 def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
     samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
     text = (
-        "leaf 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
+        "field 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
         "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
         "collate_fn=gpuload.pad('caption') pads them"
     )

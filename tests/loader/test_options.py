@@ -38,6 +38,7 @@ def test_each_argument_stands_in_one_group():
     groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
     names = Counter(field.name for group in groups for field in dataclasses.fields(group) if field.init)
     names.subtract(["seed", "repeats"])  # batches draw and mix by the order's
+    names["workers"] = names.pop("ray_workers")
     assert dict.fromkeys(given(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
 
 
@@ -95,7 +96,7 @@ def test_more_workers_than_the_cpus_can_run_are_warned_of(cpus, most, monkeypatc
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     gl.Loader([1, 2], num_workers=most)  # a warning would be an error
     suggested = max(1, cpus - 1)
-    text = rf"num_workers={most + 1}, but this process may use {cpus} CPUs?: .* The default is {suggested};"
+    text = rf"num_workers={most + 1}, but this process may use only {cpus} CPUs?: .* The default is {suggested};"
     with pytest.warns(RuntimeWarning, match=text):
         gl.Loader([1, 2], num_workers=most + 1)
 
@@ -106,10 +107,10 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
     with pytest.warns(RuntimeWarning) as warned:
         gl.Loader([1, 2], num_workers=40)
     assert str(warned[0].message) == (
-        "num_workers=40, but this process may use 2 CPUs: starting them before the first batch takes about 6 s of all "
-        "CPUs (many times that if the dataset imports torch: 40 workers on two CPUs took 23 s), and then they use "
-        "about 1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
-        "num_workers='auto' finds the best number"
+        "num_workers=40, but this process may use only 2 CPUs: starting the workers will occupy all CPUs for about 6 s "
+        "before the first batch (many times longer if the dataset imports torch: 40 workers on two CPUs took 23 s), "
+        "and then they use about 1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is "
+        "slow; num_workers='auto' finds the best number"
     )
 
 
@@ -137,8 +138,8 @@ def test_auto_begins_with_few_and_may_have_many_only_if_they_wait(cpus, ranks, c
 def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
     options = Options.of(given(batch_size=64, num_workers="auto", prefetch_factor=3))
-    assert [options.ahead_for(count, 3) for count in (1, 2, 4, 8, 32)] == [3, 3, 3, 5, 17]  # chunks of 16
-    assert Options.of(given(batch_size=64, num_workers=32, prefetch_factor=3, chunk_size=16)).ahead_for(32, 3) == 3
+    assert [options.batches_ahead(count, 3) for count in (1, 2, 4, 8, 32)] == [3, 3, 3, 5, 17]  # chunks of 16
+    assert Options.of(given(batch_size=64, num_workers=32, prefetch_factor=3, chunk_size=16)).batches_ahead(32, 3) == 3
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
     assert [(str(warning.message), warning.filename) for warning in warned] == [
         (
             f"{LAYOUT}no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them. "
-            "Write images.to(memory_format=torch.channels_last) in the loop, or let the dataset return "
+            "Write images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
             "gpuload.Image(array, layout=…)",
             __file__,
         )

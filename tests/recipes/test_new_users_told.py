@@ -161,7 +161,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "dicts of different keys": (
         lambda: load(lambda i: {"a": i, **({"flag": 1} if i % 2 else {})}, None),
-        ("'flag'", "return one form"),
+        ("'flag'", "return every sample with the same structure"),
     ),
     "a sampler and shuffle": (lambda: load(int, None, sampler=range(8), shuffle=True), ("leave one of them out",)),
     "shuffle='yes'": (lambda: load(int, None, shuffle="yes"), ("shuffle must be True or False",)),

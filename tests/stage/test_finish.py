@@ -11,7 +11,7 @@ from originals import torchvision
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
+from gpuload.batches.mixing import Pairing, mix_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import _mix, _mix_batched, random_numbers
@@ -220,7 +220,7 @@ def test_mixing_is_what_torchvision_makes_of_the_same_numbers(name, make_images)
         }
         theirs = getattr(v2, name)(num_classes=2)
         torch.testing.assert_close(theirs.transform(before.clone(), params)[row], result[row], rtol=1e-6, atol=1e-6)
-        soft = mixed_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
+        soft = mix_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
         torch.testing.assert_close(theirs.transform(labels, params)[row], soft[row])
 
 

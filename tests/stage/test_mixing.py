@@ -251,7 +251,7 @@ def test_a_collate_fn_gets_mixed_images_and_its_labels_are_mixed():
     whole = by_position(loader(shuffle=True))
     batches = loader(shuffle=True, collate_fn=collated)
     same(by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), whole)
-    text = "MixUp mixed 4 images, but the batch has 3 labels; let the collate_fn keep one label per image"
+    text = "MixUp mixed 4 images, but the batch has 3 labels; make the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(collate_fn=partial(collated, drop=1))))
 
@@ -325,7 +325,7 @@ def test_samples_that_cannot_be_mixed():
         with pytest.raises(ValueError, match="the images of a batch have different sizes"):
             next(iter(loader(sizes, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
     pairs = [(gl.Image(np.zeros((8, 8, 3), np.uint8)), gl.Image(np.zeros((9, 30, 3), np.uint8)), i) for i in range(4)]
-    text = "the images of sample 0 have different sizes, so CutMix mixes them with shares"
+    text = "the images of sample 0 have different sizes, so CutMix would mix them in different proportions"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(pairs, transforms=[NORMALIZE, T.CutMix(num_classes=4)])))
     images, _, labels = next(

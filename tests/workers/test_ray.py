@@ -62,8 +62,11 @@ def test_a_loader_takes_them_in_the_place_of_processes():
 
 def test_so_many_batches_are_in_work_that_each_worker_has_two_chunks():
     options = gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=64))._options
-    assert (options.chunk_size, options.ahead_for(options.workers.count, 2)) == (32, 16)
-    assert gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options.ahead_for(2, 3) == 3
+    assert (options.chunk_size, options.batches_ahead(options.workers.count, 2)) == (32, 16)
+    assert (
+        gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options.batches_ahead(2, 3)
+        == 3
+    )
 
 
 # -- a cluster --------------------------------------------------------------------------------------------------------
