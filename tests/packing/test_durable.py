@@ -56,7 +56,7 @@ def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_told_as_such(error: Exception) -> None:
-    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space, and run the same command"
+    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space, and run the same"
     with pytest.raises(gl.GpuloadError, match=said), explain_full_disk("/set"):
         raise error
 

@@ -449,7 +449,7 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
         ),
         (
             {"target": None, "classes": ["x"]},
-            "classes= names the targets, but target=None reads no targets; leave one of",
+            "classes= names the targets, but target=None reads no targets; leave out one of",
         ),
         ({"target": ["label", 1]}, "path and target must either be column names, or column numbers"),
     ],

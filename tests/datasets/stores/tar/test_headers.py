@@ -207,8 +207,8 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
         assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged; recreate the archive"
     data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
     assert refusal(path, data) == (
-        "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes; expected at most 1,048,576. The archive "
-        "is damaged, recreate it"
+        "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes; expected at most 1,048,576. The "
+        "archive is damaged, recreate it"
     )
 
 
