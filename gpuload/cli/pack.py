@@ -88,7 +88,7 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
 
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *other_arguments: say(console, str(message), "yellow")
-            opened_shards = open_shards(paths, workers=workers, again=again, progress=on_ready)
+            opened_shards = open_shards(paths, workers=workers, rebuild=again, progress=on_ready)
     except (OSError, ValueError) as error:
         return fail(console, error)
     samples, members = (sum(getattr(shard, name) for shard in opened_shards) for name in ("samples", "members"))

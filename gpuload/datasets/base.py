@@ -15,7 +15,7 @@ from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import Lazy, Paths, from_start, full_path
-from gpuload.datasets.stores.opening import client, is_url, named, read_files
+from gpuload.datasets.stores.opening import client, display_path, is_url, read_files
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
@@ -86,7 +86,7 @@ class ImageFileDataset(Dataset):
         numbers = [self._from_start(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
         samples = zip(numbers, paths, read_files(paths, self._remote), strict=True)
-        return [self._with(number, Encoded(data, self.mode, named(path))) for number, path, data in samples]
+        return [self._with(number, Encoded(data, self.mode, display_path(path))) for number, path, data in samples]
 
     def _from_start(self, index: SupportsIndex) -> int:
         if type(index) is int and 0 <= index < len(self.paths):

@@ -24,7 +24,7 @@ from gpuload.datasets.files import check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
 from gpuload.datasets.scan import Lazy, Paths
-from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
+from gpuload.datasets.stores.opening import is_url, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.errors import one_line
 
@@ -113,7 +113,7 @@ class Coco(_CocoImages):
             raise TypeError(f"crowds must be True or False, got {crowds!r}")
         names = check_selection(targets, "targets")
         self.mode: Mode = check_mode(mode)
-        remote = remote_for([images, annotations], storage_options)
+        remote = remote_options([images, annotations], storage_options)
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)

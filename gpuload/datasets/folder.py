@@ -20,7 +20,7 @@ from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths, Scanner
-from gpuload.datasets.stores.opening import client, remote_for
+from gpuload.datasets.stores.opening import client, remote_options
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -41,7 +41,7 @@ class _ScannedFolder(ImageFileDataset):
         """Find the images in each folder of the root, or in the root itself. Return the names of these folders, the
         number of images in each, and a description of the search for messages."""
         folder, endings = existing_folder(root), _checked_extensions(extensions)
-        self._remote = remote_for(root, storage_options)
+        self._remote = remote_options(root, storage_options)
         if self._remote is None:
             scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
         else:

@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 from gpuload.datasets.files import read_file
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.stores.opening import named, read_files, remote_for
+from gpuload.datasets.stores.opening import display_path, read_files, remote_options
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import one_line
 
@@ -240,7 +240,7 @@ def _with_encoded(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
         if path is None:
             raise ValueError("an image of the row has neither bytes nor a path")
         data = read(path)
-    return Encoded(data, plan, path if path is None else named(path))
+    return Encoded(data, plan, path if path is None else display_path(path))
 
 
 def _read_local(path: str) -> bytes:
@@ -251,4 +251,4 @@ def _read_local(path: str) -> bytes:
 
 def _read_local_or_url(path: str) -> bytes:
     """Read a file, or a URL through fsspec."""
-    return read_files([path], remote_for(path, None))[0]
+    return read_files([path], remote_options(path, None))[0]

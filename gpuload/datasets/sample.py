@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.files import read_file
-from gpuload.datasets.stores.opening import named, read_files, remote_for
+from gpuload.datasets.stores.opening import display_path, read_files, remote_options
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -430,8 +430,8 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
         DecodeError: the file has more bytes than the `Decode.max_bytes` of the loader that reads the sample, or more
             than 1 GiB outside a loader; or it has more than 16 MiB and does not start like an image.
     """
-    if (remote := remote_for(path, storage_options)) is not None:
-        return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
+    if (remote := remote_options(path, storage_options)) is not None:
+        return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", display_path(os.fspath(path)))
     return Encoded(read_file(path), "RGB", os.fspath(path))
 
 

@@ -1,7 +1,7 @@
-"""Writing files that are either complete or absent: write under another name, sync, rename, and sync the folder.
+"""Writing files that are either complete or absent: write under a temporary name, sync, rename, and sync the folder.
 
-A full disk is the fault of neither a sample nor the program: `explain_full_disk` turns the errors that libraries raise
-in this case into one message.
+A full disk is not the fault of a sample or of the program: `explain_full_disk` replaces the various errors that
+libraries raise in this case with one message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ __all__ = [
 
 WORK: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
 BUFFER: Final = 1 << 20  # bytes to hash and write per call
-DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FREE_SPACE: Final = "free some space"
+REMEDIES: Final = {  # for each error that means there is no room for a file
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f unlimited`)",
+}
 
 
 class _HashedFile(io.FileIO):
@@ -39,12 +44,12 @@ class _HashedFile(io.FileIO):
 
 
 @contextlib.contextmanager
-def draft(path: str, work: str, *, sync: bool = True) -> Iterator[io.BufferedWriter]:
+def draft(path: str, work_folder: str, *, sync: bool = True) -> Iterator[io.BufferedWriter]:
     """Yield a new file in the folder for unfinished files, and move it to `path` when the block ends.
 
-    The content then survives a power failure, unless ``lasting=False``; the name does so only after `sync_names`.
+    The content then survives a power failure, unless ``sync=False``; the name survives it only after `sync_names`.
     """
-    name = os.path.join(work, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
+    name = os.path.join(work_folder, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
         raw: Any = _HashedFile(name)
         with io.BufferedWriter(raw, BUFFER) as file:
@@ -74,19 +79,19 @@ def record_of(file: io.BufferedWriter) -> dict[str, Any]:
     return {"bytes": raw.nbytes, "sha256": raw.sha256.hexdigest()}
 
 
-def write_file(path: str, data: bytes, work: str, *, sync: bool = True) -> None:
-    """Write a file with this content, as `draft` does."""
-    with draft(path, work, sync=sync) as file:
+def write_file(path: str, data: bytes, work_folder: str, *, sync: bool = True) -> None:
+    """Write a file with this content, through a `draft`."""
+    with draft(path, work_folder, sync=sync) as file:
         file.write(data)
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value as JSON; equal values give equal bytes."""
+    """Encode a value as JSON. Equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def read_json(path: str) -> Any:
-    """Return the value in a JSON file; None if the file does not exist or is not valid JSON."""
+    """Parse a JSON file. Return None if the file does not exist or is not valid JSON."""
     try:
         with open(path, "rb") as file:
             return json.load(file)
@@ -107,17 +112,19 @@ def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: str) -> Iterator[None]:
-    """Raise a GpuloadError if the disk is full or a quota is exceeded, whichever library raised the original error."""
+    """Raise a GpuloadError if there is no room for a file (the disk is full, or a quota or a limit on the size of files
+    is exceeded), whichever library raised the original error."""
     try:
         yield
     except GpuloadError:
         raise
     except Exception as error:
-        # LMDB's errors have the system's text, but no errno.
         number, text = getattr(error, "errno", None), str(error)
-        if number not in DISK_FULL and not any(os.strerror(full) in text for full in DISK_FULL):
+        if number not in REMEDIES:  # LMDB's errors have the system's text, but no errno
+            number = next((full for full in REMEDIES if os.strerror(full) in text), None)
+        if number is None:
             raise
         raise GpuloadError(
-            f"there is no room for the set in {folder!r} ({one_line(text)}); free some space, and run the same command "
-            "again (finished parts are kept)"
+            f"there is no room for the set in {folder!r} ({one_line(text)}); {REMEDIES[number]}, and run the same "
+            "command again (finished parts are kept)"
         ) from error

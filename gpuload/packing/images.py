@@ -1,7 +1,7 @@
-"""Preparing images for a store: their bytes are copied unchanged, resized, or given an index.
+"""Preparing images for a store: they are copied unchanged, resized, or made cuttable.
 
 Runs in the process that makes a part, with one `Images` per part. Pillow resizes with a Lanczos filter; for a JPEG, the
-decoder first halves the size repeatedly, as long as the result is at least twice the target size. Orientation and ICC
+decoder first halves the size, as often as the result is at least twice the target size. Orientation and ICC
 profile are preserved and not applied to the pixels, so a resized file is displayed like the original.
 """
 
@@ -30,7 +30,7 @@ RESIZED: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA"
 MAX_EXIF: Final = 65_000  # bytes in one segment of a JPEG
 ORIENTATION: Final = 0x0112
 BUFFER: Final = 2  # bytes per pixel and channel; black and white noise takes 1.2 at quality 100
-HEADER_DECODE: Final = Decode(exif=True)  # built once, since that takes as long as reading a header
+HEADER_DECODE: Final = Decode(exif=True)  # built once: that takes as long as reading a header
 DRAFT_SCALE: Final = 2  # the minimum size at which a JPEG is decoded, relative to the target size
 
 
@@ -46,7 +46,7 @@ class ImageOptions:
 
 
 class Images:
-    """A converter that prepares images, one at a time.
+    """A converter from images to the data that a store holds, for one image at a time.
 
     Attributes:
         kept: the number of images that could not be changed as requested, by reason.
@@ -61,8 +61,8 @@ class Images:
         """Return the bytes to store for an image.
 
         Raises:
-            DecodeError: the image is damaged. Only the header and the end are checked, unless the image is resized or
-                `check` is set.
+            DecodeError: the image is damaged. Only its header and its end are checked, unless it is resized or `check`
+                is set.
             GpuloadError: jpegtran is not installed.
         """
         options, data = self._options, encoded.data
@@ -95,7 +95,7 @@ class Images:
         if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3, 4):
             raise DecodeError(
                 f"short_side resizes 8-bit grey, RGB and RGBA images, but this image has {pixels.shape[2]} channels of "
-                f"{pixels.dtype}"
+                f"{pixels.dtype}; leave short_side out, or pack to a tar"
             )
         from PIL import Image as Pillow
 
@@ -178,8 +178,8 @@ def _encode(image: Any, name: str, options: dict[str, Any]) -> bytes:
 
 
 def _is_resizable(header: Header) -> bool:
-    """Return whether the image can be resized without losing properties. Images with more than 8 bits, a palette, a
-    transparent colour, or several frames are not resized."""
+    """Return whether the image can be resized without loss of properties. Images with more than 8 bits, a palette, a
+    transparent colour, or several frames cannot."""
     if header.mode not in RESIZED.get(header.format, ()):
         return False
     if header.format == "JPEG":

@@ -1,4 +1,4 @@
-"""Making JPEGs cuttable: adding an index for cutting crops out of the encoded bytes (`gpuload.decode.cut`).
+"""Making JPEGs cuttable: adding an index with which `gpuload.decode.cut` cuts crops out of the encoded bytes.
 `gpuload.decode.indexed` describes the format of the index and reads it."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["add_index", "make_cuttable"]
 END: Final = 0x00  # the AC symbol that ends a block
 DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols whose codes, and the 0, 1 or 2 bits after them, pad to any length
 MAX_SEGMENT_BYTES: Final = 65_533  # the maximum size of a segment, without its length
-MAX_GROWTH, ALLOWED_BYTES = 0.055, 2_000  # the maximum growth of a file, as a fraction; these bytes are always allowed
+MAX_GROWTH, ALLOWED_BYTES = 0.055, 2_000  # a file may grow by this fraction, or by these bytes
 MIN_BITS: Final = 8  # the minimum distance between points, so that no stretch begins and ends in one byte
 MIN_SCAN_BYTES: Final = 16_000  # bytes of a scan; decoding a smaller scan takes less time than cutting it
 MAX_DC_DIFFERENCE: Final = 2047  # the largest difference of two DC coefficients in 8-bit JPEGs
@@ -63,11 +63,11 @@ TablePair = tuple[Table, Table]  # the DC and AC tables of a component
 
 
 def make_cuttable(data: bytes) -> bytes:
-    """Return a JPEG with the same pixels, EXIF and ICC blocks, and an index for cutting crops out.
+    """Return a JPEG with the same pixels, EXIF and ICC blocks, and with an index for cutting out crops.
 
     The encoded data are not changed, except that jpegtran rewrites progressive JPEGs, and JPEGs with several scans or
     restart markers, as one scan with the same coefficients. Data after the image (a phone's second image, or a
-    video) are dropped. Bytes that are already cuttable are returned unchanged, and so are bytes that cannot be made
+    video) are dropped. JPEGs that are already cuttable are returned unchanged, and so are files that cannot be made
     cuttable: other formats; JPEGs with four components, twelve bits, or arithmetic coding; files that are damaged,
     smaller than 16 KB, or larger than `Decode()` allows.
 
@@ -90,7 +90,7 @@ def make_cuttable(data: bytes) -> bytes:
 
 
 def _in_one_scan(data: bytes) -> bytes:
-    """Rewrite a JPEG with jpegtran. Return no bytes if jpegtran reports a problem."""
+    """Rewrite a JPEG with jpegtran. Return empty bytes if jpegtran reports a problem."""
     try:
         process = subprocess.run(["jpegtran", "-copy", "all", "-optimize"], input=data, capture_output=True)
     except FileNotFoundError as error:
@@ -103,7 +103,7 @@ def _in_one_scan(data: bytes) -> bytes:
 
 
 def add_index(data: bytes, header: JpegHeader) -> bytes | None:
-    """Return the file with an index, and without data after the image; None if it cannot have an index.
+    """Return the file with an index, and without the data after the image; None if it cannot have an index.
 
     The encoded data are not changed. Codes that joints need but the file lacks are added to its tables.
 
@@ -133,7 +133,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     scan_blocks = walk(np.delete(scan, stuffed), blocks, in_row * rows)
     if scan_blocks is None:
         return None
-    begins = scan_blocks[0][:: len(blocks)]  # the first bit of each MCU, and the end
+    begins = scan_blocks[0][:: len(blocks)]  # the first bit of each MCU, and the bit after the last
     bits = begins + 8 * np.searchsorted(stuffed - np.arange(len(stuffed)), (begins >> 3) + 1)
     predictors = _predictors(scan_blocks[1], blocks)
     full_tables = _complete_tables(data, header, tables)
@@ -188,14 +188,14 @@ def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) 
     """Return the tables of a file with all codes that a joint may need; None if a table has no room for them."""
     full_tables = dict(tables)
     at = header.first_scan + 6
-    for used in data[at : at + 2 * header.components : 2]:
+    for selector in data[at : at + 2 * header.components : 2]:
         dc, ac = (
-            complete(full_tables[used >> 4], range(CATEGORIES)),
-            complete(full_tables[0x10 | used & 15], DUMMIES),
+            complete(full_tables[selector >> 4], range(CATEGORIES)),
+            complete(full_tables[0x10 | selector & 15], DUMMIES),
         )
         if dc is None or ac is None:
             return None
-        full_tables[used >> 4], full_tables[0x10 | used & 15] = dc, ac
+        full_tables[selector >> 4], full_tables[0x10 | selector & 15] = dc, ac
     return full_tables
 
 

@@ -1,4 +1,4 @@
-"""The Huffman tables of a JPEG: reading them, adding codes, and following the codes of a scan bit by bit.
+"""The Huffman tables of a JPEG: reading tables, adding codes, and following the codes of a scan bit by bit.
 
 `jpeg_cuttable` uses this to build an index, which takes about 60 ms for a photo.
 """
@@ -81,7 +81,7 @@ def write_tables(tables: dict[int, Table]) -> bytes:
 def complete(table: Table, symbols: Iterable[int]) -> Table | None:
     """Return the table with codes for these symbols added, and existing codes unchanged; None if there is no room.
 
-    No code consists of ones only, so there is always room for longer codes after the last.
+    No code consists only of ones, so longer codes can always be added after the last code, up to 16 bits.
     """
     missing = [symbol for symbol in symbols if symbol not in table.symbols]
     if not missing:
@@ -105,8 +105,8 @@ def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> li
     blocks: list[Block] = []
     for component in range(header.components):
         expected, factors = data[header.frame_at + 10 + 3 * component : header.frame_at + 12 + 3 * component]
-        number, used = data[at + 1 + 2 * component : at + 3 + 2 * component]
-        dc, ac = tables.get(used >> 4), tables.get(0x10 | used & 15)
+        number, selector = data[at + 1 + 2 * component : at + 3 + 2 * component]
+        dc, ac = tables.get(selector >> 4), tables.get(0x10 | selector & 15)
         if number != expected or dc is None or ac is None:
             return None
         blocks += [Block(component, dc, ac)] * ((factors >> 4) * (factors & 15) if header.components > 1 else 1)
@@ -184,7 +184,7 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> 
 
 
 def _entries(table: Table) -> Iterator[tuple[slice, int, int]]:
-    """Yield for each code the range of 16-bit windows that begin with it, its length in bits, and its symbol."""
+    """Yield for each code the range of 16-bit windows that begin with this code, its length in bits, and its symbol."""
     for symbol, (code, bits) in table.codes().items():
         yield slice(code << (MAX_CODE_BITS - bits), (code + 1) << (MAX_CODE_BITS - bits)), bits, symbol
 
@@ -205,7 +205,7 @@ def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_dc(scan: np.ndarray, begins: np.ndarray, table: Table) -> np.ndarray | None:
-    """Return the differences that are encoded at these bits; None if a code is not valid in 8-bit JPEGs."""
+    """Decode the DC differences that begin at these bits. Return None if a code is not valid in 8-bit JPEGs."""
     byte, bit = begins >> 3, begins & 7
     window = np.zeros(len(begins), np.int64)
     for offset in range(5):

@@ -1,21 +1,22 @@
-"""The manifest of a packed set, ``manifest.json``: the files of the set, for `verify`, and how to read it.
+"""The manifest of a packed set, ``manifest.json``: a list of the set's files, for `verify`, and how to read the set.
 
 The manifest contains the SHA-256 of each part (a shard, or for an array, a range of samples) and of each other file
-(for ``images.npy``, of its header), the skipped samples with their causes, and how to read the set.
-``manifest-crc32.npy`` contains a CRC-32 of each sample, to locate damage within a part. These files depend
-only on the samples. ``manifest-sources.json`` contains a checksum of the sizes and times of each part's source files.
+(for ``images.npy``, only of its header), the skipped samples with their causes, and the arguments of the dataset that
+reads the set. ``manifest-crc32.npy`` contains a CRC-32 of each sample, to locate damage within a part. These files
+depend only on the samples. ``manifest-sources.json`` contains a checksum of the sizes and modification times of each
+part's source files.
 
 A set may come from an untrusted source, and the hash in a manifest detects damage, but does not authenticate the
-author. So before use, each entry of a manifest is checked against the form that `pack` writes: the names of the dataset
-class and of the files must be among the constants below, and anything else is refused. The expected form is described
-by a value of the same structure:
+author. So before a manifest is used, it is compared with the schema of the manifests that `pack` writes: the dataset
+class and the names of files must be among the constants below, and anything else is refused. A schema is a value with
+the same structure as the data:
 
-- a dict: exactly these keys; a dict whose only key is a pattern: any keys that match the pattern;
-- a list with one entry: any number of such entries;
-- a tuple: one of these alternatives;
-- a type: a value of exactly this type; an int must be 0 or more; a `list` may contain anything;
-- a pattern: a str that matches it completely;
-- any other value: exactly this value.
+- a dict means exactly these keys; a dict whose only key is a pattern, any keys that match the pattern;
+- a list with one entry means any number of entries that match it;
+- a tuple means any one of its alternatives;
+- a type means a value of exactly this type; an int must be 0 or more; a `list` may contain anything;
+- a pattern means a str that matches it completely;
+- any other value means exactly this value.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from gpuload.errors import GpuloadError
 from gpuload.packing.durable import WORK, read_json
 
 __all__ = [
-    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "how_to_read",
-    "open_packed", "plan_form", "read_manifest", "reading_line", "record_form", "seal", "source_stamps",
+    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "open_packed",
+    "plan_schema", "read_manifest", "reader_description", "reading_line", "record_schema", "seal", "source_stamps",
 ]  # fmt: skip
 
 FORMAT: Final = 2
@@ -52,20 +53,20 @@ READERS: Final = {
 }
 LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
 NUMBER_LIMIT: Final = 1 << 62
-MAX_SHOWN: Final = 100  # the maximum number of characters of a value in messages
+MAX_SHOWN: Final = 100  # characters of a value in messages
 
 DIGEST: Final = re.compile("[0-9a-f]{64}")
 TEXT: Final = re.compile(".*", re.DOTALL)
 IMAGE: Final = re.compile(r".*\.bytes", re.DOTALL)
 SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
-BAD: Final = [{"index": int, "source": (str, None), "cause": str}]
+SKIPPED_SCHEMA: Final = [{"index": int, "source": (str, None), "cause": str}]
 
 
 def difference(value: Any, expected: Any, where: str = "") -> str | None:
-    """Describe the first difference between a value and the expected form; return None if the value matches."""
+    """Describe the first difference between a value and a schema. Return None if the value matches."""
     subject = where or "its content"
     if isinstance(expected, dict | list) and type(value) is not type(expected):
-        return f"{subject} is {shorten(value)}, expected a {type(expected).__name__}"
+        return f"{subject} is {shorten(value)}; expected a {type(expected).__name__}"
     entries: list[tuple[Any, Any, str]]
     if isinstance(expected, list):
         entries = [(entry, expected[0], f"{where}[{number}]") for number, entry in enumerate(value)]
@@ -79,7 +80,7 @@ def difference(value: Any, expected: Any, where: str = "") -> str | None:
                 return f"{subject} lacks the entry {name!r}"
         entries = [(value[name], expected[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
     else:
-        return None if _fits(value, expected) else f"{subject} is {shorten(value)}, expected {_describe(expected)}"
+        return None if _fits(value, expected) else f"{subject} is {shorten(value)}; expected {_describe(expected)}"
     return next(filter(None, (difference(*entry) for entry in entries)), None)
 
 
@@ -125,7 +126,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
         unfinished = os.path.isdir(os.path.join(folder, WORK))
-        state = "is not finished: run the same gpuload pack again" if unfinished else "is not a packed set"
+        state = "is not finished: run the same `gpuload pack` command again" if unfinished else "is not a packed set"
         raise FileNotFoundError(f"{folder!r} {state}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
@@ -138,7 +139,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise GpuloadError(f"{path!r} is damaged, so the set cannot be checked: restore it from a copy, or pack again")
     if wrong := _first_difference(manifest):
         raise GpuloadError(
-            f"{path!r} is not a manifest of gpuload: {wrong}. It was not used; copy the set again from where it was "
+            f"{path!r} is not a gpuload manifest: {wrong}. It was not used; copy the set again from where it was "
             "packed, or pack again"
         )
     return manifest
@@ -147,26 +148,26 @@ def read_manifest(folder: str) -> dict[str, Any]:
 def _first_difference(manifest: dict[str, Any]) -> str | None:
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
-        return f"to is {shorten(to)}, expected one of {', '.join(READERS)}"
+        return f"'to' is {shorten(to)}; expected one of {', '.join(READERS)}"
     expected = {
         "format": FORMAT,
         "to": to,
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
-        "read": _read(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
-        "parts": [_part_form(to)],
+        "read": _reader(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
+        "parts": [_part_schema(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
-        "left_out": BAD,
+        "left_out": SKIPPED_SCHEMA,
         "kept": {TEXT: int},
-        "plan": plan_form(to),
+        "plan": plan_schema(to),
         "sha256": DIGEST,
     }
     return difference(manifest, expected)
 
 
-def plan_form(to: str | tuple[str, ...]) -> dict[str, Any]:
-    """Return the expected form of a plan: the arguments of a job, and the identity of its dataset."""
+def plan_schema(to: str | tuple[str, ...]) -> dict[str, Any]:
+    """Return the schema of a plan, which holds the arguments of a job and the identity of its dataset."""
     return {
         "format": FORMAT,
         "to": to,
@@ -176,40 +177,40 @@ def plan_form(to: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def record_form(to: str, number: int) -> dict[str, Any]:
-    """Return the expected form of a part's record."""
+def record_schema(to: str, number: int) -> dict[str, Any]:
+    """Return the schema of a part's record."""
     store_fields = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
         "part": number,
         "crc32": re.compile("([0-9a-f]{8})*"),
-        "bad": BAD,
+        "bad": SKIPPED_SCHEMA,
         "kept": {TEXT: int},
         "sources": (SOURCE_STAMP, None),
-        **_part_form(to),
+        **_part_schema(to),
         **store_fields,
     }
 
 
-def _part_form(to: str) -> dict[str, Any]:
+def _part_schema(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
-def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """Return the dataset class, the path in the set's folder, and the arguments for reading the samples."""
+def reader_description(to: str, form: str, records: list[dict[str, Any]], entry_type: Any) -> dict[str, Any]:
+    """Describe the dataset that reads the set: its class, its path in the set's folder, and its arguments."""
     rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
     image, columns, layout = "", [], ""
     if to == "parquet":
-        image = next(name for name in like.names if str(like.field(name).type).startswith("struct<bytes"))
-        columns = [name for name in like.names if name != image]
+        image = next(name for name in entry_type.names if str(entry_type.field(name).type).startswith("struct<bytes"))
+        columns = [name for name in entry_type.names if name != image]
     elif to == "array":
-        _, shape, is_data = like
+        _, shape, is_data = entry_type
         layout = "data" if is_data else LAYOUTS[len(shape)]
-    return _read(to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout)
+    return _reader(to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout)
 
 
-def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
-    """Return how to read a set; given expected forms instead of values, return the expected form of the result."""
+def _reader(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
+    """Describe the dataset that reads a set. Given schemas instead of values, return the schema of the description."""
     dataset, path, _ = READERS[to]
     options: dict[str, Any]
     match to:
@@ -228,7 +229,7 @@ def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any,
 
 
 def source_stamps(folder: str, parts: int) -> list[str | None]:
-    """Return the stamps of the source files of a set, one per part; None if a stamp is unknown."""
+    """Return the stamp of the source files of each part; None if it is unknown."""
     stamps = read_json(os.path.join(folder, SOURCES))
     is_valid = difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == parts
     return stamps if is_valid else [None] * parts
@@ -236,12 +237,12 @@ def source_stamps(folder: str, parts: int) -> list[str | None]:
 
 def reading_line(folder: str, read: dict[str, Any]) -> str:
     """Return a line of Python that opens the set."""
-    path, arguments = _call(folder, read)
+    path, arguments = _dataset_arguments(folder, read)
     return f"gpuload.{read['dataset']}({path!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
 
 
-def _call(folder: str, read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path and the arguments of the set's dataset."""
+def _dataset_arguments(folder: str, read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the keyword arguments with which to create the dataset."""
     options: dict[str, Any] = dict(read["options"])
     options |= {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     if "labels" in options:
@@ -253,7 +254,8 @@ def open_packed(folder: str) -> Any:
     """Return the dataset that reads a packed set. Its `classes` attribute holds the class names, or None.
 
     Raises:
-        FileNotFoundError, GpuloadError: as `read_manifest`; or a link points outside the folder.
+        FileNotFoundError: as in `read_manifest`.
+        GpuloadError: as in `read_manifest`; or a link points outside the folder; or the class names are damaged.
     """
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.lmdb import LMDB
@@ -262,18 +264,20 @@ def open_packed(folder: str) -> Any:
 
     read = read_manifest(folder)["read"]
     _refuse_links(folder)
-    path, options = _call(folder, read)
+    path, options = _dataset_arguments(folder, read)
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ArrayFile, LMDB, Parquet, TarShards)}
     dataset = kinds[read["dataset"]](path, **options)
     path = os.path.join(folder, CLASSES)
     dataset.classes = classes = read_json(path)
     if difference(classes, [str]) and classes is not None:
-        raise GpuloadError(f"{path!r} holds {shorten(classes)}; expected a list of class names")
+        raise GpuloadError(
+            f"{path!r} holds {shorten(classes)}; expected a list of class names. Copy the file again, or pack again"
+        )
     return dataset
 
 
 def _refuse_links(folder: str) -> None:
-    """Refuse a set with links that point outside its folder, since they could expose any file."""
+    """Refuse a set with links that point outside its folder: they could expose any file of the reader's machine."""
     root = os.path.join(os.path.realpath(folder), "")
     with os.scandir(folder) as entries:
         for entry in entries:

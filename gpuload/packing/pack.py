@@ -1,8 +1,8 @@
-"""`pack`: write a dataset as a packed set. The main process plans the job, and makes the parts that are missing.
+"""`pack`: write a dataset as a packed set. The main process plans the job, and has workers make the missing parts.
 
-Work in progress (the plan, the records of parts, drafts) is in ``.gpuload-pack`` inside the set's folder. The manifest
-is written last, and then ``.gpuload-pack`` is removed. So whenever a process is killed, the files on disk show which
-parts are done.
+Unfinished work (the plan, the records of parts, drafts) is in ``.gpuload-pack`` inside the set's folder. The manifest
+is written last, and then ``.gpuload-pack`` is removed. So if a process is killed, the files on disk show which parts
+are done.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Progress = Callable[[int, int, int], None]
 
 
 class BadSamples(GpuloadError):
-    """The error for damaged samples that keep the set from being finished.
+    """The error for damaged samples, because of which the set is not finished.
 
     Attributes:
         bad: a dict for each damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
@@ -68,7 +68,7 @@ class BadSamples(GpuloadError):
 
 @dataclass(frozen=True)
 class Packed:
-    """The set that `pack` has written.
+    """A set that `pack` has written.
 
     Attributes:
         folder: the absolute path of the set.
@@ -107,9 +107,9 @@ def pack(
 ) -> Packed:
     """Write a dataset to a few large files, from which the same samples are read in the same order.
 
-    A run may be killed at any time: call `pack` again with the same arguments to continue. The bytes depend only on the
-    samples and the options, not on `workers` or interruptions (except for the indexes of tar shards and
-    ``manifest-sources.json``, which hold times).
+    If a run is killed, call `pack` again with the same arguments to continue. The bytes depend only on the samples and
+    the options, not on `workers` or interruptions (except for the indexes of tar shards and ``manifest-sources.json``,
+    which hold modification times).
 
     Args:
         dataset: any map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts that contain `Encoded`;
@@ -160,8 +160,8 @@ def pack(
     options = ImageOptions(short_side, quality, cuttable, check, exif)
     _check_arguments(dataset, to, options, shard_bytes, workers)
     full = full_path(folder)
-    work = os.path.join(full, WORK)
-    _check_folder(full, work)
+    work_folder = os.path.join(full, WORK)
+    _check_folder(full, work_folder)
     plan = {
         "format": manifest.FORMAT,
         "to": to,
@@ -170,8 +170,8 @@ def pack(
         "dataset": identity_of(dataset),
     }
     with durable.explain_full_disk(full):
-        os.makedirs(work, exist_ok=True)
-        with _locked(work, full):
+        os.makedirs(work_folder, exist_ok=True)
+        with _locked(work_folder, full):
             if os.path.exists(os.path.join(full, MANIFEST)):
                 return _reopen_finished(dataset, full, plan)
             job = _resume_job(plan_job(dataset, full, to, options, shard_bytes), plan)
@@ -180,7 +180,11 @@ def pack(
 
 
 def _reopen_finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
-    """Return the set that the folder already holds, if it was made from the same plan and unchanged files."""
+    """Return the set that the folder already holds.
+
+    Raises:
+        FileExistsError: the set has another plan, or its source files have changed.
+    """
     shutil.rmtree(os.path.join(folder, WORK))
     written = manifest.read_manifest(folder)
     _refuse_different_plan(written["plan"], plan, folder, "holds a finished set")
@@ -195,9 +199,9 @@ def _reopen_finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
         first, stop = changed_spans[0]
         suffix = f", and in {len(changed_spans) - 1:,} more parts" if len(changed_spans) > 1 else ""
         raise FileExistsError(
-            f"{folder!r} holds a finished set, but source files have changed in size or time since: among samples "
-            f"{first:,} to {stop - 1:,}{suffix}. To pack the changed files, use another folder or remove this one; if "
-            "they were only copied or touched, keep the set: it is complete"
+            f"{folder!r} holds a finished set, but source files have since changed in size or modification "
+            f"time: among samples {first:,} to {stop - 1:,}{suffix}. To pack the changed files, use another folder or "
+            "remove this one; if they were only copied or touched, keep the set: it is complete"
         )
     return _summary(folder, written, written["samples"])
 
@@ -228,19 +232,19 @@ def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: 
         raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; use only one of them")
 
 
-def _check_folder(folder: str, work: str) -> None:
+def _check_folder(folder: str, work_folder: str) -> None:
     """Raise a FileExistsError if the folder contains other files, or its work folder is a link."""
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
-            raise FileExistsError(f"{folder!r} is a file; expected a folder that is new or empty")
+            raise FileExistsError(f"{folder!r} is a file; expected a new or empty folder")
         return
-    if os.path.islink(work):
-        raise FileExistsError(f"{work!r} is a link, so files at its target would be removed; remove the link")
+    if os.path.islink(work_folder):
+        raise FileExistsError(f"{work_folder!r} is a link, so files at its target would be removed; remove the link")
     names = sorted(os.listdir(folder))
     if names and WORK not in names and MANIFEST not in names:
         raise FileExistsError(
-            f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is new or "
-            "empty, or holds an unfinished set of the same job"
+            f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is "
+            "new, empty, or holds an unfinished set of the same job"
         )
 
 
@@ -259,9 +263,9 @@ def _refuse_different_plan(previous: dict[str, Any], plan: dict[str, Any], folde
 
 
 @contextlib.contextmanager
-def _locked(work: str, folder: str) -> Iterator[None]:
+def _locked(work_folder: str, folder: str) -> Iterator[None]:
     """Keep other processes from packing to the same folder; the kernel releases the lock when the process ends."""
-    with open(os.path.join(work, "lock"), "ab") as file:
+    with open(os.path.join(work_folder, "lock"), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -270,30 +274,31 @@ def _locked(work: str, folder: str) -> Iterator[None]:
 
 
 def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
-    """Resume an interrupted job with its saved bounds, or save the plan of a new one. Return the job."""
-    path, like = os.path.join(job.work, PLAN), str(job.like)
+    """Resume an interrupted job with its saved bounds, or save the plan of a new job. Return the job."""
+    path, entry_type = os.path.join(job.work_folder, PLAN), str(job.entry_type)
     saved_plan = load_plan(path, job.folder)
-    for name in os.listdir(job.work):
-        if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left by a killed run
-            os.unlink(os.path.join(job.work, name))
+    for name in os.listdir(job.work_folder):
+        if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left behind by a killed run
+            os.unlink(os.path.join(job.work_folder, name))
     if saved_plan is None:
-        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work)
-        durable.sync_names(job.work)
+        write_file(path, as_json({**plan, "bounds": job.bounds, "like": entry_type}), job.work_folder)
+        durable.sync_names(job.work_folder)
     else:
         _refuse_different_plan(saved_plan, plan, job.folder, "holds an unfinished set")
-        if saved_plan["like"] != like:
+        if saved_plan["like"] != entry_type:
             raise FileExistsError(
-                f"{job.folder!r} was started with samples of {saved_plan['like']}, but they are now {like}; remove it"
+                f"{job.folder!r} was started with samples of {saved_plan['like']}, but they are now {entry_type}; "
+                "remove the folder"
             )
         job = replace(job, bounds=saved_plan["bounds"])
-    for name in (ARRAY, DATABASE):  # moved by a run that was killed in `_finish`
+    for name in (ARRAY, DATABASE):  # a run that was killed in `_finish` has moved it
         with contextlib.suppress(FileNotFoundError):
-            if not os.path.exists(os.path.join(job.work, name)):
-                os.replace(os.path.join(job.folder, name), os.path.join(job.work, name))
-    array = os.path.join(job.work, ARRAY)
+            if not os.path.exists(os.path.join(job.work_folder, name)):
+                os.replace(os.path.join(job.folder, name), os.path.join(job.work_folder, name))
+    array = os.path.join(job.work_folder, ARRAY)
     if job.to == "array" and not os.path.exists(array):
         header, sample_bytes = array_layout(job, job.bounds[-1])
-        with durable.draft(array, job.work) as file:
+        with durable.draft(array, job.work_folder) as file:
             file.write(header)
             file.truncate(len(header) + job.bounds[-1] * sample_bytes)
     return job
@@ -307,7 +312,9 @@ def _make_records(
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
         record = durable.read_json(record_path(job, number))
-        if not difference(record, manifest.record_form(job.to, number)) and _is_done(job, record, skip_bad, committed):
+        if not difference(record, manifest.record_schema(job.to, number)) and _is_done(
+            job, record, skip_bad, committed
+        ):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
     samples_done, bytes_written = sum(len(job.span(number)) for number in records), 0
@@ -354,7 +361,7 @@ def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -
 
 
 def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
-    """Move the finished files into the set's folder and write the manifest last."""
+    """Move the finished files into the set's folder, then write the manifest."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
     files = {manifest.SUMS: _npy(sums)}
     classes = getattr(job.dataset, "classes", None)
@@ -368,10 +375,10 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
         place_array(job, records)
         hashes[ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
     elif job.to == "lmdb":
-        hashes[DATABASE] = durable.hash_of(os.path.join(job.work, DATABASE))
-        os.replace(os.path.join(job.work, DATABASE), os.path.join(job.folder, DATABASE))
+        hashes[DATABASE] = durable.hash_of(os.path.join(job.work_folder, DATABASE))
+        os.replace(os.path.join(job.work_folder, DATABASE), os.path.join(job.folder, DATABASE))
     for name, data in files.items():
-        write_file(os.path.join(job.folder, name), data, job.work)
+        write_file(os.path.join(job.folder, name), data, job.work_folder)
     durable.sync_names(job.folder)
     written = manifest.seal(
         {
@@ -380,7 +387,7 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
-            "read": manifest.how_to_read(job.to, job.form, records, job.like),
+            "read": manifest.reader_description(job.to, job.form, records, job.entry_type),
             "parts": [{name: record[name] for name in PART_FIELDS} for record in records],
             "files": hashes,
             "left_out": [sample for record in records for sample in record["bad"]],
@@ -388,9 +395,9 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
             "plan": plan,
         }
     )
-    write_file(os.path.join(job.folder, MANIFEST), as_json(written), job.work)
+    write_file(os.path.join(job.folder, MANIFEST), as_json(written), job.work_folder)
     durable.sync_names(job.folder)
-    shutil.rmtree(job.work)
+    shutil.rmtree(job.work_folder)
     return _summary(job.folder, written, taken_up)
 
 

@@ -1,8 +1,9 @@
-"""Planning a job: the bounds of its parts, the common form of all entries, and the identity to check when resuming it.
+"""Planning a job: the bounds of its parts, the common type of its entries, and the identity that is checked when the
+job is resumed.
 
-Parts must not depend on the number of workers, so their bounds are determined in advance: exactly, from the sizes of
-the files, if files are stored unchanged; otherwise from the mean size of a few trial samples, spread evenly over the
-dataset. The plan is saved, and an interrupted job is resumed with the same plan.
+Parts must not depend on the number of workers, so their bounds are determined in advance. If files are stored
+unchanged, their sizes give the exact bounds; otherwise the bounds follow from the mean size of a few trial samples,
+spread evenly over the dataset. The plan is saved, and an interrupted job is resumed with the same plan.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import numpy as np
 from gpuload.errors import GpuloadError, import_optional, one_line
 from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.manifest import READERS, difference, plan_form
+from gpuload.packing.manifest import READERS, difference, plan_schema
 from gpuload.packing.samples import FAILURES, UnfitSample, array_of, each_sample, fields_of, row_of, values_of
 
 __all__ = ["Job", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 MACHINE_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not the fault of a sample
-TRIALS: Final = 32
+TRIALS: Final = 32  # samples to read for planning
 PART_BYTES: Final = 16 << 20  # the size of a part in stores that are a single file
 TAR_BLOCK: Final = 512
 FIELD_BYTES: Final = 64  # the approximate size of a target
@@ -42,9 +43,9 @@ class Job:
 
     Attributes:
         bounds: part k contains the samples bounds[k] … bounds[k + 1] − 1.
-        form: the form of a sample: an image alone, a pair of image and target, or a dict.
-        like: for ``"array"``, the dtype and shape of each entry, and whether entries are arrays rather than images; for
-            ``"parquet"``, the schema.
+        form: the structure of a sample: an image alone, a pair of image and target, or a dict.
+        entry_type: for ``"array"``, the dtype and shape of each entry, and whether entries are arrays rather than
+            images; for ``"parquet"``, the schema.
         digits: the number of digits of a sample's number in its key.
     """
 
@@ -54,11 +55,11 @@ class Job:
     options: ImageOptions
     bounds: list[int]
     form: Literal["alone", "pair", "dict"] = "pair"
-    like: Any = None
+    entry_type: Any = None
     digits: int = 8
 
     @property
-    def work(self) -> str:
+    def work_folder(self) -> str:
         """The folder for unfinished files."""
         return os.path.join(self.folder, WORK)
 
@@ -73,8 +74,8 @@ class Job:
     def prepared_samples(
         self, span: range, images: Images, check: Callable[[Any], Any] = lambda prepared: prepared
     ) -> Iterator[tuple[int, Any, Any]]:
-        """Yield for each sample its number, the sample, and its stored form, passed through `check`. If the sample is
-        damaged, yield the exception in place of the stored form."""
+        """Yield for each sample its number, the sample, and its prepared data, passed through `check`. If the sample is
+        damaged, yield the exception in place of the data."""
         root = getattr(self.dataset, "root", None)
         prepare = {
             "tar": fields_of,
@@ -123,20 +124,20 @@ def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_
     sample, first_prepared = intact[0]
     is_pair = isinstance(sample, tuple) and len(sample) > 1
     form = "dict" if isinstance(sample, Mapping) else "pair" if is_pair else "alone"
-    like: Any = None
+    entry_type: Any = None
     if to == "array":
         array, _, is_data = first_prepared
-        like = array.dtype.str, array.shape, is_data
+        entry_type = array.dtype.str, array.shape, is_data
     elif to == "parquet":
-        like = _schema_like(first_prepared)
-    return replace(job, bounds=bounds, like=like, form=form)
+        entry_type = _infer_schema(first_prepared)
+    return replace(job, bounds=bounds, entry_type=entry_type, form=form)
 
 
 def _nbytes(to: Store, prepared: Any) -> int:
     """Return the size of a sample in the store, in bytes."""
     match to:
         case "tar":
-            return sum(TAR_BLOCK + _padded(len(data)) for _, data in prepared)
+            return sum(TAR_BLOCK + _round_up_to_block(len(data)) for _, data in prepared)
         case "lmdb":
             return sum(len(data) + FIELD_BYTES for _, data in prepared)
         case "parquet":
@@ -144,26 +145,26 @@ def _nbytes(to: Store, prepared: Any) -> int:
     return prepared[0].nbytes
 
 
-def _schema_like(row: dict[str, Any]) -> Any:
+def _infer_schema(row: dict[str, Any]) -> Any:
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     types = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
     return arrow.schema(list(types.items()))
 
 
-def _padded(nbytes: Any) -> Any:
+def _round_up_to_block(nbytes: Any) -> Any:
     return -(-nbytes // TAR_BLOCK) * TAR_BLOCK
 
 
 def _file_sizes(paths: Any, count: int) -> np.ndarray:
-    """Return the size of each sample in a tar (other stores take slightly less); one block for a missing file."""
+    """Return the size of each sample in a tar (less in other stores); one block for a missing file."""
     statuses = (_status(paths[index]) for index in range(count))
     sizes = np.fromiter((-1 if status is None else status.st_size for status in statuses), np.int64, count)
-    return np.where(sizes < 0, 0, _padded(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
+    return np.where(sizes < 0, 0, _round_up_to_block(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
 
 
 def _part_bounds(sizes: np.ndarray, limit: int) -> list[int]:
-    """Return the bounds of parts with at most `limit` bytes, or with one sample that is larger."""
+    """Return the bounds of parts of at most `limit` bytes. A larger sample gets a part of its own."""
     ends, bounds = np.cumsum(sizes), [0]
     while bounds[-1] < len(sizes):
         previous_end = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
@@ -180,20 +181,20 @@ def load_plan(path: str, folder: str) -> dict[str, Any] | None:
     plan = read_json(path)
     if plan is None:
         return None
-    problem = difference(plan, {**plan_form(tuple(READERS)), "bounds": [int], "like": str})
+    problem = difference(plan, {**plan_schema(tuple(READERS)), "bounds": [int], "like": str})
     if problem is None:
         bounds, count = plan["bounds"], plan["dataset"]["samples"]
         if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != [0, count]:
             problem = f"its parts do not contain each of {count:,} samples exactly once"
     if problem is not None:
-        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {problem}; remove {folder!r}")
+        raise FileExistsError(f"{path!r} is not a plan of `gpuload pack`: {problem}; remove {folder!r}")
     return plan
 
 
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """Return the identity of a dataset, which must match to resume a job. It covers names, not the contents of files.
+    """Return the identity of a dataset, which must match when a job is resumed. It covers names, not contents of files.
 
-    It includes the sizes and times of the files of a store, but not of files of single samples: these are compared
+    It includes the sizes and modification times of the files of a store, but not of image files: these are compared
     when each part is checked (`source_stamp`).
     """
     digest = sha256()
@@ -213,7 +214,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
 
 
 def source_stamp(dataset: Any, span: range) -> str | None:
-    """Return a checksum of the sizes and times of these samples' files; None if the dataset has no paths."""
+    """Return a checksum of the sizes and modification times of samples' files; None if the dataset has no paths."""
     paths = getattr(dataset, "paths", None)
     return None if paths is None else f"{zlib.crc32(b''.join(_stamp(paths[index]) for index in span)):08x}"
 

@@ -1,8 +1,8 @@
-"""Making parts in worker processes. They are the Loader's workers, and make a part as if it were a sample.
+"""Making parts in worker processes. These are the Loader's workers, to which a part is a sample.
 
 Workers run on this machine, or on the machines of a Ray cluster. The machines of a cluster need gpuload, and must see
 the source and the set's folder under the same paths on a shared file system: each worker copies samples from the source
-to a file, and only returns the record. Workers on this machine note their progress in a file; workers of a cluster
+to a file, and returns only the record. Workers on this machine note their progress in a file; workers of a cluster
 report it with each part.
 
 (`concurrent.futures` was tried: without ``if __name__ == "__main__"``, a program fails with a BrokenProcessPool; errors
@@ -40,11 +40,11 @@ SPARE_BYTES: Final = 256 << 20  # for a larger reply: a record has 8 bytes and a
 PARTS_IN_FLIGHT: Final = 2  # per worker, so that it starts its next part without waiting
 REPORT_S: Final = 0.2
 PROGRESS: Final = "=qq"  # for each part: samples done, bytes written
-NEVER_S: Final = 1e9  # no timeout or warning, since a part may take a long time
+NEVER_S: Final = 1e9  # a part may take a long time, so there is no timeout or warning
 
 
 class Parts:
-    """The parts of a job in the form of a dataset: reading sample k makes part k and returns its record as JSON.
+    """The parts of a job, as a dataset: reading sample k makes part k and returns its record as JSON.
 
     Workers on this machine note their progress in a file: samples done and bytes written for each part, int64.
     """
@@ -56,13 +56,13 @@ class Parts:
 
     @property
     def _progress_file(self) -> str:
-        return os.path.join(self.job.work, "progress")
+        return os.path.join(self.job.work_folder, "progress")
 
     def __len__(self) -> int:
         return len(self.job.bounds) - 1
 
     def __getitem__(self, number: int) -> str:
-        if not os.path.isdir(self.job.work):
+        if not os.path.isdir(self.job.work_folder):
             raise GpuloadError(
                 f"{self.job.folder!r} does not exist on the machine {os.uname().nodename!r} of the cluster; put the "
                 "set's folder (and the source) on a shared file system that all machines see under the same path"
@@ -86,7 +86,7 @@ class Parts:
 def make_parts(
     job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Make the parts with these numbers. Yield each record when its part is done.
+    """Make the parts with these numbers. Yield the record of each part when it is done.
 
     Args:
         workers: the number of processes; 0 makes the parts in this process. For a cluster, None means one per CPU.
@@ -153,8 +153,8 @@ def _results(
 
 
 def _record(reply: Reply, ring: Ring, slot: Slot) -> dict[str, Any]:
-    """Return the record of a finished part. If the worker failed, raise the error: gpuload's own errors with their
-    message, other errors with their traceback."""
+    """Return the record of a finished part. If the worker failed, raise a GpuloadError: with the message of the
+    original error if that is a GpuloadError, otherwise with its traceback."""
     memory = ring.bytes[slot.offset : slot.offset + slot.capacity_bytes] if reply.data is None else reply.data
     content = read_content(memory, reply.meta, reply.meta_at)
     ring.release(slot)

@@ -1,9 +1,9 @@
-"""Reading samples in order, and converting them to the form of a store: files in a tar, values in an LMDB, a row of a
+"""Reading samples in order, and converting them to what a store holds: files in a tar, values in an LMDB, a row of a
 table, or an entry of an array.
 
-Samples are read as by the Loader's workers: several at a time if the dataset supports that, with the following samples
-prefetched by the kernel while data come from disk (`gpuload.workers.source`). Reading from the store must return the
-sample that was written. So a sample that the store cannot represent is refused, and the error names a store that can.
+Samples are read as in the Loader's workers: several at a time if the dataset supports that. While data come from disk,
+the kernel prefetches the next samples (`gpuload.workers.source`). Reading from the store must return the sample that
+was written. So a sample that the store cannot represent is refused, and the error names a store that can.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuload.workers.source import Source
 
 __all__ = ["FAILURES", "UnfitSample", "array_of", "each_sample", "fields_of", "row_of", "values_of"]
 
-FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # errors of a single sample
+FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # errors that concern a single sample
 CHUNK: Final = 32  # samples per request
 
 EXTENSIONS: Final = {
@@ -39,13 +39,13 @@ EXTENSIONS: Final = {
 
 
 class UnfitSample(TypeError):
-    """The error for a sample of a type that the store cannot hold: a fault of the dataset, not of a single sample."""
+    """The error for a sample of a type that the store cannot hold, which usually affects all samples."""
 
 
 def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each sample and the sample, in order; or the exception, if reading the sample fails."""
+    """Yield each sample with its number, in order. If reading a sample fails, yield the exception in its place."""
     source = Source(dataset, 0)
-    source.seeding = None  # the dataset draws from its own generators
+    source.seeding = None  # the dataset uses its own random generators
     chunks = [np.array(span[at : at + CHUNK]) for at in range(0, len(span), CHUNK)]
     requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
     for chunk, request, next_request in zip(chunks, requests, [*requests[1:], None], strict=True):
@@ -63,23 +63,25 @@ def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
 
 
 def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
-    """Return a sample as files of a tar that follow WebDataset's convention: their extensions and their bytes."""
+    """Convert a sample to files of a tar in WebDataset's format. Return the extension and bytes of each file."""
     if isinstance(sample, Mapping):
         pixels = [value for value in sample.values() if isinstance(value, Image | Encoded)]
         if len(pixels) == 1 and isinstance(pixels[0], Image) and is_image_array(array := pixels[0].array):
-            sample = {name: array if value is pixels[0] else value for name, value in sample.items()}  # read as Image
+            sample = {
+                name: array if value is pixels[0] else value for name, value in sample.items()
+            }  # `TarShards` reads this array as an Image
         fields = [_field(name, value, images) for name, value in sample.items() if name != KEY]
         if len({name for name, _ in fields}) < len(fields):
             raise UnfitSample(
-                f"two of its fields would be files with the same name: "
-                f"{', '.join(name for name, _ in fields)}; rename one"
+                f"two of its fields would become files with the same name: "
+                f"{', '.join(name for name, _ in fields)}; rename one of them"
             )
         return fields
     return [(extension, data) for extension, data, _ in (_file(value, images) for value in _pair(sample, "a tar"))]
 
 
 def values_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
-    """Return the image and its label as values of an LMDB, named ``"image"`` and ``"int"`` or ``"text"``."""
+    """Convert an image and its label to values of an LMDB, named ``"image"`` and ``"int"`` or ``"text"``."""
     if isinstance(sample, Mapping):
         raise UnfitSample(f"an LMDB holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
     image, *target = _pair(sample, "an LMDB")
@@ -94,7 +96,7 @@ def values_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
 
 
 def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
-    """Return a sample as a row of a table, with the image as a struct of bytes and path, as Hugging Face does."""
+    """Convert a sample to a row of a table, with the image as a struct of bytes and path (Hugging Face's layout)."""
     if isinstance(sample, Mapping):
         columns = {str(name): value for name, value in sample.items() if name != KEY}
         count = sum(isinstance(value, Encoded) for value in columns.values())
@@ -107,7 +109,7 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in columns.items():
         if isinstance(value, Encoded):
-            row[name] = {"bytes": images.bytes_of(value), "path": _path(value.source, root)}
+            row[name] = {"bytes": images.bytes_of(value), "path": _relative_path(value.source, root)}
         else:
             row[name] = _plain(value)
             _utf8(row[name] if isinstance(row[name], str) else "")
@@ -151,12 +153,12 @@ def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
     extension, data, equivalent = _file(value, images)
     stem, _, suffix = name.rpartition(".")
     is_mask_name = stem.rpartition(".")[2] in MASKS
-    is_kept = suffix in equivalent and is_mask_name == isinstance(value, Mask)
-    return (name if is_kept else f"{name}.{extension}"), data
+    keeps_name = suffix in equivalent and is_mask_name == isinstance(value, Mask)
+    return (name if keeps_name else f"{name}.{extension}"), data
 
 
 def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
-    """Return a value as a file: its extension, its bytes, and all extensions that are read as the same type."""
+    """Convert a value to a file. Return its extension, its bytes, and all extensions that are read as the same type."""
     if isinstance(value, Encoded):
         data = images.bytes_of(value)
         return EXTENSIONS[sniff(data) or "JPEG"], data, IMAGES
@@ -169,15 +171,15 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
     if isinstance(value, bytes):
         return "bin", value, ()
     if isinstance(value, int) and not isinstance(value, bool):
-        return "cls", b"%d" % value, _equivalent("cls")
+        return "cls", b"%d" % value, _equivalent_extensions("cls")
     if isinstance(value, str):
-        return "txt", _utf8(value), _equivalent("txt")
+        return "txt", _utf8(value), _equivalent_extensions("txt")
     if isinstance(value, np.ndarray):
         file = io.BytesIO()
         np.lib.format.write_array(file, value, (1, 0), allow_pickle=False)
-        return "npy", file.getvalue(), _equivalent("npy")
+        return "npy", file.getvalue(), _equivalent_extensions("npy")
     try:
-        return "json", json.dumps(value, allow_nan=False).encode(), _equivalent("json")
+        return "json", json.dumps(value, allow_nan=False).encode(), _equivalent_extensions("json")
     except (TypeError, ValueError) as error:
         raise UnfitSample(
             f"a tar cannot hold a {type(value).__name__} ({error}); leave it out, or convert it to an array"
@@ -185,7 +187,7 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
 
 
 @functools.cache
-def _equivalent(extension: str) -> tuple[str, ...]:
+def _equivalent_extensions(extension: str) -> tuple[str, ...]:
     return tuple(other for other, convert in CONVERSIONS.items() if convert is CONVERSIONS[extension])
 
 
@@ -194,13 +196,13 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the text {text!r} cannot be encoded in UTF-8: it has half of a surrogate pair ({error}); repair it in "
+            f"the text {text!r} cannot be encoded in UTF-8: it has an unpaired surrogate ({error}); repair it in "
             "the dataset, for example with text.encode('utf-8', 'replace').decode()"
         ) from error
 
 
 def _plain(value: Any) -> Any:
-    """Convert a NumPy number to a Python number, and an array to a contiguous array."""
+    """Convert NumPy numbers to Python numbers, arrays to contiguous arrays, and metadata to plain Python objects."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -208,7 +210,7 @@ def _plain(value: Any) -> Any:
     return plain_meta(value)
 
 
-def _path(source: str | None, root: str | None) -> str | None:
+def _relative_path(source: str | None, root: str | None) -> str | None:
     """Return the path of an image relative to the root of the dataset."""
     if source is None or root is None or not source.startswith(prefix := os.path.join(root, "")):
         return None

@@ -1,11 +1,12 @@
-"""Making one part of a job: read a range of samples, prepare them, write them to the store, and write a record.
+"""Making one part of a job: `make_part` reads a range of samples, prepares them, and writes them and a record.
 
-`make_part` depends only on the job and the part's number, so it can run anywhere that the dataset and the folder are
-accessible: in this process, or in worker processes (`pool`) of this machine or a cluster. Two processes may make the
+The result depends only on the job and the part's number. So `make_part` can run wherever the dataset and the folder are
+accessible: in this process, or in worker processes (`pool`) on this machine or a cluster. Two processes may make the
 same part concurrently: each writes under a different name, and the bytes are equal.
 
-- ``tar``: a shard with its index. Members have no owner and no time, so the bytes depend only on the samples. Headers
-  are identical to tarfile's, but take 1 µs instead of 60 µs, in which a small photo can be read, hashed and written.
+- ``tar``: a shard with its index. Members have no owner and no modification time, so the bytes depend only on the
+  samples. Headers are identical to tarfile's, but take 1 µs instead of 60 µs, in which a small photo can be read,
+  hashed and written.
 - ``parquet``: a file written by pyarrow, with small, uncompressed row groups and page checksums.
 - ``lmdb``: one database, which only one process can write. So each part becomes a tar of keys and values, and
   `append_to_lmdb` adds the parts in order, with one transaction per part, and reopens the file each time. (LMDB does
@@ -56,7 +57,7 @@ class Part:
     """A part that is being written.
 
     Attributes:
-        bad: the damaged samples, which are skipped.
+        bad: the damaged samples, which are not written.
         sums: the CRC-32 of each sample written so far.
     """
 
@@ -79,7 +80,7 @@ class Part:
                 yield index, prepared
 
     def record_written(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Record that a sample with these bytes was written."""
+        """Record the CRC-32 of a sample that was written, given its bytes, and report the progress."""
         total, nbytes = 0, 0
         for piece in pieces:
             total, nbytes = zlib.crc32(piece, total), nbytes + len(piece)
@@ -88,7 +89,7 @@ class Part:
 
 
 def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
-    """Make one part, and write its record when the part is on disk. Return the record, which has plain values.
+    """Make one part, and write its record when the part is on disk. Return the record, which can be written as JSON.
 
     Raises:
         GpuloadError: the store cannot hold the dataset's samples, or the disk is full.
@@ -108,29 +109,29 @@ def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
             "sources": source_stamp(job.dataset, job.span(number)),
         }
         # The record need not survive a power failure: without it, the part is made again.
-        write_file(record_path(job, number), as_json(record), job.work, sync=False)
+        write_file(record_path(job, number), as_json(record), job.work_folder, sync=False)
     return record
 
 
 def record_path(job: Job, number: int) -> str:
     """Return the path of a part's record."""
-    return os.path.join(job.work, f"{number:05d}.json")
+    return os.path.join(job.work_folder, f"{number:05d}.json")
 
 
 def part_file(job: Job, number: int) -> str:
     """Return the path of the file that holds a part until the set is finished."""
     if job.to == "lmdb":
-        return os.path.join(job.work, f"{number:05d}.pairs")
+        return os.path.join(job.work_folder, f"{number:05d}.pairs")
     if job.to == "array":
-        return os.path.join(job.work, ARRAY)
-    digits = max(5, len(str(len(job.bounds) - 2)))  # so that sorting names sorts parts
+        return os.path.join(job.work_folder, ARRAY)
+    digits = max(5, len(str(len(job.bounds) - 2)))  # so that the order of the names is that of the parts
     return os.path.join(job.folder, f"shard-{number:0{digits}d}.{job.to}")
 
 
 def _source(dataset: Any, sample: Any, index: int) -> str | None:
     """Return the path of a sample's file, so that the user can repair it."""
-    for leaf in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
-        if isinstance(source := getattr(leaf, "source", None) or getattr(leaf, "filename", None), str):
+    for value in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
+        if isinstance(source := getattr(value, "source", None) or getattr(value, "filename", None), str):
             return source
     paths = getattr(dataset, "paths", None)
     return paths[index] if paths is not None else None
@@ -142,8 +143,8 @@ def _source(dataset: Any, sample: Any, index: int) -> str | None:
 def _write_tar(part: Part, path: str) -> dict[str, Any]:
     """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
-    extensions: list[dict[str, None]] = []  # by position in a sample, in order of appearance
-    with draft(path, part.job.work, sync=is_shard) as file:
+    extensions: list[dict[str, None]] = []  # for each position in a sample, in order of appearance
+    with draft(path, part.job.work_folder, sync=is_shard) as file:
         for index, fields in part.prepared_samples():
             key = part.job.key(index)
             for position, (extension, data) in enumerate(fields):
@@ -177,7 +178,11 @@ HEADER_TEMPLATE[SUM] = b" " * 8  # the checksum is computed with spaces in its f
 
 
 def tar_header(name: str, nbytes: int) -> bytes:
-    """Return the header of a member, identical to tarfile's; raise a ValueError if the name or size does not fit."""
+    """Return the header of a member, identical to tarfile's.
+
+    Raises:
+        ValueError: the name or the size does not fit into a header.
+    """
     text = name.encode("utf-8", "surrogateescape")
     if len(text) > NAME.stop or nbytes > MAX_MEMBER_BYTES:
         return _tarfile_header(name, nbytes)
@@ -193,7 +198,7 @@ def tar_header(name: str, nbytes: int) -> bytes:
 def _write_parquet(part: Part, path: str) -> dict[str, Any]:
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    schema = part.job.like
+    schema = part.job.entry_type
     rows: list[dict[str, Any]] = []
 
     def check(row: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +214,7 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
             rows.clear()
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
-    with draft(path, part.job.work) as file, parquet.ParquetWriter(file, schema, **options) as writer:
+    with draft(path, part.job.work_folder) as file, parquet.ParquetWriter(file, schema, **options) as writer:
         for _, row in part.prepared_samples(check):
             rows.append(row)
             part.record_written(value["bytes"] for value in row.values() if isinstance(value, dict))
@@ -223,8 +228,8 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 
 
 def committed_parts(job: Job) -> int:
-    """Return the number of parts that are in the database."""
-    path = os.path.join(job.work, DATABASE)
+    """Return the number of parts that the database already contains."""
+    path = os.path.join(job.work_folder, DATABASE)
     if job.to != "lmdb" or not os.path.exists(path):
         return 0
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
@@ -239,7 +244,7 @@ def committed_parts(job: Job) -> int:
 def append_to_lmdb(job: Job, number: int) -> None:
     """Add a part to the database in its own transaction, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
-    path, pairs = os.path.join(job.work, DATABASE), part_file(job, number)
+    path, pairs = os.path.join(job.work_folder, DATABASE), part_file(job, number)
     # The size of the map is stored in the file, so it must not depend on the number of attempts.
     room_bytes = used_bytes = 0
     for key, value in _pairs(pairs):
@@ -252,7 +257,9 @@ def append_to_lmdb(job: Job, number: int) -> None:
         for key, value in _pairs(pairs):
             transaction.put(key, value, append=True)
         if not room_bytes:
-            transaction.put(b"__empty__", b"")  # an empty part also needs a transaction
+            transaction.put(
+                b"__empty__", b""
+            )  # a part without samples also needs a transaction, since they are counted
             transaction.delete(b"__empty__")
     os.unlink(pairs)
 
@@ -274,7 +281,7 @@ def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
 
 def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
     """Return the header of a ``.npy`` file for this many samples, and the size of a sample in bytes."""
-    dtype, shape, _ = job.like
+    dtype, shape, _ = job.entry_type
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": (samples, *shape)}
     np.lib.format.write_array_header_1_0(file, header)
@@ -282,9 +289,9 @@ def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
 
 
 def _write_span(part: Part, path: str) -> dict[str, Any]:
-    """Write intact samples contiguously, starting at the offset of the part's first sample."""
+    """Write the intact samples without gaps, starting at the offset of the part's first sample."""
     job = part.job
-    dtype, shape, _ = job.like
+    dtype, shape, _ = job.entry_type
     header, sample_bytes = array_layout(job, job.bounds[-1])
     labels: list[int | float | None] = []
     digest = sha256()
@@ -294,7 +301,7 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
         if array.dtype != np.dtype(dtype) or array.shape != shape:
             raise DecodeError(
                 f"all entries of an array must have the dtype and shape of the first, {dtype} of shape {shape}, got "
-                f"{array.dtype} of shape {array.shape}; short_side makes all images square"
+                f"{array.dtype} of shape {array.shape}; pass short_side= to make all images square, or pack to a tar"
             )
         contiguous: Any = np.ascontiguousarray(array)
         return memoryview(contiguous.reshape(-1).view(np.uint8)), label
@@ -313,13 +320,13 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
 
 def place_array(job: Job, records: list[dict[str, Any]]) -> None:
     """Move the array to the set's folder; if samples were skipped, rewrite it without gaps."""
-    path, source = os.path.join(job.folder, ARRAY), os.path.join(job.work, ARRAY)
+    path, source = os.path.join(job.folder, ARRAY), os.path.join(job.work_folder, ARRAY)
     samples = sum(record["samples"] for record in records)
     if samples == job.bounds[-1]:
         os.replace(source, path)
         return
     header, sample_bytes = array_layout(job, job.bounds[-1])
-    with draft(path, job.work) as file, open(source, "rb") as old:
+    with draft(path, job.work_folder) as file, open(source, "rb") as old:
         file.write(array_layout(job, samples)[0])
         for record in records:
             old.seek(len(header) + record["first"] * sample_bytes)

@@ -1,4 +1,4 @@
-"""`verify`: check a packed set for damage. Reads the entire set, and compares it with the hashes in its manifest."""
+"""`verify`: read an entire packed set, and compare it with the hashes in its manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["verify"]
 THREADS: Final = 8
 MAX_LISTED: Final = 5  # samples per part in messages
 EXTENSIONS: Final = (".tar", ".parquet", ".npy", ".mdb")
-Sums = Iterator[tuple[str, int | None]]  # each sample's name and CRC-32 (None if unreadable)
+Sums = Iterator[tuple[str, int | None]]  # the name and CRC-32 of each sample (None if unreadable)
 
 
 def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> list[str]:
@@ -36,8 +36,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         progress: called with the number of parts checked so far, and the total number of parts.
 
     Returns:
-        A message for each file that is damaged, missing or unexpected, with the damaged samples where they can be
-        determined. Empty if the set is intact.
+        A message for each file that is damaged, missing or unexpected, which names the damaged samples if they can be
+        determined. The list is empty if the set is intact.
 
     Raises:
         FileNotFoundError: there is no finished set.
@@ -46,12 +46,12 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     full = full_path(folder)
     manifest = read_manifest(full)
     hashes = manifest["files"]
-    # The parts of an LMDB are not contiguous in its file, which has a single hash.
+    # The parts of an LMDB are not contiguous in its file, so the file has a single hash.
     parts = [] if manifest["to"] == "lmdb" else manifest["parts"]
     expected = dict.fromkeys([*hashes, *(part["file"] for part in manifest["parts"])])
     present = {name for name in expected if os.path.isfile(os.path.join(full, name))}
     header_bytes = _header_bytes(full) if ARRAY in present else 0
-    spans = {ARRAY: header_bytes}  # the header of a file that consists of parts has its own hash
+    spans = {ARRAY: header_bytes}  # the file consists of parts, so the manifest has a hash of its header only
     damaged = [n for n in hashes if n in present and hash_of(os.path.join(full, n), 0, spans.get(n)) != hashes[n]]
     problems = [f"{name} is damaged: its hash differs from that in {MANIFEST}" for name in damaged]
     problems += [f"{name} is missing" for name in expected if name not in present]
@@ -62,7 +62,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     ]
     if manifest["to"] == "lmdb" and DATABASE not in hashes:
         problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
-    sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; empty if their file is unusable
+    sums = np.zeros(0, np.uint32)  # the CRC-32 of each sample; empty if the file of checksums is unusable
     if SUMS in present and SUMS not in damaged:
         with contextlib.suppress(OSError, ValueError, SyntaxError, EOFError):
             loaded = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False)

@@ -56,7 +56,7 @@ def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_told_as_such(error: Exception) -> None:
-    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space"
+    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space, and run the same"
     with pytest.raises(gl.GpuloadError, match=said), explain_full_disk("/set"):
         raise error
 
@@ -81,7 +81,7 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
 def test_a_full_disk_is_a_message_and_the_job_goes_on_with_room(folder: Path, tmp_path: Path, to: str) -> None:
-    """Of files that may have so many bytes, which the kernel refuses as it refuses a full disk."""
+    """The limit is that on the size of files, which the kernel refuses to exceed as it refuses to fill a full disk."""
     lacking.require(*{"parquet": ["pyarrow"], "lmdb": ["lmdb"]}.get(to, []))
     (tmp_path / "full.py").write_text(FULL)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
@@ -97,7 +97,8 @@ def test_a_full_disk_is_a_message_and_the_job_goes_on_with_room(folder: Path, tm
     assert done.returncode == 1
     message = " ".join(done.stderr.split())
     assert "there is no room for the set in" in message, done.stderr
-    assert message.endswith("free some space, and run the same command again (finished parts are kept)")
+    remedy = "raise the limit on the size of files (`ulimit -f unlimited`), and run the same command again"
+    assert message.endswith(f"{remedy} (finished parts are kept)"), done.stderr
     assert "Traceback" not in done.stderr
     done = run(1 << 30)
     assert done.returncode == 0, done.stderr

@@ -22,23 +22,23 @@ Packing = Callable[..., Path]
 
 # Of a store: the entry that is changed, to what, and what is said of it.
 FOREIGN: dict[str, tuple[str, str, Any, str]] = {
-    "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached', expected 'TarShards'"),
-    "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB', expected 'TarShards'"),
-    "a path above": ("tar", "read.path", "../victim/*.tar", "read.path is '../victim/*.tar', expected 'shard-*.tar'"),
-    "an absolute path": ("parquet", "read.path", "/victim", "read.path is '/victim', expected '.'"),
+    "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached'; expected 'TarShards'"),
+    "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB'; expected 'TarShards'"),
+    "a path above": ("tar", "read.path", "../victim/*.tar", "read.path is '../victim/*.tar'; expected 'shard-*.tar'"),
+    "an absolute path": ("parquet", "read.path", "/victim", "read.path is '/victim'; expected '.'"),
     "an argument": ("tar", "read.options.mode", "L", "read.options has an entry 'mode', which gpuload does not write"),
     "an argument of a stream": ("tar", "read.options.stream", True, "has an entry 'stream', which gpuload does not"),
     "storage options": ("parquet", "read.options.storage_options", {}, "has an entry 'storage_options', which"),
-    "labels elsewhere": ("array", "read.options.labels", "/victim.npy", "is '/victim.npy', expected 'labels.npy'"),
-    "keys of its own": ("lmdb", "read.options.target", "{}", "read.options.target is '{}', expected '{}.label'"),
-    "a target's type": ("lmdb", "read.options.target_type", "x", "target_type is 'x', expected 'int' or 'text'"),
+    "labels elsewhere": ("array", "read.options.labels", "/victim.npy", "is '/victim.npy'; expected 'labels.npy'"),
+    "keys of its own": ("lmdb", "read.options.target", "{}", "read.options.target is '{}'; expected '{}.label'"),
+    "a target's type": ("lmdb", "read.options.target_type", "x", "target_type is 'x'; expected 'int' or 'text'"),
     "a part elsewhere": (
         "tar",
         "parts.0.file",
         "../victim",
-        r"parts[0].file is '../victim', expected text like shard-",
+        r"parts[0].file is '../victim'; expected text like shard-",
     ),
-    "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1, expected a number"),
+    "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1; expected a number"),
     "a file elsewhere": (
         "tar",
         "files./victim",
@@ -46,11 +46,11 @@ FOREIGN: dict[str, tuple[str, str, Any, str]] = {
         "files has an entry '/victim', which gpuload does not write",
     ),
     "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),
-    "text that is none": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J', expected a number"),
-    "another store": ("tar", "to", "pickle", "to is 'pickle', expected one of tar, parquet, lmdb, array"),
-    "a list as store": ("tar", "to", ["tar"], "to is ['tar'], expected one of tar, parquet, lmdb, array"),
+    "text that is none": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
+    "another store": ("tar", "to", "pickle", "'to' is 'pickle'; expected one of tar, parquet, lmdb, array"),
+    "a list as store": ("tar", "to", ["tar"], "'to' is ['tar']; expected one of tar, parquet, lmdb, array"),
     "an entry more": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
-    "no dict": ("tar", "read", [], "read is [], expected a dict"),
+    "no dict": ("tar", "read", [], "read is []; expected a dict"),
 }
 
 
@@ -72,7 +72,7 @@ def test_what_gpuload_does_not_write_is_refused(packed: Packing, case: str) -> N
         lacking.require({"parquet": "pyarrow"}.get(to, to))
     path = packed(to, short_side=16)
     change(path, entry, value)
-    said = rf"manifest.json' is not a manifest of gpuload: .*{re.escape(message)}.*\. It was not used; copy the set"
+    said = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
     for use in (open_packed, gl.verify, lambda path: packed(to, short_side=16)):
         with pytest.raises(gl.GpuloadError, match=said):
             use(str(path))
@@ -90,7 +90,7 @@ def test_no_command_makes_or_reads_what_a_set_names(packed: Packing, tmp_path: P
     ):
         change(path, entry, value)
         done = CliRunner().invoke(app, [command, str(path), *map(str, arguments)])
-        assert (done.exit_code, "is not a manifest of gpuload" in done.stderr) == (1, True), done.output
+        assert (done.exit_code, "is not a gpuload manifest" in done.stderr) == (1, True), done.output
     assert sorted(os.listdir(tmp_path)) == ["images", "set", "victim"]
 
 
@@ -110,7 +110,7 @@ def test_links_out_of_a_set_are_refused(packed: Packing, tmp_path: Path) -> None
 def test_names_of_classes_that_are_none(packed: Packing) -> None:
     path = packed("tar")
     (path / "classes.json").write_text('["ant", 1]')
-    with pytest.raises(gl.GpuloadError, match=r"classes.json' holds \['ant', 1\]; expected a list of class names"):
+    with pytest.raises(gl.GpuloadError, match=r"classes.json' holds \['ant', 1\]; expected a list of class names\."):
         open_packed(str(path))
 
 
@@ -146,15 +146,15 @@ def begun(folder: Path, packed: Packing) -> Path:
         ("bounds", [0, 5, 5, 12], "its parts do not contain each of 12 samples exactly once"),
         ("bounds", [0, 10**9], "its parts do not contain each of 12 samples exactly once"),
         ("bounds", [], "its parts do not contain each of 12 samples exactly once"),
-        ("bounds", ["0", "12"], r"bounds\[0\] is '0', expected a number"),
-        ("options", None, "options is None, expected a dict"),
-        ("format", {}, "format is {}, expected 2"),
+        ("bounds", ["0", "12"], r"bounds\[0\] is '0'; expected a number"),
+        ("options", None, "options is None; expected a dict"),
+        ("format", {}, "format is {}; expected 2"),
     ],
 )
 def test_a_plan_that_gpuload_does_not_write(begun: Path, packed: Packing, entry: str, value: Any, message: str) -> None:
     plan = json.loads((begun / "plan.json").read_text())
     (begun / "plan.json").write_text(json.dumps({**plan, entry: value}))
-    with pytest.raises(FileExistsError, match=rf"plan.json' is not a plan of gpuload pack: {message}; remove "):
+    with pytest.raises(FileExistsError, match=rf"plan.json' is not a plan of `gpuload pack`: {message}; remove "):
         packed("tar")
 
 

@@ -198,7 +198,7 @@ def test_damaged_images_are_all_listed_and_left_out_only_if_that_is_asked_for(
     assert lines[1].startswith(f"  {cut}: DecodeError: the JPEG cannot be decoded: ")
     assert lines[2].startswith(f"  {none}: DecodeError: not an image that gpuload decodes: 7 bytes")
     assert "--on-error skip" in lines[3]
-    with pytest.raises(FileNotFoundError, match="is not finished: run the same gpuload pack again"):
+    with pytest.raises(FileNotFoundError, match="is not finished: run the same `gpuload pack` command again"):
         gl.verify(folder.parent / "set")
     path = packed(to, skip_bad=True, **options)
     left = [(image, label) for index, (image, label) in _good(gl.ImageFolder(folder)) if index not in (1, 5)]
@@ -237,7 +237,7 @@ def test_a_text_that_has_no_form_is_shown_and_may_be_left_out(tmp_path: Path, to
     needs(to)
     dataset = Samples((image(0), "cat"), (image(1), "\ud800 cat"), (image(2), "dog"))
     with pytest.raises(
-        BadSamples, match=r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has half of a surrogate pair"
+        BadSamples, match=r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
     ):
         gl.pack(dataset, tmp_path / "set", to=to, workers=0)
     assert gl.pack(dataset, tmp_path / "set", to=to, workers=0, skip_bad=True).samples == 2
@@ -278,7 +278,7 @@ def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, pa
     (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # that file is no. 5
     changed.write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
     message = (
-        r"set' holds a finished set, but source files have changed in size or time since: among samples "
+        r"set' holds a finished set, but source files have since changed in size or modification time: among samples "
         rf"{part['first']} to {part['first'] + part['samples'] - 1}\. To pack the changed files, use another "
         r"folder or remove this one; if they were only copied or touched, keep the set: it is complete$"
     )
@@ -311,7 +311,7 @@ def test_what_an_older_version_has_begun_or_finished_is_not_mixed(folder: Path, 
         packed("tar")
     plan = json.loads((path / ".gpuload-pack" / "plan.json").read_text())
     (path / ".gpuload-pack" / "plan.json").write_text(json.dumps({**plan, "format": 1}))
-    with pytest.raises(FileExistsError, match=r"plan.json' is not a plan of gpuload pack: format is 1, expected 2; r"):
+    with pytest.raises(FileExistsError, match=r"plan.json' is not a plan of `gpuload pack`: format is 1; expected 2; "):
         packed("tar")
 
 
@@ -337,7 +337,7 @@ def test_a_folder_with_other_files_is_not_written_to(folder: Path, packed: Packi
     ):
         packed("tar", "images")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FileExistsError, match="is a file; expected a folder"):
+    with pytest.raises(FileExistsError, match="is a file; expected a new or empty folder"):
         packed("tar", "file")
 
 
@@ -384,7 +384,7 @@ def image(number: int = 0) -> gl.Encoded:
             Samples({"a": image(), "a.jpg": image()}),
             {},
             gl.GpuloadError,
-            "two of its fields would be files with the same name: a.jpg, a.jpg; rename one",
+            "two of its fields would become files with the same name: a.jpg, a.jpg; rename one of them",
         ),
         (Samples({"Image": image()}), {}, gl.GpuloadError, "field names must be lower case.*got 'Image'"),
         (

@@ -83,7 +83,7 @@ def test_a_full_disk_is_told_without_a_traceback(tmp_path: Path) -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             return image(index)
 
-    said = r"^there is no room for the set in '.*set' \(.*File too large\); free some space, and run the same command"
+    said = r"^there is no room for the set in '.*set' \(.*File too large\); raise the limit on the size of files"
     with pytest.raises(gl.GpuloadError, match=said):
         gl.pack(Limits(0), tmp_path / "set", to="tar", workers=1)
 

@@ -1,7 +1,7 @@
 """`ArrayFile`: decoded samples in one memory-mapped file, ``.npy`` or raw.
 
-Only the pixels that a batch needs are copied: a sample is a view of the mapping, and a worker copies the region of the
-first crop directly to its slot. All processes share the pages.
+A sample is a view of the mapping, from which a worker copies only the region of the first crop, directly to its slot.
+All processes share the pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.datasets.files import Disk
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
-from gpuload.datasets.stores.opening import client, open_file, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, open_file, open_seekable, remote_options
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -34,8 +34,8 @@ __all__ = ["ArrayFile", "Layout", "Pixels"]
 Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
 LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
 MAGIC: Final = b"\x93NUMPY"
-COLD_CHUNKS: Final = 4  # chunks to prefetch after one that was read from disk
-# The first bytes of other file types, with a remedy for each.
+COLD_CHUNKS: Final = 4  # after a chunk that was read from disk, prefetch this many
+# The first bytes of other types of files, with a remedy for each.
 FOREIGN_FILES: Final = (
     (b"PK\x03\x04", "an .npz or another zip file; write the array itself with numpy.save(path, array)"),
     (b"\x80", "probably a pickle, which gpuload never loads; write the array with numpy.save(path, array)"),
@@ -44,7 +44,7 @@ FOREIGN_FILES: Final = (
 
 
 class Pixels:
-    """The conversion of array entries to samples, shared by the stores that hold arrays.
+    """A converter of array entries to samples, for all stores of arrays.
 
     Args:
         shape, dtype: the shape and dtype of one entry.
@@ -92,7 +92,8 @@ class Pixels:
             self.size_hw = zeros.shape[-3:-1]
         except ValueError as error:
             raise ValueError(
-                f"{description}: {error}. Use layout='DHW' for volumes without channels, and 'data' for non-images"
+                f"{description}: {error}. Use layout='DHW' for volumes without channels, and layout='data' for "
+                "non-images"
             ) from None
 
     def sample(self, array: np.ndarray) -> Image | np.ndarray | Any:
@@ -137,7 +138,7 @@ class ArrayFile(Store):
         FileNotFoundError, IsADirectoryError: the path does not exist, or is a folder.
         TypeError: labels are neither numbers nor strings.
         ValueError: the file is not an array, is truncated, holds objects, or is in Fortran order; labels or layout do
-            not match the array. The message includes a remedy.
+            not match the array.
 
     Example:
         >>> import pathlib, tempfile
@@ -163,7 +164,7 @@ class ArrayFile(Store):
         offset: int = 0,
         storage_options: StorageOptions = None,
     ) -> None:
-        self._remote = remote_for(path, storage_options)
+        self._remote = remote_options(path, storage_options)
         self.path = existing_file(path, "a .npy file, or a raw file with dtype= and shape=")
         self._stamp = stamp(self.path, self._remote)
         nbytes = self._stamp[0]
@@ -179,7 +180,7 @@ class ArrayFile(Store):
             else:
                 header = _raw_header(self.path, start, nbytes, dtype, shape, offset)
         self.shape, self.dtype, self._offset = header
-        _check_kind(self.path, self.dtype)
+        _check_dtype(self.path, self.dtype)
         if not self.shape:
             raise ValueError(
                 f"{self.path!r} holds a single number; expected an array with samples along its first axis"
@@ -200,7 +201,7 @@ class ArrayFile(Store):
             )
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
-            options = None if remote_for(labels, None) is None else storage_options
+            options = None if remote_options(labels, None) is None else storage_options
             labels = ArrayFile(labels, layout="data", storage_options=options)._read_all()
         self.labels = labels_array(labels, self.shape[0], f"the {self.shape[0]} samples of {self.path!r}")
 
@@ -212,10 +213,10 @@ class ArrayFile(Store):
         if self._remote is not None:
             return open_file(self.path, self._remote)
         if not self.shape[0]:
-            return _Mapped(np.empty(self.shape, self.dtype), None)
+            return _MappedArray(np.empty(self.shape, self.dtype), None)
         with open(self.path, "rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        return _Mapped(np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping)
+        return _MappedArray(np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if self._remote is not None:
@@ -233,7 +234,7 @@ class ArrayFile(Store):
 
     @property
     def _row_bytes(self) -> int:
-        """Return the size of an image in bytes if images can be copied from the file unchanged; else 0."""
+        """The size of an image in bytes if images can be copied from the file unchanged; else 0."""
         is_direct = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
         return self._sample_bytes if is_direct and len(self) else 0
 
@@ -253,10 +254,10 @@ class ArrayFile(Store):
         data = self._handle.read_at(self._offset, len(self) * self._sample_bytes)
         return np.frombuffer(data, self.dtype).reshape(self.shape)
 
-    def _prefetch(self, mapped: _Mapped, numbers: list[int]) -> None:
-        """Ask the kernel to read a chunk's samples concurrently instead of one page fault at a time. This only pays off
-        while samples come from disk, and not for adjacent samples: there the kernel's read-ahead also allocates larger
-        pages than `madvise` does, and larger pages cost less CPU time on every read."""
+    def _prefetch(self, mapped: _MappedArray, numbers: list[int]) -> None:
+        """Ask the kernel to read a chunk's samples concurrently instead of one page fault at a time. This pays off only
+        while samples come from disk, and not for adjacent samples: for these, the kernel's own read-ahead allocates
+        larger pages, which cost less CPU time on every read."""
         if not numbers or mapped.mapping is None or not mapped.is_cold():
             return
         ordered = np.unique(numbers)
@@ -273,8 +274,8 @@ class ArrayFile(Store):
         return f"ArrayFile({self.path!r}: {len(self)} samples of {sample_shape}, {self.dtype})"
 
 
-class _Mapped:
-    """The samples as an array, and the mapping that holds them (None if the dataset is empty)."""
+class _MappedArray:
+    """An array of all samples, and the mapping that holds it (None if the dataset is empty)."""
 
     __slots__ = ("_chunks_left", "_disk", "array", "mapping")
 
@@ -283,7 +284,7 @@ class _Mapped:
         self._disk, self._chunks_left = Disk(), COLD_CHUNKS
 
     def is_cold(self) -> bool:
-        """Return whether one of the last few chunks was read from disk; initially True."""
+        """Return whether one of the last few chunks was read from disk. Before the first chunk, return True."""
         self._chunks_left = COLD_CHUNKS if self._disk.was_read() else self._chunks_left - 1
         return self._chunks_left >= 0
 
@@ -306,7 +307,7 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
 def _raw_header(
     path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return the shape, dtype and offset of a file without a header, as given by the arguments."""
+    """Return the shape, dtype and offset of a file without a header, which the arguments describe."""
     if dtype is None or shape is None:
         hint = next((text for magic, text in FOREIGN_FILES if start.startswith(magic)), None)
         raise ValueError(
@@ -330,11 +331,11 @@ def _raw_header(
     return sides, number_type, offset
 
 
-def _check_kind(path: str, dtype: np.dtype[Any]) -> None:
+def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise ValueError(
             f"{path!r} holds pickled Python objects, which gpuload never loads, since unpickling can run arbitrary "
             "code. Store an array of numbers, or store the images as files"
         )
     if dtype.kind not in "biufc":
-        raise ValueError(f"{path!r} holds {dtype}; expected numbers")
+        raise ValueError(f"{path!r} holds {dtype}; expected numbers. Convert the array with array.astype(…)")

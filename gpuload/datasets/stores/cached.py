@@ -1,4 +1,4 @@
-"""A file cache for indexes that take long to build. The files contain only arrays of numbers.
+"""A cache on disk for indexes that take long to build. Its files contain only arrays of numbers.
 
 Each source has one file, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
 home folder, in ``gpuload-UID`` in the temporary folder, if only this user can write to it. When a source has changed, a
@@ -24,9 +24,9 @@ import numpy as np
 
 __all__ = ["cache_folder", "cached"]
 
-LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is loaded
+LEAST_BYTES: Final = 1 << 20  # building a smaller index takes no longer than loading it
 IDENTITY: Final = "identity.json"
-NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # not writable, so nothing is cached
+NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # nothing can be written here, so nothing is cached
 
 Arrays = dict[str, np.ndarray]
 
@@ -38,8 +38,8 @@ def cache_folder() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(base):
         return os.path.join(base, "gpuload")
-    # In a container without HOME and without an entry in the user database, `~` is not expanded: it would be a folder
-    # of that name in the working directory.
+    # In a container without HOME and without an entry in the user database, `~` is not expanded, and would be a folder
+    # named `~` in the working directory.
     return _temporary_folder() or NOWHERE
 
 
@@ -65,22 +65,25 @@ def cached(
     is_cacheable: Callable[[Arrays], bool] = lambda arrays: True,
     min_bytes: int | None = None,
 ) -> Arrays:
-    """Return the index of a source: from the cache if the cached identity matches, else newly built (and then cached).
+    """Return the index of a source: from the cache if the cached identity matches; otherwise build it, and cache it.
 
     Args:
         path: the path of the source, which determines the name of the cache file.
-        identity: everything that the index depends on, such as the source's size and time, and the arguments; JSON.
+        identity: everything that the index depends on, such as the source's size and modification time, and the
+            arguments, as values that JSON can represent.
         build: a function that builds the arrays.
-        is_fresh: returns whether cached arrays are still valid, where `identity` is not sufficient.
-        is_kept: returns whether newly built arrays may be cached.
-        least_bytes: smaller indexes are not cached; default `LEAST_BYTES`.
+        is_fresh: a function that returns whether cached arrays are still valid, if `identity` cannot tell.
+        is_cacheable: a function that returns whether newly built arrays may be cached.
+        min_bytes: smaller indexes are not cached. Default: `LEAST_BYTES`.
     """
     file = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
     encoded_identity = json.dumps([path, identity]).encode()
     arrays: Arrays | None = None
     with contextlib.suppress(Exception):  # zipfile and NumPy raise many types for a damaged file
         arrays = _read(file, encoded_identity)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the arrays may have another form
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, TypeError
+    ):  # the arrays may differ from those that `is_fresh` expects
         if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()

@@ -1,10 +1,10 @@
-"""`FileList`: image files listed in a manifest or a table, or with names generated from numbers.
+"""`FileList`: image files that a manifest or a table lists, or whose names are generated from numbers.
 
-The main process reads a manifest once, row by row, into one buffer of paths and one array of targets per column. The
-result is cached in a file if the manifest is long. Generated names take no memory.
+The main process reads a manifest once, row by row, into one buffer of paths and one array of targets per column. If
+the manifest is long, the result is cached in a file. Generated names take no memory.
 
 The cells of a target column determine whether it holds integers, floats, or class names. Python's `int` and `float`
-accept text that is not meant as a number in a table: ``007`` is a code, ``nan`` and ``inf`` are words, and ``1_000`` is
+accept text that does not mean a number in a table: ``007`` is a code, ``nan`` and ``inf`` are words, and ``1_000`` is
 not a number in CSV.
 """
 
@@ -34,8 +34,8 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_for, scope_of
-from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming_file, stamp, value_of
+from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
+from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, naming_file, stamp, value_of
 from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
-Rows = Iterable[tuple[int, Sequence[Any]]]  # per row: its line or number, and its cells (the path, then the targets)
-INDEX_VERSION: Final = 3  # an index of another version is rebuilt
+Rows = Iterable[tuple[int, Sequence[Any]]]  # for each row: its line or number; its cells (the path, then the targets)
+INDEX_VERSION: Final = 3  # cached indexes of other versions are rebuilt
 NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (UTF-16 text is full of NUL bytes): save it as UTF-8"
 TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # recognized by name, without importing the libraries
 SEPARATORS: Final = (",", ";", "\t", "|")
@@ -102,7 +102,7 @@ class FileList(ImageFileDataset):
             that contains ``{index}``.
         path: the column of paths: its name, or for a CSV file without a header, its number, counted from 0.
         target: the column of targets, by name or number; None for no targets; or a list of columns: each target is
-            then a dict keyed by column. Numbers are used as they are. If any cell of a column is not a number, all its
+            then a dict keyed by column. Numbers are used unchanged. If any cell of a column is not a number, all its
             cells are class names, and each target is the index of its name among the sorted names. Text such as
             ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
         classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to reuse, such as
@@ -112,7 +112,7 @@ class FileList(ImageFileDataset):
             manifest, or the working directory. Absolute paths must be inside it.
         delimiter: the character that separates the columns of a CSV file.
         count, start: the number of generated names, and the first index.
-        labels: one label per generated name, as an array or list. With `classes`, names or their indices.
+        labels: one label per generated name, as an array or list. With `classes`, class names or class indices.
         mode: the pixel mode of images, see `Encoded`.
         storage_options: for a manifest or root at a URL, fsspec options or a `Remote`.
 
@@ -170,15 +170,15 @@ class FileList(ImageFileDataset):
         selection = _select_columns(path, target, classes)
         (_, *columns), _ = selection
         if is_table:
-            self._remote = remote_for(root, storage_options)
-            folder = absolute("." if root is None else root)
+            self._remote = remote_options(root, storage_options)
+            folder = absolute_path("." if root is None else root)
             source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *selection)
             arrays = _pack(_table_rows(manifest, source), source)
         else:
-            remote = remote_for([manifest, root], storage_options)
+            remote = remote_options([manifest, root], storage_options)
             file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", streams=True)
-            folder = os.path.dirname(file) if root is None else absolute(root)
-            delimiter = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+            folder = os.path.dirname(file) if root is None else absolute_path(root)
+            delimiter = _check_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
             read, unit = (
                 (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
             )
@@ -203,8 +203,8 @@ class FileList(ImageFileDataset):
     def _generate(
         self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
     ) -> None:
-        remote = remote_for([pattern, root], storage_options)
-        self.paths = _numbered(pattern, root, count, start)
+        remote = remote_options([pattern, root], storage_options)
+        self.paths = _numbered_paths(pattern, root, count, start)
         self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
         self.classes = classes
         if classes is not None:
@@ -226,10 +226,10 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """The table that is being read.
+    """The manifest or table that is being read.
 
     Attributes:
-        name, unit: the name of the table and of its rows (``"line"`` or ``"row"``) in messages.
+        name, unit: what messages call the table, and its rows (``"line"`` or ``"row"``).
         root, has_root: the folder that paths are relative to, and whether the user has passed it.
         columns: the column of paths, followed by the target columns.
         classes: for each target column, the class names that the user has passed, or None.
@@ -243,7 +243,7 @@ class Source(NamedTuple):
     classes: list[list[str] | None]
 
     def row_name(self, number: int) -> str:
-        """Describe a row for messages."""
+        """Return what messages call a row."""
         return f"{self.unit} {number} of {self.name}"
 
 
@@ -252,7 +252,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
     target column."""
     if target is None or isinstance(target, str | int):
         if classes is not None and target is None:
-            raise ValueError("classes= names the targets, but target=None reads no targets; leave one of the two out")
+            raise ValueError("classes= names the targets, but target=None reads no targets; leave out one of them")
         return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
@@ -262,7 +262,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 
-def _checked_delimiter(delimiter: str | None) -> str | None:
+def _check_delimiter(delimiter: str | None) -> str | None:
     if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n'):
         raise ValueError(f"delimiter must be one character, such as ';' or '\\t', got {delimiter!r}")
     return delimiter
@@ -271,7 +271,7 @@ def _checked_delimiter(delimiter: str | None) -> str | None:
 def _class_indices_of_labels(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
     """Convert labels, which are class names or class indices, to class indices."""
     if labels is None:
-        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or leave classes= out")
+        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or leave out classes=")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise ValueError(
             f"with classes=, labels must be one class name or class index per image, got {labels.dtype} of shape "
@@ -297,7 +297,7 @@ def _class_indices(values: list[Any], classes: list[str], where: Callable[[int],
     return in_smallest_type(np.array([indices[str(value)] for value in values]))
 
 
-def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
+def _numbered_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
     if type(count) is not int or count < 1:
         raise ValueError(f"generated names need count=, a number of images of 1 or more, got {count!r}")
     if type(start) is not int:
@@ -316,7 +316,7 @@ def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | No
                 "generated name"
             )
         root = folder
-    return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
+    return NumberedPaths(absolute_path("." if root is None else root), pattern, count, start)
 
 
 def _table_rows(table: Any, source: Source) -> Rows:
@@ -325,7 +325,7 @@ def _table_rows(table: Any, source: Source) -> Rows:
     if hasattr(table, "to_batches"):
         return _arrow_rows(table.to_batches(), table.column_names, columns, source)
     _check_names(list(table.columns), columns, source)
-    values = [  # None where pandas has NaN or no value
+    values = [  # None for NaN and missing values of pandas
         [value if is_present else None for value, is_present in zip(column.tolist(), column.notna(), strict=True)]
         for column in (table[name] for name in columns)
     ]
@@ -395,7 +395,7 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
 
 
 def _check_header(file: str, names: list[str], required: list[str], delimiter: str) -> None:
-    """Raise a ValueError if the first line lacks a column; the message suggests a likely remedy."""
+    """Raise a ValueError, with a likely remedy, if the first line lacks a column."""
     text = delimiter.join(names)
     if "\0" in text:
         raise ValueError(f"the first line of {file!r} has {NUL}")
@@ -413,7 +413,7 @@ def _check_header(file: str, names: list[str], required: list[str], delimiter: s
 
 
 def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
-    """Read all rows. Return the paths relative to the root in one buffer; an array for each target column; and, as
+    """Read all rows. Return the paths relative to the root, in one buffer; an array for each target column; and, as
     JSON, the class names of each column and the warnings."""
     joined, lengths = bytearray(), array("q")
     columns: list[list[Any]] = [[] for _ in source.classes]
@@ -475,7 +475,7 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
 def _stray_warning(
     values: list[Any], stray_numbers: list[int], numbers: Sequence[int], source: Source, target: str | int
 ) -> str:
-    """Return the warning about a column that would be numeric but for a few cells."""
+    """Return the warning about a column that would be numeric without a few of its cells."""
     first, count = stray_numbers[0], len(stray_numbers)
     suffix = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
     return (
@@ -487,10 +487,11 @@ def _stray_warning(
 
 
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return numbers as integers or float64, with None; or else indices into the sorted names, with these names."""
+    """Return numbers as an array of integers or float64, and None. If not all values are numbers, return their indices
+    in the sorted list of names, and that list."""
     texts = {value for value in values if isinstance(value, str)}
     kinds = set(map(type, values)) - {str}
-    if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
+    if not _non_numeric(texts) and kinds <= {int, bool, float, Decimal}:
         if kinds <= {int, bool} and all(map(INTEGER.fullmatch, texts)):
             if all(-INT64_LIMIT <= value < INT64_LIMIT for value in values if not isinstance(value, str)):
                 return in_smallest_type(np.fromiter(map(int, values), np.int64, len(values))), None
@@ -501,12 +502,11 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
 
 
 def stray_cells(values: list[Any]) -> list[int]:
-    """Return the indices of the values that are not numbers, if there are only a few: at most one value, or a tenth of
+    """Return the indices of the values that are not numbers, if they are only a few: at most one value, or a tenth of
     the values, in a column of four or more. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``)
-    do not count as strays.
-    """
+    do not count as strays."""
     texts = Counter(value for value in values if isinstance(value, str))
-    stray_numbers = _not_numbers(texts)
+    stray_numbers = _non_numeric(texts)
     if len(values) < MIN_CELLS or sum(texts[text] for text in stray_numbers) > max(1, len(values) // CELLS_PER_STRAY):
         return []
     if all(map(PADDED.fullmatch, stray_numbers)) and len(set(map(len, texts))) == 1:
@@ -514,8 +514,8 @@ def stray_cells(values: list[Any]) -> list[int]:
     return [number for number, value in enumerate(values) if value in stray_numbers]
 
 
-def _not_numbers(texts: Collection[str]) -> set[str]:
-    """Return the texts that are not numbers; if all are integers, return those that do not fit into int64."""
+def _non_numeric(texts: Collection[str]) -> set[str]:
+    """Return the texts that are not numbers. If all are integers, return the integers that do not fit into int64."""
     words = {text for text in texts if NUMBER.fullmatch(text) is None or not math.isfinite(float(text))}
     if words or not all(map(INTEGER.fullmatch, texts)):
         return words

@@ -1,7 +1,7 @@
 """`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
 
-HDF5 reads and decompresses entire chunks of a dataset, and caches the most recent ones. So the samples of one call are
-read in the file's order, which decompresses each chunk once.
+HDF5 reads and decompresses entire chunks of a dataset, and caches the last few chunks. So the samples of one call are
+read in the order of the file, so that each chunk is decompressed once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.array import Layout, Pixels
-from gpuload.datasets.stores.opening import is_url, named, open_seekable, remote_for
+from gpuload.datasets.stores.opening import display_path, is_url, open_seekable, remote_options
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["HDF5"]
 
 MAX_LINKS: Final = 64  # soft links to follow when looking up a dataset
-MAX_SEARCHED: Final = 1000  # objects to search for the names of datasets, for an error message
+MAX_SEARCHED: Final = 1000  # objects to look at for the names of datasets in an error message
 MAX_LISTED: Final = 20
-ADJACENT_ROWS: Final = 16  # rows to read per call, which takes as long as reading one row
+ADJACENT_ROWS: Final = 16  # adjacent rows to read per call; reading 16 rows takes as long as reading one
 
 
 class HDF5(Store):
@@ -85,7 +85,7 @@ class HDF5(Store):
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
-        self._remote = remote_for(path, storage_options)
+        self._remote = remote_options(path, storage_options)
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
         self._stamp = stamp(self.path, self._remote)
@@ -105,7 +105,7 @@ class HDF5(Store):
                 )
             elif layout is not None or as_dtype is not None:
                 raise ValueError(
-                    f"{subject} holds encoded images; leave out layout= and as_dtype=, which are for pixels"
+                    f"{subject} holds encoded images; leave out layout= and as_dtype=, which apply to pixels"
                 )
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
@@ -129,7 +129,10 @@ class HDF5(Store):
             values = np.array(targets.asstr()[:].tolist(), str) if is_text else targets[:]
             self.labels = labels_array(values, self._count, f"the {self._count} images of {self.path!r}")
         elif targets.dtype.kind not in "biuf":
-            raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
+            raise TypeError(
+                f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers. Convert "
+                "them, or pass target=None"
+            )
 
     def _dataset(self, file: Any, name: str, argument: str) -> Any:
         dataset = self._look_up(file, name)
@@ -156,8 +159,8 @@ class HDF5(Store):
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
-        """Return the object with this name, or None. Links into other files are refused: the target may be a FIFO,
-        and opening it would wait for a writer, which ctrl-C does not interrupt."""
+        """Return the object with this name, or None. Links into other files are refused: the target may be a FIFO, and
+        opening a FIFO waits for a writer, which ctrl-C does not interrupt."""
         h5l, node, links = _h5py().h5l, file, 0
         parts = deque(name.split("/"))
         while parts:
@@ -179,8 +182,8 @@ class HDF5(Store):
 
     def _external(self, name: str) -> ValueError:
         return ValueError(
-            f"the dataset {name!r} of {self.path!r} is stored in other files, which gpuload refuses to open for a data "
-            "file; copy the dataset into this file"
+            f"the dataset {name!r} of {self.path!r} is stored in other files, which gpuload does not open on behalf of "
+            "a data file; copy the dataset into this file"
         )
 
     def _unreadable(self, text: str) -> ValueError:
@@ -218,7 +221,7 @@ class HDF5(Store):
     def _image(self, value: np.ndarray, number: int) -> Any:
         if self._pixels is not None:
             return self._pixels.sample(value)
-        return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
+        return Encoded(value.tobytes(), self.mode, f"{display_path(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
         """Return rows of a dataset, keyed by number. Reading in the file's order decompresses each chunk only once."""
@@ -236,7 +239,9 @@ class HDF5(Store):
 
     def _adjacent_rows(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
         if len(run) > 1:
-            with contextlib.suppress(Exception):  # on failure, read row by row, so that the error names the row
+            with contextlib.suppress(
+                Exception
+            ):  # on failure, the rows are read one by one, so that the error names the row
                 return [np.asarray(row) for row in dataset[run[0] : run[-1] + 1]]
         return [self._row(dataset, number) for number in run]
 
@@ -255,7 +260,7 @@ def _h5py() -> Any:
 
 
 def _objects(file: Any) -> Iterator[list[str]]:
-    """Walk a file's objects breadth-first. For each, yield a list: its name if it is a dataset, else empty."""
+    """Walk a file's objects breadth-first. For each, yield a list: its name if it is a dataset, otherwise empty."""
     h5py, groups = _h5py(), deque([("", file)])
     while groups:
         prefix, group = groups.popleft()

@@ -1,10 +1,10 @@
 """`LMDB`: the values of an LMDB database, looked up by key.
 
-The database is opened read-only, without a lock and without read-ahead. Writers do not know about a reader without a
-lock, and may overwrite pages that it is reading. So each read is followed by a check of the number of the last
+The database is opened read-only, without a lock and without read-ahead. Writers cannot see a reader without a lock,
+and may overwrite pages that it is reading. So each read is followed by a check of the number of the last
 transaction, and raises an error instead of returning data that was read during a write.
 
-LMDB allows a process to open a file only once, so all datasets of a file share one environment in each process.
+LMDB allows a process to open a file only once, so in each process, all datasets of a file share one environment.
 
 LMDB trusts its file: if pages are damaged, it aborts the process or reads beyond the mapping (35 of 400 files with one
 or two changed bytes caused a SIGBUS). So a separate process walks over all keys once, when the dataset is created.
@@ -30,12 +30,12 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, naming_file, stamp, value_of
+from gpuload.datasets.stores.store import Store, absolute_path, damaged, labels_array, naming_file, stamp, value_of
 from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
 
-DATABASES: Final = 16  # the maximum number of named databases that are open concurrently
+DATABASES: Final = 16  # the maximum number of named databases that can be open
 PICKLES: Final = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # the first bytes of pickles
 PROGRAM: Final = """
 import json, signal, sys
@@ -62,15 +62,15 @@ class LMDB(Store):
         decode: a function that gets a sample's key and value, both bytes, and returns the sample; for values in your
             own format.
         mode: the pixel mode of images, see `Encoded`.
-        database: the name of a database in a file that has several databases.
+        database: the name of a database, for a file that contains several.
 
     Attributes:
         keys: the key of each sample, as a lazy sequence of str.
 
     Raises:
         FileNotFoundError: the database does not exist.
-        TypeError, ValueError: arguments cannot be combined; the file is not LMDB, or is truncated; the number of
-            `labels` is not the number of keys.
+        TypeError, ValueError: arguments cannot be combined; the file is not LMDB, or is truncated; the numbers of
+            `labels` and of keys differ.
         ModuleNotFoundError: lmdb is not installed.
 
     gpuload never unpickles data: a value that is a pickle is refused, unless `decode` reads it. While reading, a
@@ -107,7 +107,7 @@ class LMDB(Store):
                 f"{path!r} is a URL, but LMDB maps its file into memory, so the file must be on this machine: copy "
                 "it, or store the images in tar archives, which gpuload.TarShards reads from URLs"
             )
-        self.path = absolute(path)
+        self.path = absolute_path(path)
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
         if not os.path.isfile(self._file):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
@@ -163,7 +163,7 @@ class LMDB(Store):
                 "int": "a whole number; for other values, use target_type='text' or decode=",
                 "text": "text in UTF-8; for other values, use decode=",
             }[self.target_type]
-            raise damaged(self._file, f"the target under key {key!r} is {value[:40]!r}, expected {expected}") from None
+            raise damaged(self._file, f"the target under key {key!r} is {value[:40]!r}; expected {expected}") from None
 
     def __repr__(self) -> str:
         return f"LMDB({self.path!r}: {len(self)} keys)"
@@ -198,7 +198,7 @@ class _View:
         self.number: int = self._transaction.id()
 
     def get(self, key: bytes) -> bytes:
-        """Return a copy of the value, whose memory in the mapping is invalid after the file is closed."""
+        """Return a copy of a value. (Its memory in the mapping becomes invalid when the file is closed.)"""
         try:
             value = self._transaction.get(key)
         except Exception:
@@ -211,7 +211,7 @@ class _View:
         return value
 
     def last_number(self) -> int:
-        """Return the number of the last transaction that has been committed by now."""
+        """Return the number of the transaction that was committed last, which may be newer than this snapshot."""
         return self._environment.info()["last_txnid"]
 
     def each_key(self, begin: bytes = b"") -> Iterator[bytes]:
@@ -222,7 +222,7 @@ class _View:
 
 
 def _environment(path: str) -> Any:
-    """Return the environment of a file, which is shared in this process, and closed with its last reference."""
+    """Return the environment of a file, which all users in this process share. It is closed with its last reference."""
     key = os.getpid(), path
     if (env := _open_environments.get(key)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
@@ -265,7 +265,7 @@ def write_keys(path: str, database: str | None, image: str | None) -> None:
         with naming_file(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
             paths = _list_keys(_View(path, database), path, image)
         arrays = {"data": paths.data, "offsets": paths.offsets}
-    except Exception as error:  # the calling process raises it
+    except Exception as error:  # the calling process raises the error
         arrays = {"error": np.frombuffer(str(error).encode(), np.uint8)}
     np.savez(sys.stdout.buffer, **arrays)  # pyright: ignore[reportArgumentType]
 

@@ -20,7 +20,7 @@ from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
-from gpuload.datasets.stores.remote_failures import shown
+from gpuload.datasets.stores.remote_failures import display_url
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Client, Remote, StorageOptions
@@ -30,14 +30,14 @@ __all__ = [
     "OpenFiles",
     "buffered_read_at",
     "client",
+    "display_path",
     "is_url",
     "join_path",
-    "named",
     "open_file",
     "open_seekable",
     "open_stream",
     "read_files",
-    "remote_for",
+    "remote_options",
     "scope_of",
 ]
 
@@ -51,25 +51,25 @@ def is_url(path: Any) -> bool:
     return isinstance(path, str) and "://" in path and URL.match(path) is not None
 
 
-def named(path: str) -> str:
-    """Return a path for messages: a URL without its password and its query, which may be a signature."""
-    return shown(path) if is_url(path) else path
+def display_path(path: str) -> str:
+    """Return a path for messages. A URL loses its password and its query, which may contain a signature."""
+    return display_url(path) if is_url(path) else path
 
 
 def join_path(root: str, path: str) -> str:
-    """Join a root and a relative or absolute path, and resolve ``..``, which cannot point outside a URL's host."""
+    """Join a root and a relative or absolute path, and resolve ``..``. At a URL, the result stays on the URL's host."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
     scheme, separator, path_of_root = root.partition("://")
     return scheme + separator + os.path.normpath(os.path.join("/" + path_of_root, path))[1:]
 
 
-def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
+def remote_options(paths: Any, storage_options: StorageOptions) -> Remote | None:
     """Return the options for reading the URLs among these paths; None if no path is a URL.
 
     Raises:
         TypeError: `storage_options` have the wrong type.
-        ValueError: there are `storage_options`, but no path is a URL.
+        ValueError: `storage_options` were passed, but no path is a URL.
     """
     path_list = paths if isinstance(paths, list | tuple) else [paths]
     if any(map(is_url, path_list)):
@@ -80,20 +80,21 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
         return Remote({} if storage_options is None else storage_options)
     if storage_options is not None:
         raise ValueError(
-            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(path_list), None)!r}"
+            "storage_options= applies only to URLs such as 's3://bucket/key', but the path is "
+            f"{next(iter(path_list), None)!r}; leave it out"
         )
     return None
 
 
 def client(remote: Remote | None) -> Client:
-    """Return this process's client, which reads URLs."""
+    """Return the client with which this process reads URLs."""
     from gpuload.datasets.stores.remote import client_of
 
     return client_of(remote)
 
 
 def scope_of(remote: Remote | None) -> tuple[str, ...]:
-    """Return the part of a cache's identity that depends on the options, see `digest_of`; empty for local files."""
+    """Return the part of a cache's identity that depends on the options (see `digest_of`); empty for local files."""
     if remote is None:
         return ()
     from gpuload.datasets.stores.remote import digest_of
@@ -102,7 +103,7 @@ def scope_of(remote: Remote | None) -> tuple[str, ...]:
 
 
 class OpenFile:
-    """A regular file that is open for reading. It is closed when its last reference is dropped, so never during a read.
+    """A regular file that is open for reading. It is closed with its last reference, so never during a read.
 
     Args:
         path: the path of the file.
@@ -121,7 +122,7 @@ class OpenFile:
         self._descriptors: list[int] = []
         self._map: mmap.mmap | None = None
         self.path = path
-        self._descriptors.extend(map(os.open, (path,), (FLAGS,)))  # not leaked by ctrl-C, see `read_file`
+        self._descriptors.extend(map(os.open, (path,), (FLAGS,)))  # ctrl-C cannot leak the descriptor, see `read_file`
         self._descriptor = self._descriptors[0]
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -133,8 +134,8 @@ class OpenFile:
                 self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only at the end of the file."""
-        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
+        """Return the bytes of a range; fewer only at the end of the file."""
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # if truncated, a SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
         while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
@@ -143,7 +144,7 @@ class OpenFile:
         return b"".join(parts)
 
     def will_read(self, offset: int, nbytes: int) -> None:
-        """Ask the kernel to prefetch these bytes."""
+        """Ask the kernel to prefetch a range."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, `os` may be cleared first
@@ -164,8 +165,8 @@ def read_files(paths: Sequence[str], remote: Remote | None = None) -> list[bytes
 
 
 def buffered_read_at(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
-    """Return a `read_at` for small reads that are close together: each system call reads at least `nbytes` bytes, and
-    requests to a URL read a window of adaptive size."""
+    """Return a `read_at` function for small reads that are close together. Each system call reads at least `nbytes`
+    bytes; a request to a URL reads a window of adaptive size."""
     if not isinstance(file, OpenFile):
         from gpuload.datasets.stores.remote import RemoteIO
 
@@ -207,8 +208,8 @@ class OpenFiles:
             return file
 
     def read(self, ranges: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
-        """Return bytes of files, given as (file from `get`, offset, number of bytes); fewer only at the end of a file.
-        URLs are read concurrently."""
+        """Return ranges of files, given as (file from `get`, offset, number of bytes). They are shorter only at the end
+        of a file. URLs are read concurrently."""
         if self.remote is None:
             return [file.read_at(offset, nbytes) for file, offset, nbytes in ranges]
         remote_ranges: Any = ranges
@@ -229,7 +230,7 @@ class OpenFiles:
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:
-    """Open a file, a FIFO, a URL, or ``"-"`` (standard input) for sequential reading."""
+    """Open a file, a FIFO, a URL, or ``"-"`` (the standard input) for sequential reading."""
     if path == "-":
         return open(0, "rb", buffering=STREAM_BYTES, closefd=False)
     if is_url(path):
@@ -238,7 +239,7 @@ def open_stream(path: str, remote: Remote | None = None) -> Any:
 
 
 def open_seekable(path: str, remote: Remote | None = None) -> Any:
-    """Open a path or URL as a seekable file object, for libraries."""
+    """Open a path or URL as a seekable file object, for libraries that require one."""
     if is_url(path):
         from gpuload.datasets.stores.remote import RemoteIO
 

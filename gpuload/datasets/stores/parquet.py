@@ -1,8 +1,8 @@
 """`Parquet`: rows of Parquet files, with the bytes of an image in one column.
 
 A Parquet file is read in row groups. The footers state the number of rows of each group, so the index is a few numbers
-per group. A worker caches the columns of recently read groups. A call that reads several samples of one group reads the
-group only once.
+per group. A worker caches the columns of recently read groups. If a call needs several samples of one group, the group
+is read only once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuload.datasets.litter import without_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
+from gpuload.datasets.stores.opening import client, display_path, is_url, open_seekable, remote_options, scope_of
 from gpuload.datasets.stores.store import (
     Store,
-    absolute,
+    absolute_path,
     check_stamp,
     damaged,
     existing_file,
@@ -41,7 +41,7 @@ __all__ = ["Parquet"]
 
 OPEN_FILES: Final = 16  # per worker
 MAX_BATCH_ROWS: Final = 64  # rows to read before checking their memory usage again
-LEAST_BYTES: Final = 32 << 10  # 4,000 row groups; reading their footers takes 100 times as long as loading the index
+LEAST_BYTES: Final = 32 << 10  # the index of 4,000 row groups; reading their footers takes 100 times as long
 
 
 class Parquet(Store):
@@ -58,8 +58,9 @@ class Parquet(Store):
             these. The files of a pattern or folder are sorted by name.
         image: the column with the bytes of the images; ``"image.bytes"`` selects a field in a column of structs, which
             is Hugging Face's layout.
-        target: the column of targets, or None. Numbers and strings are kept; lists of numbers become arrays. Structs,
-            maps and other lists are metadata: null becomes None, and a batch contains a list of the rows' values.
+        target: the column of targets, or None. Numbers and strings are not changed; lists of numbers become arrays.
+            Structs, maps and other lists are metadata: null becomes None, and a batch contains a list of the rows'
+            values.
         columns: additional columns. A sample is then a dict of the image (its key is the column's name without
             ``.bytes``), the target, and these columns. No other columns are read.
         mode: the pixel mode of images, see `Encoded`.
@@ -96,7 +97,7 @@ class Parquet(Store):
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
         patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self._remote = remote_for(patterns, storage_options)
+        self._remote = remote_options(patterns, storage_options)
         self.files = _files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
@@ -113,7 +114,7 @@ class Parquet(Store):
         self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # per file
 
     def _read_footers(self, names: list[str]) -> dict[str, np.ndarray]:
-        """Return the number of row groups in each file, and of rows in each group. Check that the schemas match."""
+        """Return the number of row groups in each file and of rows in each group, and check that the schemas match."""
         first_types: list[Any] = []
         groups: list[int] = []
         rows: list[int] = []
@@ -132,7 +133,7 @@ class Parquet(Store):
                     raise ValueError(
                         f"{path!r} and {self.files[0]!r} have different schemas: column {name!r} is "
                         f"{visible(str(column_type))} in the former, {visible(str(expected))} in the latter; read them "
-                        "as two datasets, or write one of them again"
+                        "as two datasets, or rewrite one of the files"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -143,10 +144,10 @@ class Parquet(Store):
         """Return the first row of each row group, and the number of rows at the end, for ``shuffle="block"``."""
         return np.concatenate([np.zeros(1, np.int64), self._ends])
 
-    def _open(self) -> _Groups:
-        return _Groups(self._cache_bytes, self._remote)
+    def _open(self) -> _GroupCache:
+        return _GroupCache(self._cache_bytes, self._remote)
 
-    def _read(self, handle: _Groups, numbers: list[int]) -> list[Any]:
+    def _read(self, handle: _GroupCache, numbers: list[int]) -> list[Any]:
         group_numbers = np.searchsorted(self._ends, numbers, "right").tolist()  # counted across all files
         samples: list[Any] = [None] * len(numbers)
         for number in sorted(set(group_numbers)):
@@ -164,7 +165,7 @@ class Parquet(Store):
                         samples[at] = self._sample(columns, file, group, row - begin)
         return samples
 
-    def _columns(self, handle: _Groups, file_number: int, group: int) -> dict[str, Any]:
+    def _columns(self, handle: _GroupCache, file_number: int, group: int) -> dict[str, Any]:
         path = self.files[file_number]
         file = handle.file(path, tuple(self._stamps[file_number].tolist()))
         with naming_file(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
@@ -172,8 +173,8 @@ class Parquet(Store):
             return {name: _column(table, name) for name in self._column_names}
 
     def _read_group(self, file: Any, path: str, group: int) -> Any:
-        """Read a row group a few rows at a time, and check the size in memory: with dictionary encoding, a small file
-        can contain one long value that all rows repeat."""
+        """Read a row group a few rows at a time, and check its size in memory: with dictionary encoding, a small file
+        can contain a long value that all rows repeat."""
         columns = _columns_of(file.metadata.row_group(group), self._column_names)
         if self._remote is not None:
             file.source.load([_range(column) for column in columns])
@@ -192,12 +193,12 @@ class Parquet(Store):
         values = {name: column[row] for name, column in columns.items()}
         for name, value in values.items():
             if not value.is_valid and not _is_meta(value.type):
-                hint = "; if the row only has the path of its image, write the file again with the bytes"
+                hint = "; if the row has only the path of its image, rewrite the file with the bytes"
                 is_nested_image = name == self.image and "." in name
                 complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
                 raise damaged(self.files[file], complaint)
         data = values[self.image].as_py()
-        encoded = Encoded(data, self.mode, f"{named(self.files[file])}: row group {group}, row {row}")
+        encoded = Encoded(data, self.mode, f"{display_path(self.files[file])}: row group {group}, row {row}")
         if self.columns:
             names = [name for name in self._column_names if name != self.image]
             return {self._key: encoded, **{name: _plain(values[name]) for name in names}}
@@ -207,8 +208,8 @@ class Parquet(Store):
         return f"Parquet({self.path!r}: {len(self)} rows in {len(self.files)} files)"
 
 
-class _Groups:
-    """A process's cache of recently read row groups, up to a number of bytes, and of open files."""
+class _GroupCache:
+    """A process's cache of open files, and of recently read row groups up to a number of bytes."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0
@@ -246,7 +247,7 @@ def _open(path: str, remote: Remote | None) -> Any:
 
 
 def _columns_of(group: Any, names: list[str]) -> list[Any]:
-    """Return the footer's metadata of columns, or of the fields of struct columns."""
+    """Return the footer's metadata of these columns; for struct columns, of their fields."""
     columns = [group.column(number) for number in range(group.num_columns)]
     return [chunk for chunk in columns if any((chunk.path_in_schema + ".").startswith(name + ".") for name in names)]
 
@@ -259,7 +260,7 @@ def _range(column: Any) -> tuple[int, int]:
 def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
     files: list[str] = []
     for path in patterns:
-        full = absolute(path)
+        full = absolute_path(path)
         problem = f"no files match {full!r}"
         if is_url(full):
             pattern = full if "*" in full else f"{full}/*.parquet"
@@ -282,7 +283,7 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
 
 
 def _column(table: Any, name: str) -> Any:
-    """Return a column of a table, or a field of a struct column at any depth; None if it does not exist."""
+    """Return a column of a table, or a field of a struct column at any depth; None if there is no such column."""
     while name not in table.column_names:
         flat = table.flatten()
         if flat.column_names == table.column_names:

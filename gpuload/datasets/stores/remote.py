@@ -1,12 +1,12 @@
 """Reading files at URLs through fsspec, with merged ranges, concurrent requests, timeouts and retries.
 
 `Remote` holds the options as plain values, which are sent to workers. A `Client` opens file systems, which hold threads
-and connections: it belongs to one process and is never pickled; a child after a fork opens another client. Requests run
-on fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
+and connections, so it belongs to one process and is never pickled. After a fork, the child opens another client.
+Requests run on fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
 
-fsspec's functions for ranges are not used. `cat_ranges` has no time limit for a request, and reads ranges one at a time
-from a file system that is not asynchronous; `merge_offset_ranges` loses the end of a range that contains another range
-(in fsspec 2025.3, which is supported). Over HTTP, fsspec never retries a request.
+fsspec's functions for ranges are not used. `cat_ranges` has no timeout, and reads the ranges of a file system that is
+not asynchronous one at a time; `merge_offset_ranges` loses the end of a range that contains another range (in fsspec
+2025.3, which is supported). Over HTTP, fsspec never retries a request.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from gpuload.datasets.litter import SkippedFiles, is_litter
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote_cache import DiskCache
-from gpuload.datasets.stores.remote_failures import check_length, failure_of, http_system, s3_system, shown
+from gpuload.datasets.stores.remote_failures import check_length, display_url, failure_of, http_system, s3_system
 from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = ["Client", "Remote", "RemoteFile", "RemoteIO", "RemoteScanner", "StorageOptions", "client_of", "digest_of"]
 
 GAP_BYTES: Final = 256 << 10
 BLOCK_BYTES: Final = 128 << 10  # blocks of the disk cache
-PIECE_BYTES: Final = 8 << 20  # a longer range is split into several requests
-MIN_WINDOW: Final = 64 << 10
-MAX_WINDOW: Final = 32 << 20
-WINDOWS: Final = 8
-BYTES_PER_S: Final = 1 << 20  # the time limit of a request grows by one second for each MiB
-# The names that file systems use for the version of a file, most reliable first; times are the last resort.
-TIMES: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
-VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "blob_id", "sha256", *TIMES)
+PIECE_BYTES: Final = 8 << 20  # longer ranges are split into several requests
+MIN_WINDOW_BYTES: Final = 64 << 10
+MAX_WINDOW_BYTES: Final = 32 << 20
+CACHED_WINDOWS: Final = 8
+BYTES_PER_S: Final = 1 << 20  # the timeout of a request grows by one second for each MiB
+# File systems use these names for the version of a file. The most reliable come first, modification times last.
+TIME_KEYS: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
+VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "generation", "blob_id", "sha256", *TIME_KEYS)
 # These variables determine which store or account the libraries behind fsspec use for a URL.
 ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
 )  # fmt: skip
-CHECKED: Final = {"fsspec.implementations.http.HTTPFileSystem": http_system, "s3fs.core.S3FileSystem": s3_system}
+CHECKED_SYSTEMS: Final = {
+    "fsspec.implementations.http.HTTPFileSystem": http_system,
+    "s3fs.core.S3FileSystem": s3_system,
+}
 EXTRAS: Final = {"http": "remote", "https": "remote", "s3": "s3", "gs": "gs", "hf": "hf"}
 
 
@@ -66,14 +69,14 @@ class Remote:
     """Options for reading URLs: ``storage_options=gl.Remote({"anon": True}, cache_bytes=50 << 30)``.
 
     Args:
-        options: arguments of fsspec's file system, like ``storage_options`` of pandas: keys, tokens, endpoints. They
-            are sent to the workers, and never displayed.
+        options: arguments of fsspec's file system (keys, tokens, endpoints), like the ``storage_options`` of pandas.
+            They are sent to the workers, and never displayed.
         gap_bytes: two ranges of one file that are read together become one request if the gap between them is no
             larger than this.
         in_flight: the maximum number of requests that a process has in flight.
         retries: how often to repeat a request that timed out, lost its connection, was truncated, or was answered with
             429 or 5xx. The delay is 0.25 s and doubles each time, up to 10 s, unless the server requests another delay.
-        timeout_s: the time limit of a request, to which one second is added for each MiB of the answer.
+        timeout_s: the timeout of a request, in seconds. One second is added for each MiB of the response.
         cache_bytes: the size of a cache of the data on this machine's disk, which all processes share. The least
             recently used data is evicted first; 0 disables the cache.
         cache_folder: the folder of this cache. Default: ``remote`` in ``$GPULOAD_CACHE``, else in ``~/.cache/gpuload``.
@@ -112,9 +115,9 @@ StorageOptions = Mapping[str, Any] | Remote | None
 
 
 def digest_of(remote: Remote) -> str:
-    """Return a digest of all settings that, besides the URL, select the store and the account: the options, fsspec's
-    configuration, and environment variables; empty if none of these is set. Data cached under one digest is not visible
-    under another."""
+    """Return a digest of all settings that select the store and the account in addition to the URL: the options,
+    fsspec's configuration, and environment variables. The digest is empty if none is set. Data cached under one digest
+    is not visible under another."""
     configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     scope = [dict(remote.options), configured, environment]
@@ -125,7 +128,7 @@ def digest_of(remote: Remote) -> str:
 def _digest_of_object(value: Any) -> list[str]:
     try:
         packed = pickle.dumps(value)
-    except Exception:  # pickling may raise any error; a random digest shares no cached data
+    except Exception:  # pickling may raise any error; with a random digest, no cached data is shared
         packed = os.urandom(16)
     return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(packed, digest_size=16).hexdigest()]
 
@@ -138,7 +141,7 @@ Request = Callable[[], Awaitable[Any]]
 
 _defaults = Remote()
 _clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
-_lock = threading.RLock()  # held while a client or a file system is opened
+_lock = threading.RLock()  # held while a client or a file system is being opened
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -177,18 +180,18 @@ class Client:
             self._disk = DiskCache(folder, remote.cache_bytes, digest_of(remote))
 
     def read(self, places: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
-        """Return ranges of files, given as (file, offset, number of bytes); a range may end early at the end of a file.
+        """Return ranges of files, given as (file, offset, number of bytes); shorter only at the end of a file.
 
         Raises:
             OSError: a range cannot be read; the first error is raised.
         """
         spans = [(file, min(offset, file.size), min(offset + nbytes, file.size)) for file, offset, nbytes in places]
         if self._disk is None:
-            return self._ranges([(file.path, begin, end) for file, begin, end in spans])
+            return self._read_ranges([(file.path, begin, end) for file, begin, end in spans])
         blocks = {(file, at): self._disk.get(_key(file, at)) for file, *span in spans for at in _blocks(*span)}
         missing_blocks = [block for block, data in blocks.items() if data is None]
         missing_ranges = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing_blocks]
-        for block, data in zip(missing_blocks, self._ranges(missing_ranges), strict=True):
+        for block, data in zip(missing_blocks, self._read_ranges(missing_ranges), strict=True):
             blocks[block] = data
             self._disk.put(_key(*block), data)
         contents = []
@@ -199,8 +202,9 @@ class Client:
         return contents
 
     def read_files(self, urls: Sequence[str]) -> list[bytes]:
-        """Return the content of image files whose sizes are not known. Their keys in the disk cache consist of the URL
-        and the options, without a version, so the cache stores only files that begin and end like an image.
+        """Return the content of image files whose sizes are not known. Their keys in the disk cache contain no version,
+        only the URL and the options. To keep out error pages, the cache stores only files that begin and end like an
+        image.
 
         Raises:
             OSError: a file cannot be read.
@@ -208,21 +212,22 @@ class Client:
         """
         images: list[bytes | None] = [None if self._disk is None else self._disk.get(url) for url in urls]
         missing = [number for number, data in enumerate(images) if data is None]
-        starts = self._send([self._request_range(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing])
+        starts = self._send([self._range_request(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing])
         for number, data in zip(missing, starts, strict=True):
             url = urls[number]
             if len(data) == files.LARGE_BYTES:
                 (file,) = self.stat([url])
-                files.check_large(file.size, data, shown(url))
-                data += self._ranges([(url, files.LARGE_BYTES, file.size)])[0]
-            files.check_size(len(data), shown(url))
+                files.check_large(file.size, data, display_url(url))
+                data += self._read_ranges([(url, files.LARGE_BYTES, file.size)])[0]
+            files.check_size(len(data), display_url(url))
             images[number] = data
             if self._disk is not None and files.is_complete(data):
                 self._disk.put(url, data)
         return [data or b"" for data in images]
 
     def forget(self, url: str) -> list[str]:
-        """Drop a file from the cache that `read_files` uses; return the cache's name if the file was in it."""
+        """Drop a file from the cache that `read_files` uses. Return the cache's name in a list if the file was
+        there."""
         disk = self._disk
         return [f"the cache of URLs in {disk.folder!r}"] if disk is not None and disk.drop(url) else []
 
@@ -230,30 +235,32 @@ class Client:
         """Query the sizes and versions of files.
 
         Raises:
-            OSError: a file is missing, is a folder, or the server does not state its size.
+            OSError: a file is missing or is a folder, or the server does not state its size.
         """
-        described_files = []
+        remote_files = []
         for url, info in zip(urls, self._send([self._request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
-                raise IsADirectoryError(21, "it is a folder; expected the URL of a file", shown(url))
+                raise IsADirectoryError(21, "it is a folder; expected the URL of a file", display_url(url))
             if info.get("size") is None:
                 raise OSError(
-                    5, "the server does not state its size, so it cannot be read in parts; copy it first", shown(url)
+                    5,
+                    "the server does not state its size, so it cannot be read in parts; copy it first",
+                    display_url(url),
                 )
-            version = next((str(info[name]) for name in VERSIONS if info.get(name)), "")
+            version = next((str(info[name]) for name in VERSION_KEYS if info.get(name)), "")
             digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
             number = int.from_bytes(digest, "little") >> 1 if version else 0
-            modified = next((info[name] for name in TIMES if info.get(name)), None)
-            described_files.append(RemoteFile(self, url, int(info["size"]), number, _seconds(modified)))
-        return described_files
+            modified = next((info[name] for name in TIME_KEYS if info.get(name)), None)
+            remote_files.append(RemoteFile(self, url, int(info["size"]), number, _timestamp_s(modified)))
+        return remote_files
 
     def files(self, root: str) -> list[tuple[str, str]]:
         """Return all files below a folder: each file's URL relative to the folder, and its name (``%20`` decoded)."""
         (infos,) = self._send([self._request(root, "find", detail=True)])
         prefix = self._file_system(root)[1].rstrip("/") + "/"
         names = [name[len(prefix) :] for name, info in infos.items() if info.get("type") != "directory"]
-        quoted = root.startswith(("http://", "https://"))
-        return [(name, unquote(name) if quoted else name) for name in names if name and not name.endswith("/")]
+        is_quoted = root.startswith(("http://", "https://"))
+        return [(name, unquote(name) if is_quoted else name) for name in names if name and not name.endswith("/")]
 
     def glob(self, pattern: str) -> list[str]:
         """Return the URLs of the files that match a pattern, sorted."""
@@ -261,8 +268,8 @@ class Client:
         system = self._file_system(pattern)[0]
         return sorted(system.unstrip_protocol(name) for name, info in infos.items() if info.get("type") != "directory")
 
-    def _ranges(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return ranges of files. Ranges with small gaps between them share a request; a long range takes several."""
+    def _read_ranges(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return ranges of files. Ranges with small gaps share a request; a long range takes several requests."""
         runs: list[tuple[str, int, int]] = []
         run_of = {}
         for url, begin, end in sorted(set(spans)):
@@ -272,7 +279,7 @@ class Client:
                 runs.append((url, begin, end))
             run_of[url, begin, end] = len(runs) - 1
         requests = [
-            [self._request_range(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
+            [self._range_request(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
             for url, begin, end in runs
         ]
         answers = iter(self._send(list(itertools.chain.from_iterable(requests))))
@@ -280,8 +287,8 @@ class Client:
         places = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
         return [data[run][offset : offset + nbytes] for run, offset, nbytes in places]
 
-    def _request_range(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
-        """Return the request for a range of a file; with `exact`, an answer of another length is an error."""
+    def _range_request(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
+        """Return a request for a range of a file. With `exact`, a response of another length is an error."""
         limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
         check = partial(check_length, begin, end) if exact else None
         return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
@@ -289,20 +296,20 @@ class Client:
     def _request(
         self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: Any
     ) -> Request:
-        """Return a request that calls a method of a URL's file system, with retries; `check` raises for an answer that
-        does not match the request."""
-        system, path = self._file_system(url)  # not on fsspec's thread, which some constructors wait for
+        """Return a request: a function that calls a method of a URL's file system, with retries. `check` raises an
+        error for a response that does not match the request."""
+        system, path = self._file_system(url)  # some constructors wait for fsspec's thread, so they cannot run on it
         if method != "cat_file":
             system.invalidate_cache()  # cached listings may be out of date
         call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
         if not system.async_impl:
             call = partial(self._in_thread, call)
-        return partial(self._attempts, call, url, limit_s or self.timeout_s, check or (lambda answer: answer))
+        return partial(self._call_with_retries, call, url, limit_s or self.timeout_s, check or (lambda answer: answer))
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def _attempts(self, call: Request, url: str, limit_s: float, check: Callable[[Any], Any]) -> Any:
+    async def _call_with_retries(self, call: Request, url: str, limit_s: float, check: Callable[[Any], Any]) -> Any:
         for attempt in itertools.count(1):
             try:
                 async with self._gate:
@@ -316,7 +323,7 @@ class Client:
             await asyncio.sleep(failure.wait_s(attempt))
 
     def _send(self, requests: Sequence[Request]) -> list[Any]:
-        """Send requests concurrently, and return all answers."""
+        """Send requests concurrently, and return all responses."""
         if not requests:
             return []
         from fsspec.asyn import get_loop, sync
@@ -331,7 +338,7 @@ class Client:
         return answers
 
     def _file_system(self, url: str) -> tuple[Any, str]:
-        """Return the file system of a URL, which is opened on first use, and the path of the file in it."""
+        """Return the file system of a URL (opened on first use) and the path of the file in it."""
         scheme, _, location = url.partition("://")
         host = f"{scheme}://{location.partition('/')[0]}"
         with _lock:
@@ -346,7 +353,7 @@ def _blocks(begin: int, end: int) -> range:
 
 
 def _key(file: RemoteFile, at: int) -> str:
-    """Return the cache key of a block."""
+    """Return the key of a block in the disk cache."""
     return f"{file.path}\0{file.mtime_ns}\0{file.size}\0{at}"
 
 
@@ -355,20 +362,20 @@ def _open_file_system(url: str, options: dict[str, Any]) -> Any:
     fsspec = import_optional("fsspec.core", f"datasets at {scheme}://…", "remote")
     try:
         default = None if "::" in scheme else fsspec.get_filesystem_class(scheme)  # users may register other classes
-        if default is not None and (name := f"{default.__module__}.{default.__qualname__}") in CHECKED:
-            system = CHECKED[name]()
+        if default is not None and (name := f"{default.__module__}.{default.__qualname__}") in CHECKED_SYSTEMS:
+            system = CHECKED_SYSTEMS[name]()
             return system(**{**system._get_kwargs_from_urls(url), **options})
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:
         remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install the missing package"
         raise type(error)(
-            f"{shown(url)!r} cannot be opened: {visible(str(error))}"
+            f"{display_url(url)!r} cannot be opened: {visible(str(error))}"
             + (f"; {remedy}" if isinstance(error, ImportError) else "; check the URL and storage_options")
         ) from error
 
 
-def _seconds(moment: Any) -> float:
-    """Return a file system's time (a datetime, a number or a header) in seconds; 0.0 for any other value."""
+def _timestamp_s(moment: Any) -> float:
+    """Convert a file system's time (a datetime, a number or a header) to seconds; return 0.0 for any other value."""
     with contextlib.suppress(TypeError, ValueError):
         moment = parsedate_to_datetime(moment) if isinstance(moment, str) else moment
         return float(moment.timestamp() if hasattr(moment, "timestamp") else moment)
@@ -385,27 +392,27 @@ class RemoteFile:
     Attributes:
         client, path: the client that reads the file, and its URL.
         size: the size in bytes.
-        mtime_ns: not a time but a hash of the ETag, or of the time, that the server states; 0 if it states neither.
-        time: the time of the last change in seconds, if the server states it; else 0.
+        mtime_ns: a hash of the ETag that the server states, or else of the modification time; 0 if it states neither.
+        modified_s: the modification time in seconds, if the server states it; otherwise 0.
     """
 
     client: Client
     path: str
     size: int
     mtime_ns: int
-    time: float
+    modified_s: float
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only at the end of the file."""
+        """Return the bytes of a range; fewer only at the end of the file."""
         return self.client.read([(self, offset, nbytes)])[0]
 
 
 class RemoteIO(io.RawIOBase):
-    """A file object that reads neighbouring ranges with few requests.
+    """A file object that needs few requests for reads that are close together.
 
     Each request reads a window. If a read continues after the last window, the next window is twice as long, up to 32
     MiB; otherwise it has 64 KiB. So scanning the headers of an archive of small members costs about as much as reading
-    all of it, and large members cost one request each. Only one window longer than 64 KiB is cached.
+    the entire archive, and large members cost one request each. Only one window longer than 64 KiB is cached.
     """
 
     def __init__(self, file: RemoteFile) -> None:
@@ -413,26 +420,26 @@ class RemoteIO(io.RawIOBase):
         self.file, self.name, self.size = file, file.path, file.size
         self._loaded: list[tuple[int, bytes]] = []
         self._windows: list[tuple[int, bytes]] = []
-        self._end, self._length, self._at = 0, MIN_WINDOW // 2, 0
+        self._end, self._length, self._at = 0, MIN_WINDOW_BYTES // 2, 0
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read these ranges (begin, end) together; they replace the ranges that were loaded before."""
+        """Read these ranges (begin, end) together, and cache them in place of the ranges of the last call."""
         places = [(self.file, begin, end - begin) for begin, end in ranges]
         data = self.file.client.read(places)
         self._loaded = [(begin, content) for (_, begin, _), content in zip(places, data, strict=True)]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only at the end of the file."""
+        """Return the bytes of a range; fewer only at the end of the file."""
         nbytes = min(nbytes, max(0, self.file.size - offset))
         for begin, data in reversed(self._windows + self._loaded):
             if begin <= offset and offset + nbytes <= begin + len(data):
                 return data[offset - begin : offset - begin + nbytes]
         is_sequential = self._end - nbytes <= offset <= self._end + self._length
-        self._length = min(2 * self._length, MAX_WINDOW) if is_sequential else MIN_WINDOW
+        self._length = min(2 * self._length, MAX_WINDOW_BYTES) if is_sequential else MIN_WINDOW_BYTES
         data = self.file.read_at(offset, max(nbytes, self._length))
-        is_long = len(data) > MIN_WINDOW
-        short = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW)]
-        self._windows = [*short[1 - WINDOWS :], (offset, data)]
+        is_long = len(data) > MIN_WINDOW_BYTES
+        short = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW_BYTES)]
+        self._windows = [*short[1 - CACHED_WINDOWS :], (offset, data)]
         self._end = offset + len(data)
         return data[:nbytes]
 
@@ -458,7 +465,7 @@ class RemoteScanner:
     """A listing of the image files below a URL, in the order of a `Scanner`.
 
     Attributes:
-        left_out: the ignored files of other programs, which are not images of the dataset.
+        skipped_files: the files of other programs, which are not images of the dataset.
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:

@@ -1,12 +1,12 @@
 """A disk cache for data read from URLs, with a size limit, shared by all processes of this machine.
 
 Each key has one file, named after a digest of the key, in one of 256 folders. It contains a header (8 bytes of magic,
-the length of the data, and their CRC-32), then the data. A file is written as a draft and then renamed, so readers
+the length of the data, and a CRC-32), then the data. A file is written as a draft and then renamed, so readers
 never see a partial file. A file damaged by a power failure counts as absent. The file ``used`` holds the total size,
-and is updated under a lock. The process that exceeds the limit evicts the least recently used files, down to 90% of the
-limit, and removes old drafts.
+and is updated under a lock. A process that would exceed the limit evicts the least recently used files, down to 90% of
+the limit, and removes old drafts.
 
-(fsspec's caches are limited by age only, and rewrite their list of all entries for each new file.)
+(fsspec's caches have no limit on size, only on age, and rewrite a list of all entries for each new file.)
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Final
 __all__ = ["DiskCache"]
 
 MAGIC: Final = b"glblock2"
-HEAD: Final = struct.Struct("<8sQI")
+HEADER: Final = struct.Struct("<8sQI")
 FILL_AFTER_EVICTION: Final = 0.9  # fraction of the limit
-TOUCHED_S: Final = 60.0  # on a cache hit, a file's time is updated if it is older than this
-CRASHED_S: Final = 3600.0  # the writer of a draft older than this must have crashed
+TOUCH_AFTER_S: Final = 60.0  # on a cache hit, a modification time older than this is updated
+STALE_DRAFT_S: Final = 3600.0  # if a draft is older than this, its writer has crashed
 DRAFT: Final = ".part"
 
 
@@ -55,24 +55,24 @@ class DiskCache:
         try:
             with open(path, "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
-                header, data = file.read(HEAD.size), file.read(status.st_size)
+                header, data = file.read(HEADER.size), file.read(status.st_size)
         except OSError:
             return None
         if header != _header(data):
             self.drop(key)
             return None
-        if time.time() - status.st_mtime > TOUCHED_S:
+        if time.time() - status.st_mtime > TOUCH_AFTER_S:
             with contextlib.suppress(OSError):
                 os.utime(path)
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store data under a key; do nothing if it cannot be written."""
+        """Store data under a key. Do nothing if the data cannot be written."""
         path = self._path(key)
         draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):
             try:
-                self._make_room(HEAD.size + len(data))
+                self._make_room(HEADER.size + len(data))
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 with open(draft, "xb") as file:
                     file.writelines((_header(data), data))
@@ -83,7 +83,7 @@ class DiskCache:
                 raise
 
     def drop(self, key: str) -> bool:
-        """Remove the data of a key. Return whether there was any."""
+        """Remove the data of a key. Return whether the key had data."""
         try:
             os.unlink(self._path(key))
         except OSError:
@@ -96,7 +96,7 @@ class DiskCache:
         return os.path.join(self.folder, name[:2], name[2:])
 
     def _make_room(self, nbytes: int) -> None:
-        """Add the size of data that is about to be written; evict files if the total would exceed the limit."""
+        """Add the size of data that is about to be written to the total. Evict files if it would exceed the limit."""
         with open(self._used, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             count = file.read(8)
@@ -111,7 +111,7 @@ class DiskCache:
         files, now = sorted(self._files()), time.time()
         used = sum(size for _, size, _ in files)
         for modified, size, path in files:
-            if now - modified > CRASHED_S if path.endswith(DRAFT) else used > target:
+            if now - modified > STALE_DRAFT_S if path.endswith(DRAFT) else used > target:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 used -= size
@@ -128,4 +128,4 @@ class DiskCache:
 
 
 def _header(data: bytes) -> bytes:
-    return HEAD.pack(MAGIC, len(data), zlib.crc32(data))
+    return HEADER.pack(MAGIC, len(data), zlib.crc32(data))

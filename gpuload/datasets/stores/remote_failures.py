@@ -1,10 +1,10 @@
 """Checks of responses from servers, and the classification of errors: which to retry, and how to describe them.
 
-Each library behind fsspec has its own errors. They are classified by properties that they share (the HTTP status, the
-name of the class, the service's error code), so that no library needs to be imported.
+Each library behind fsspec has its own errors. They are classified by common properties (the HTTP status, the name
+of the class, the service's error code), so that no library needs to be imported.
 
 fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts
-bytes other than those it requested. The file systems of `http_system` and `s3_system` raise errors instead.
+other bytes than it requested. The file systems of `http_system` and `s3_system` raise errors instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 from gpuload.datasets import files
 from gpuload.errors import visible
 
-__all__ = ["Failure", "check_length", "failure_of", "http_system", "s3_system", "shown"]
+__all__ = ["Failure", "check_length", "display_url", "failure_of", "http_system", "s3_system"]
 
-LISTING_BYTES: Final = 1 << 28  # the maximum size of a page of links
+LISTING_BYTES: Final = 1 << 28  # the maximum size of a page that lists a folder
 FIRST_WAIT_S: Final = 0.25
 MAX_WAIT_S: Final = 10.0
 NO_CREDENTIALS: Final = re.compile(r"(No|Default|Partial)Credentials|ProfileNotFound")
@@ -36,7 +36,7 @@ MAX_TEXT: Final = 300  # characters of a library's error message
 
 
 class ShortResponse(ConnectionError):
-    """The error for a response with fewer bytes than requested."""
+    """The error for a response with fewer bytes than were requested."""
 
 
 class Failure(NamedTuple):
@@ -55,19 +55,19 @@ class Failure(NamedTuple):
     retry_after_s: float | None = None
 
     def error(self, url: str, attempts: int) -> OSError:
-        """Return the exception to raise."""
+        """Create the exception to raise."""
         suffix = f", in each of {attempts} attempts" if self.is_transient and attempts > 1 else ""
-        return self.kind(self.number, self.text + suffix, shown(url))
+        return self.kind(self.number, self.text + suffix, display_url(url))
 
     def wait_s(self, attempt: int) -> float:
         """Return the delay before the next attempt."""
         wait = FIRST_WAIT_S * 2 ** (attempt - 1) if self.retry_after_s is None else self.retry_after_s
-        # Jitter of up to half the delay spreads the retries of many clients; it does not draw from a seeded generator.
+        # Jitter of up to half the delay spreads the retries of many clients. It must not draw from a seeded generator.
         return min(MAX_WAIT_S, wait) * (0.5 + os.urandom(1)[0] / 512)
 
 
-def shown(url: str) -> str:
-    """Return a URL for messages, without its password and its query, which may be a signature."""
+def display_url(url: str) -> str:
+    """Return a URL for messages, without its password and its query, which may contain a signature."""
     scheme, separator, after_scheme = url.partition("://")
     host, slash, path = after_scheme.partition("/")
     name = host.rpartition("@")[2]
@@ -121,8 +121,8 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
 
 
 def _details(error: Any) -> tuple[int | None, str, float | None]:
-    """Return details of an error of aiohttp, botocore, requests or httpx: the HTTP status, the error code of an S3-like
-    service, and the delay in seconds that the server requests."""
+    """Return what an error of aiohttp, botocore, requests or httpx contains: the HTTP status, the error code of an
+    S3-like service, and the delay in seconds that the server requests."""
     answer: Any = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
     status, code, retry_after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
@@ -137,11 +137,11 @@ def _details(error: Any) -> tuple[int | None, str, float | None]:
 @functools.cache
 def http_system() -> Any:
     """Return fsspec's file system for HTTP with three changes: it checks a response's headers before reading the body,
-    limits the size of the body, and raises an error for a folder that cannot be listed."""
+    limits the size of the body, and raises an error if a folder cannot be listed."""
     import aiohttp
     from fsspec.implementations.http import HTTPFileSystem
 
-    class Bounded(aiohttp.ClientResponse):
+    class BoundedResponse(aiohttp.ClientResponse):
         async def read(self) -> bytes:
             if self._body is None:
                 body = bytearray()
@@ -159,7 +159,7 @@ def http_system() -> Any:
                         if self.status != 200 or limit != files.LARGE_BYTES:
                             raise _unsupported_range_error(f"more than {limit:,} bytes", limit)
                         # The server does not support ranges, so this is the entire file.
-                        files.check_large(len(body), bytes(body[:PREFIX_BYTES]), shown(str(self.url)))
+                        files.check_large(len(body), bytes(body[:PREFIX_BYTES]), display_url(str(self.url)))
                 except BaseException:
                     self.close()
                     raise
@@ -168,7 +168,7 @@ def http_system() -> Any:
 
     class BoundedHTTP(HTTPFileSystem):
         def __init__(self, client_kwargs: Any = None, **options: Any) -> None:
-            settings = {"response_class": Bounded, **(client_kwargs or {})}
+            settings = {"response_class": BoundedResponse, **(client_kwargs or {})}
             settings["headers"] = {"Accept-Encoding": "identity", **(settings.get("headers") or {})}
             super().__init__(client_kwargs=settings, **options)
 
@@ -178,7 +178,7 @@ def http_system() -> Any:
             except FileNotFoundError:
                 raise
             except OSError as error:  # otherwise fsspec would silently skip the folder
-                raise RuntimeError(f"the folder {shown(url)!r} cannot be listed") from error
+                raise RuntimeError(f"the folder {display_url(url)!r} cannot be listed") from error
 
     return BoundedHTTP
 
@@ -203,7 +203,7 @@ def s3_system() -> Any:
 
 def _limit_bytes(status: int, requested_range: str, content_range: str) -> int:
     """Return the maximum number of bytes of a response, given its status, the requested Range and the response's
-    Content-Range. Raise an error if it is not the requested part of the file."""
+    Content-Range. Raise an error if the response is not the requested part of the file."""
     span = re.fullmatch(r"bytes=(\d+)-(\d+)", requested_range)
     if span is None:
         return LISTING_BYTES
@@ -225,7 +225,7 @@ def _limit_bytes(status: int, requested_range: str, content_range: str) -> int:
 def _unsupported_range_error(answer: str, nbytes: int) -> OSError:
     return OSError(
         f"the server answered {answer} to a request for {nbytes:,} bytes: it does not support ranges, which all reads "
-        "other than those of image files need; copy the file, or use another server"
+        "except those of entire image files need; copy the file, or use another server"
     )
 
 

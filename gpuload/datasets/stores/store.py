@@ -1,8 +1,9 @@
-"""The base class and helpers of all stores: lazily opened files, negative indices, labels, and error messages.
+"""The base class of all stores, and their common helpers for opening files lazily, negative indices, labels, and error
+messages.
 
 A store is created in the main process, which inspects its files once and keeps sizes and offsets in arrays. Open files
-and connections belong to one process: they are opened when the first sample is read, dropped when the store is pickled,
-and opened again in a child after a fork.
+and connections belong to one process: they are opened when the first sample is read, are not pickled with the store,
+and are reopened in a child after a fork.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpuload.errors import DecodeError, visible
 
 __all__ = [
     "Store",
-    "absolute",
+    "absolute_path",
     "check_stamp",
     "damaged",
     "existing_file",
@@ -73,7 +74,7 @@ class Store(Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Return the samples at these indices. Adjacent samples at URLs are read together."""
+        """Return the samples at these indices. At URLs, samples that are close together share a request."""
         numbers = self._numbers(indices)  # raises for a bad index before any file is opened
         return self._read(self._handle, numbers)
 
@@ -88,13 +89,13 @@ class Store(Dataset):
         ]
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
+def absolute_path(path: str | os.PathLike[str]) -> str:
     """Return an absolute path. A URL is returned without trailing slashes."""
     return os.fsdecode(path).rstrip("/") if is_url(path) else full_path(path)
 
 
 def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool = False) -> str:
-    """Return the absolute path of a file. A URL is not checked here, but when its stamp is taken.
+    """Return the absolute path of a file, after checking that it exists. A URL is checked later, by `stamp`.
 
     Args:
         path: the path of the file.
@@ -104,7 +105,7 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool 
     Raises:
         OSError: the file does not exist, or is not a regular file (opening a FIFO would wait for a writer).
     """
-    full = absolute(path)
+    full = absolute_path(path)
     if is_url(full):
         return full
     if not os.path.exists(full):
@@ -119,8 +120,8 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool 
 
 @contextlib.contextmanager
 def naming_file(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Replace any exception of a library with `error_of(its message)`, which names the file. Exceptions that already
-    name the file are not replaced."""
+    """Replace an exception of a library with `error_of(message)`, which names the file. Exceptions that already name
+    the file are not replaced."""
     try:
         yield
     except (ImportError, DecodeError):
@@ -160,7 +161,7 @@ def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
 
     Raises:
         TypeError: labels are neither numbers nor strings, or differ in shape.
-        ValueError: the number of labels is not the number of samples.
+        ValueError: the numbers of labels and of samples differ.
     """
     if labels is None:
         return None
@@ -179,7 +180,7 @@ def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of an array in NumPy's format. Return the shape, whether the array is in Fortran order, and the
-    dtype; the file is then positioned at the first number.
+    dtype; afterwards, the file's position is that of the first number.
 
     Raises:
         ValueError, EOFError: this is not an array, the format version is not one used for arrays of numbers, or the
@@ -196,6 +197,6 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def value_of(array: np.ndarray, number: int) -> Any:
-    """Return one entry of an array, as a Python number or str, or as an array."""
+    """Return one entry of an array: a Python number or str, or an array."""
     value = array[number]
     return value.item() if isinstance(value, np.generic) else value

@@ -223,7 +223,7 @@ def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, me
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and 'data' for non-images"),
+        ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
         ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
         (
             (9, 9),

@@ -158,7 +158,7 @@ def test_a_split_that_lacks_a_class_keeps_the_labels(folder: Path, monkeypatch: 
     with pytest.raises(ValueError, match=exactly(text)):
         FileList(folder / "val.csv", classes=["ant", "cat"])
     with pytest.raises(ValueError, match=exactly("classes= names the targets, but target=None reads no targets; "
-                                                 "leave one of the two out")):  # fmt: skip
+                                                 "leave out one of them")):  # fmt: skip
         FileList(folder / "val.csv", classes=train, target=None)
 
 
@@ -183,7 +183,7 @@ def test_labels_of_generated_names_with_classes(labels: Any) -> None:
         ([1, 2], "labels[1] is 2, but the 2 classes have the indices 0 … 1"),
         ([-1, 2], "labels[0] is -1, but the 2 classes have the indices 0 … 1"),
         ([0.5, 1], "with classes=, labels must be one class name or class index per image, got float64 of shape"),
-        (None, "classes= names the labels, but there are no labels; pass labels=, or leave classes= out"),
+        (None, "classes= names the labels, but there are no labels; pass labels=, or leave out classes="),
     ],
 )
 def test_labels_that_are_not_among_the_classes(labels: Any, message: str) -> None:
@@ -449,7 +449,7 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
         ),
         (
             {"target": None, "classes": ["x"]},
-            "classes= names the targets, but target=None reads no targets; leave one of",
+            "classes= names the targets, but target=None reads no targets; leave out one of",
         ),
         ({"target": ["label", 1]}, "path and target must either be column names, or column numbers"),
     ],

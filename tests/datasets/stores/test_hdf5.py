@@ -228,7 +228,7 @@ def test_no_link_into_another_file_is_followed(tmp_path: Path) -> None:
     """A FIFO waits for who writes to it, and ctrl-C does not end that: so it is read by a process with a limit."""
     command = [sys.executable, "-c", FIFO]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    elsewhere = " in other files, which gpuload refuses to open for a data file; copy the dataset into this file"
+    elsewhere = " in other files, which gpuload does not open on behalf of a data file; copy the dataset into this file"
     lines = done.stdout.splitlines()
     assert lines[:3] == [elsewhere] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
@@ -303,8 +303,8 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (virtual, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
-        (external, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
+        (virtual, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
+        (external, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
         (
             none,
             {},
@@ -318,7 +318,7 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
             TypeError,
             "expected numbers N×…, or bytes of varying length, of type h5py.vlen_dtype(",
         ),
-        (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
+        (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
         (written, {"layout": "HWC"}, ValueError, "holds encoded images; leave out layout= and as_dtype="),
         (written, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
         (

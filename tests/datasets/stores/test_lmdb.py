@@ -78,7 +78,7 @@ def test_patterns_of_keys(tmp_path: Path) -> None:
     assert (dataset[3][0].data, dataset[3][1]) == (jpegs()[3], "wört 3")
     numbers = LMDB(tmp_path, image="image-{}", target="label-{}")
     message = (
-        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3', expected a whole number; for other values, use "
+        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3'; expected a whole number; for other values, use "
         "target_type='text' or decode="
     )
     with pytest.raises(gl.DecodeError, match=re.escape(message)):

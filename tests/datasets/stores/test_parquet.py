@@ -157,7 +157,7 @@ def test_another_schema_in_one_of_the_files(tmp_path: Path) -> None:
     second = written(tmp_path / "2.parquet", table(label=[str(label) for label in LABELS]))
     message = (
         f"{str(second)!r} and {str(first)!r} have different schemas: column 'label' is string in the former, int64 in "
-        "the latter; read them as two datasets, or write one of them again"
+        "the latter; read them as two datasets, or rewrite one of the files"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         Parquet([first, second])
@@ -170,8 +170,8 @@ def test_a_null_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", table(image=structs, label=labels))
     dataset = Parquet(path)
     message = (
-        f"{str(path)!r}: row 2 of row group 1 has no 'image.bytes' (null); if the row only has the path of its "
-        "image, write the file again with the bytes"
+        f"{str(path)!r}: row 2 of row group 1 has no 'image.bytes' (null); if the row has only the path of its "
+        "image, rewrite the file with the bytes"
     )
     with pytest.raises(gl.DecodeError, match=exactly(message)):
         dataset[6]

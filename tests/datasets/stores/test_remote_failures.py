@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuload.datasets.stores.remote_failures import failure_of, shown
+from gpuload.datasets.stores.remote_failures import display_url, failure_of
 
 URL = "s3://bucket/key"
 
@@ -88,4 +88,4 @@ def test_what_is_not_known_is_told_in_its_own_words() -> None:
     ],
 )
 def test_urls_are_shown_without_secrets(url: str, told: str) -> None:
-    assert shown(url) == told
+    assert display_url(url) == told

@@ -19,7 +19,7 @@ from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import Lazy, from_start
-from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_for
+from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_options
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TarShards"]
 
-MAX_MAPPED_BYTES: Final = 16 << 30  # the page tables of this many bytes take 32 MB in each worker
+MAX_MAPPED_BYTES: Final = 16 << 30  # page tables for mappings of this size take 32 MB per worker
 
 
 class Plan(NamedTuple):
@@ -55,18 +55,19 @@ class TarShards(Store):
 
     An index of each archive is built once from its headers and saved next to it as ``….tar.gpuload-index``, or if that
     fails, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is rebuilt when the archive's size or
-    time changes. Access is random, so ``Loader(shuffle=True)`` shuffles the entire dataset.
+    modification time changes. Samples can be read in any order, so ``Loader(shuffle=True)`` is a full shuffle.
 
     Args:
         shards: one or more paths, which may contain ``{000..099}``, ``{a,b}``, ``*`` and ``?``.
         fields: the fields of a sample: ``("jpg", "cls")`` yields tuples; ``"jpg;png"`` selects the first field that
-            exists, and ``"__key__"`` is the key. A str yields that field itself. None yields a dict of all fields, with
-            ``"__key__"``.
+            exists, and ``"__key__"`` is the key. A str yields only the value of that field. None yields a dict of all
+            fields and ``"__key__"``.
         mode: the pixel mode of images, see `Encoded`.
-        stream: read the archives in one pass, as an iterable dataset. They may also be compressed (gzip, bzip2, xz,
-            zstd), pipes, or ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
-        shuffle_buffer: with `stream`: 0 keeps the order of the archives; otherwise each epoch reads the archives in a
-            different order and draws samples from a buffer of this many samples.
+        stream: read the archives in one pass, as an iterable dataset. This also works for compressed archives (gzip,
+            bzip2, xz, zstd), pipes, and ``"-"``, the standard input. A stream has no index, and only shuffles within a
+            buffer.
+        shuffle_buffer: for `stream`: 0 preserves the order of the archives. Otherwise, each epoch reads the archives in
+            a different order, and draws samples from a buffer of this size.
         storage_options: for URLs, fsspec options or a `Remote`.
         workers: the number of processes that build indexes; by default one per available CPU, up to 16.
 
@@ -119,7 +120,7 @@ class TarShards(Store):
             )
         self._fields = Fields(fields, mode)
         shards = as_list(shards)
-        self._remote = remote_for(shards, storage_options)
+        self._remote = remote_options(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)
         SkippedFiles(sum(shard.skipped_files for shard in self._shards)).log(shards[0] if len(shards) == 1 else shards)
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
@@ -149,16 +150,17 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fit_memory())
+        return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fits_in_memory())
 
-    def _fit_memory(self) -> bool:
-        """Return whether all archives fit in memory, since page faults read more of a mapped file than is accessed."""
+    def _fits_in_memory(self) -> bool:
+        """Return whether all archives fit in memory. Otherwise they are not mapped: page faults read more of a file
+        than the accessed bytes, and would evict pages that are still needed."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         total = sum(shard.size for shard in self._shards)
         return len(self._shards) <= MAX_OPEN_FILES and total <= min(MAX_MAPPED_BYTES, memory // 2)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
-        """Return the samples; URLs are read in one batch, local files in index order."""
+        """Read samples: from URLs in one batch, from local files in the order of the index."""
         file_of = cache(partial(self._file, handle))
         if self._remote is None:
             samples = {row: self._read_one(file_of, numbers[row]) for row in np.argsort(numbers).tolist()}
@@ -170,8 +172,8 @@ class TarShards(Store):
         return [self._sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """Return a function that reads one row's sample on demand, so that no sample waits for later ones and memory
-        is reused. Return None for URLs, which are read in one batch."""
+        """Return a function that reads the sample of one row when it is called. So a sample can be used before the next
+        one is read, and its memory can be reused. Return None for URLs, which are read in one batch."""
         if self._remote is not None:
             return None
         file_of, numbers = cache(partial(self._file, self._handle)), self._numbers(indices)
@@ -198,12 +200,12 @@ class TarShards(Store):
         return self._fields.sample(data, plan.fields, path, plan.key)
 
     def will_need(self, indices: Iterable[int]) -> None:
-        """Ask the kernel to prefetch the samples, which will be read soon."""
+        """Ask the kernel to prefetch samples that will be read soon."""
         if self._remote is not None:
             return
         indices = list(indices)
         if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
-            return  # the kernel's own sequential read-ahead of a mapping is cheaper, and faster to copy from
+            return  # the kernel reads ahead itself, which costs less and makes copying faster
         for number in indices:
             plan = self._plan(from_start(number, len(self), repr(self)))
             if plan.members:

@@ -1,4 +1,4 @@
-"""The selection of a sample's fields, and the conversion of their bytes, which depends on the extension.
+"""Selecting the fields of a sample, and converting their bytes according to their extensions.
 
 Nothing is unpickled: an array of objects is refused, and a pickle is returned as bytes.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask, Mode, as_meta, check_mode
-from gpuload.datasets.stores.opening import named
+from gpuload.datasets.stores.opening import display_path
 from gpuload.datasets.stores.store import read_npy_header
 
 __all__ = ["KEY", "Fields"]
@@ -31,7 +31,7 @@ _MAX_LISTED: Final = 12
 
 
 class Fields:
-    """The selection and conversion of the fields of a sample.
+    """A selection of fields, and the conversion of their bytes to a sample.
 
     Args:
         fields: as for `TarShards`.
@@ -76,7 +76,7 @@ class Fields:
         return field_names
 
     def sample(self, data: Mapping[str, bytes], field_names: Sequence[str], shard: str, key: str) -> Any:
-        """Build a sample from the bytes of its selected fields: a single value, a tuple, or a dict of all fields.
+        """Build a sample from the bytes of its selected fields: one value, a tuple, or a dict of all fields.
 
         Raises:
             ValueError: the bytes of a field do not have the format that its extension states.
@@ -90,7 +90,7 @@ class Fields:
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
         is_image, is_mask, expected, convert = _kind(name)
         if is_image:
-            image = Encoded(data, self.mode, f"{_named(shard)}:{key}.{name}")
+            image = Encoded(data, self.mode, f"{_display_path(shard)}:{key}.{name}")
             return Mask(image) if is_mask else image
         try:
             return convert(data)
@@ -103,7 +103,7 @@ class Fields:
 
 def _make_image(values: list[Any], names: Sequence[str], by_name: bool) -> None:
     """If no field is an image, convert the first uint8 ``npy`` array of shape H×W×C, with one to four channels, to an
-    `Image`; with `by_name`, the first in the order of the names."""
+    `Image`. With `by_name`, that is the first array in the order of the names."""
     if any(type(value) is Encoded for value in values):
         return
     for number in sorted(range(len(names)), key=names.__getitem__) if by_name else range(len(names)):
@@ -113,13 +113,13 @@ def _make_image(values: list[Any], names: Sequence[str], by_name: bool) -> None:
             return
 
 
-_named: Final = functools.lru_cache(1024)(named)
+_display_path: Final = functools.lru_cache(1024)(display_path)
 
 
 @functools.lru_cache(256)
 def _kind(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
-    """Return for a field name whether the field is an image, whether it is a mask, a description of the expected bytes,
-    and the function that converts them."""
+    """Return whether the field with this name is an image, whether it is a mask, a description of the expected bytes,
+    and the function that converts these bytes."""
     stem, _, extension = name.rpartition(".")
     return extension in IMAGES, stem.rpartition(".")[2] in MASKS, *CONVERSIONS.get(extension, ("bytes", bytes))
 

@@ -1,7 +1,7 @@
 """Parsing of tar headers (ustar, GNU long names, pax records), without reading the members' data.
 
 Member names are only labels: they may be absolute or contain ``..``, since no file is opened or written under them.
-Links, sparse members and devices are refused, because their bytes are not where the header says.
+Links, sparse members and devices are refused, because their data are not where the header says.
 
 Archives may be concatenated with ``cat``: the empty blocks between them are skipped, as with ``tar -i``.
 
@@ -63,12 +63,13 @@ def members(
     """Yield the regular files of an archive, in order.
 
     Args:
-        read_at: returns the bytes at an offset, fewer only at the end of the file. Offsets never decrease.
-        shard: the archive's name in errors.
+        read_at: a function that returns the bytes at an offset, fewer only at the end of the file. It is called with
+            offsets that never decrease.
+        shard: the archive's name in messages.
         size: the archive's size in bytes, if known in advance.
         start: the offset of the first member's headers.
-        warn: called with the text of a warning about the archive's end.
-        suffix: returns text to append to the warning about missing end-of-archive blocks.
+        warn: called with the text of each warning about the archive's end.
+        suffix: a function that returns text to append to the warning about missing end-of-archive blocks.
 
     Raises:
         Damage: the archive is truncated, is not a tar, or has an unsupported member.
@@ -115,7 +116,10 @@ def members(
         next_offset = data if kind == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
         if kind in b"xL":
             if nbytes > MAX_EXTENDED_BYTES:
-                raise Damage(f"{shard!r}: the long name or pax records at offset {offset:,} take {nbytes:,} bytes")
+                raise Damage(
+                    f"{shard!r}: the long name or pax records at offset {offset:,} take {nbytes:,} bytes; expected "
+                    f"at most {MAX_EXTENDED_BYTES:,}. The archive is damaged, recreate it"
+                )
             content = read_at(data, nbytes)
             if len(content) < nbytes:
                 raise _truncated(content, data, shard)
@@ -127,7 +131,9 @@ def members(
                 pax_size = _pax_size(records[b"size"], offset, shard) if b"size" in records else None
                 is_sparse = any(key.startswith(b"GNU.sparse") for key in records)
         elif kind != b"K":
-            if kind not in SKIPPED and (kind != b"\0" or not name.endswith(b"/")):  # a folder in a pre-POSIX archive
+            if kind not in SKIPPED and (
+                kind != b"\0" or not name.endswith(b"/")
+            ):  # a final slash: a folder before POSIX
                 yield Member(name, begin, data, nbytes)
             long_name, pax_size, is_sparse, begin = b"", None, False, next_offset
         offset = next_offset
@@ -152,7 +158,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Parse a number in octal digits, or in GNU's base 256 for large numbers."""
+    """Parse a number in octal digits or, for large numbers, in GNU's base 256."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     if field[0] == 0xFF:
@@ -168,12 +174,12 @@ def _name(block: bytes) -> bytes:
 
 
 def _records(content: bytes, offset: int, shard: str) -> dict[bytes, bytes]:
-    """Return the pax records of the next member."""
+    """Parse the pax records of the next member."""
     records, position = {}, 0
     while position < len(content) and content[position]:
         length, space, _ = content[position : position + 24].partition(b" ")
         if not space or not length.isdigit() or not 4 < position + int(length) <= len(content) or not int(length):
-            raise Damage(f"{shard!r}: the pax records at offset {offset:,} are damaged")
+            raise Damage(f"{shard!r}: the pax records at offset {offset:,} are damaged; recreate the archive")
         key, _, value = content[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
         records[key] = value
         position += int(length)

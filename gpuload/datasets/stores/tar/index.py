@@ -2,9 +2,9 @@
 
 An index is one array of bytes, identical in memory and on disk; workers map a shared copy. Numbers are little-endian.
 
-- a header of 80 bytes: magic; size and mtime_ns of the archive; number of samples and of members; length of `keys` and
-  of `names`; bytes per number in each of the five columns below (1, 2, 4 or 8); CRC-32 of everything else; number of
-  ignored files, which are not samples;
+- a header of 80 bytes: magic; size and mtime_ns of the archive; number of samples and of members; lengths of `keys` and
+  of `names`; bytes per number in each of the five columns below (1, 2, 4 or 8); CRC-32 of all other bytes; number of
+  skipped files of other programs;
 - `first` (samples + 1): the number of each sample's first member;
 - `key_ends` (samples + 1): the offsets in `keys` at which each key begins, and the offset at which the last key ends;
 - `blocks` (members): the offset of each member's data, in blocks of 512 bytes;
@@ -41,8 +41,8 @@ __all__ = ["Shard", "UnusableIndex", "build", "fields_of", "make_table", "read",
 
 MAGIC: Final = b"gltar\0\0\3"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
-WINDOW: Final = 4096  # bytes read at once, so that the header after a small member is already in memory
-META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's metadata
+WINDOW: Final = 4096  # bytes per read, so that the header after a small member is already in memory
+META: Final = re.compile(rb"__[^/]*__($|/)")  # the names of WebDataset's metadata
 in_litter = functools.lru_cache(1024)(is_litter)  # called with folders, which many members share
 
 
@@ -72,13 +72,13 @@ class Shard:
     Attributes:
         size, mtime_ns: size and modification time of the archive when it was indexed.
         samples, members: the number of samples and of members.
-        left_out: the number of ignored files, which other programs added.
+        skipped_files: the number of files left by other programs, which are not samples.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
-        table.flags.writeable = False  # as in tables from files: a `Cached` on disk compares pickles
+        table.flags.writeable = False  # tables from files are read-only too, and a `Cached` on disk compares pickles
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.skipped_files = HEAD.unpack_from(table.data)
 
     @functools.cached_property
@@ -106,7 +106,7 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
     Args:
         path: the path or URL of the archive.
         warn: called with the text of each warning about the archive.
-        remote: how to read a URL.
+        remote: the options for reading URLs.
 
     Raises:
         OSError: the archive cannot be read.
@@ -136,7 +136,11 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
         complete = len(first) - bool(first and split is not None and split[0] == key)
-        hint = f". {complete} complete samples precede the damage; repair the shard, or leave it out" if first else ""
+        hint = (
+            f". {complete} complete samples precede the damage; repair the shard, or remove it from the list"
+            if first
+            else ""
+        )
         raise Damage(f"{damage}{hint}", damage.member) from None
     first.append(len(blocks))
     reopened = open_file(path, remote)
@@ -147,7 +151,7 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
 
 
 def fields_of(
-    archive: Iterable[Member], path: str, skipped_files: SkippedFiles, seen: dict[bytes, int] | None = None
+    archive: Iterable[Member], path: str, skipped_files: SkippedFiles, first_offsets: dict[bytes, int] | None = None
 ) -> Iterator[tuple[int, bytes, bytes, Member]]:
     """Yield all fields of all samples, in archive order: the offset of the sample, the sample's key, the field's name,
     and the member that holds the field.
@@ -155,8 +159,9 @@ def fields_of(
     Args:
         archive: the members of the archive.
         path: the path of the archive, for error messages.
-        left_out: counts the ignored files of other programs.
-        seen: records the offset of each key, to find repeated keys; None means only adjacent samples are compared.
+        skipped_files: a counter to which files of other programs are added.
+        first_offsets: a dict to which the offset of each key is added, to find repeated keys. None means only adjacent
+            samples are compared.
 
     Raises:
         Damage: two samples have the same key.
@@ -169,8 +174,8 @@ def fields_of(
             continue
         key, name = split
         if key != current_key:
-            if seen is not None and seen.setdefault(key, member.start) != member.start:
-                raise _duplicate_key(path, key, seen[key], member)
+            if first_offsets is not None and first_offsets.setdefault(key, member.start) != member.start:
+                raise _duplicate_key(path, key, first_offsets[key], member)
             sample_start, current_key, names = member.start, key, set()
         elif name in names:
             raise _duplicate_key(path, key, sample_start, member, f", which repeats the field '{visible(name)}'")
@@ -204,7 +209,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         path: the path or URL of the archive.
         index: the path or URL of the index.
         stamp: the stamp of the archive, see `store.stamp`.
-        remote: how to read `index`, if it is a URL.
+        remote: the options for reading `index` if it is a URL.
 
     Raises:
         UnusableIndex: the file is truncated or damaged.

@@ -1,7 +1,7 @@
-"""The indexes of many shards: loaded if they are up to date, otherwise built in parallel and saved next to the shards.
+"""The indexes of many shards. They are loaded if up to date, otherwise built in parallel and saved next to the shards.
 
-Runs in the main process. Parsing headers is Python code, so threads would wait for the GIL. Instead, the indexes are
-built by processes: fresh interpreters that get a list of paths and report finished shards in lines of JSON. An index
+Runs in the main process. Headers are parsed in Python, so threads would wait for the GIL. Instead, the indexes are
+built by fresh interpreters, which get a list of paths and report finished shards as lines of JSON. An index
 file is written under a temporary name and then renamed, so readers never see a partial file, even if several processes
 write the same index.
 
@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["SUFFIX", "Patterns", "as_list", "build_here", "expand", "find_shards", "open_shards", "save_index"]
+__all__ = [
+    "SUFFIX",
+    "Patterns",
+    "as_list",
+    "build_in_this_process",
+    "expand",
+    "find_shards",
+    "open_shards",
+    "save_index",
+]
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -45,19 +54,19 @@ RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 MAX_SHARDS: Final = 10_000_000
 
 SUFFIX: Final = ".gpuload-index"
-THREADS: Final = 8  # per process; they wait for the disk or the network
+THREADS: Final = 8  # per process; threads wait for the disk or the network
 MAX_PROCESSES: Final = 16
 MIN_PROCESS_BYTES: Final = 256 << 20  # archive bytes that justify starting a process
 MAX_LISTED: Final = 3
-PIECE: Final = 1000  # characters; a quoted piece stays below 4096 bytes, up to which a write to a pipe is atomic
+PIECE: Final = 1000  # characters; quoted, they take less than 4096 bytes, up to which a write to a pipe is atomic
 
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 job = json.load(sys.stdin)
 sys.path[:] = job["path"]
-from gpuload.datasets.stores.tar.shards import build_here
-build_here(job["shards"])
+from gpuload.datasets.stores.tar.shards import build_in_this_process
+build_in_this_process(job["shards"])
 """
 
 
@@ -65,7 +74,7 @@ def open_shards(
     paths: Sequence[str],
     *,
     workers: int | None = None,
-    again: bool = False,
+    rebuild: bool = False,
     progress: Callable[[str, bool], None] = lambda path, is_new: None,
     remote: Remote | None = None,
 ) -> list[Shard]:
@@ -74,7 +83,7 @@ def open_shards(
     Args:
         paths: the paths of the archives, which may repeat.
         workers: the number of processes that build indexes; None means the CPUs that this process may use, up to 16.
-        again: build all indexes, even those that are up to date.
+        rebuild: build all indexes, even those that are up to date.
         progress: called with the path of each shard that is ready, and whether its index was built.
         remote: the options for reading URLs.
 
@@ -84,10 +93,10 @@ def open_shards(
     """
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
-    with _threads() as pool:
-        for path, (shard, messages) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
-            _warn(messages, 5)  # the line where the user creates a `TarShards`
-            if shard is not None and not again:
+    with _thread_pool() as pool:
+        for path, (shard, messages) in zip(unique, pool.map(partial(_load_index, remote=remote), unique), strict=True):
+            _warn(messages, 5)  # the line of the user's program that creates a `TarShards`
+            if shard is not None and not rebuild:
                 shards[path] = shard
                 progress(path, False)
     missing_paths = [path for path in unique if path not in shards]
@@ -100,7 +109,7 @@ def open_shards(
             shards[path] = result
             progress(path, True)
     if errors:
-        raise _combined([errors[path] for path in missing_paths if path in errors], len(unique))
+        raise _combine_errors([errors[path] for path in missing_paths if path in errors], len(unique))
     return [shards[path] for path in paths]
 
 
@@ -109,7 +118,7 @@ def _index_missing(
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Build the indexes of these shards. Yield each path, its shard or the error, and its warnings."""
     if remote is not None:
-        with _threads() as pool:
+        with _thread_pool() as pool:
             yield from pool.map(partial(_build, remote=remote), paths)
         return
     count = min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
@@ -118,15 +127,15 @@ def _index_missing(
     remaining = dict.fromkeys(paths)
     if count > 1 and sys.executable:
         for path, messages in _build_in_processes(paths, count):
-            if (shard := _from_cache(path)[0]) is not None:
+            if (shard := _load_index(path)[0]) is not None:
                 del remaining[path]
                 yield path, shard, messages
-    yield from map(_build, remaining)  # also to get the errors of damaged shards
+    yield from map(_build, remaining)  # also the shards for which a process failed, to get the errors
 
 
 def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
-    """Build indexes in other processes, which share a pipe, see `build_here`. Yield each path with its warnings. The
-    pipe ends when the last process exits."""
+    """Build indexes in other processes, which share a pipe (see `build_in_this_process`). Yield each path with its
+    warnings. The pipe ends when the last process exits."""
     processes: list[subprocess.Popen[bytes]] = []
     numbered = list(enumerate(paths))
     read_end, write_end = os.pipe()
@@ -151,17 +160,17 @@ def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, lis
             process.wait()
 
 
-def _threads() -> ThreadPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor  # slow to import, and not needed for writing shards
 
     return ThreadPoolExecutor(THREADS)
 
 
-def build_here(shards: Sequence[tuple[int, str]]) -> None:
+def build_in_this_process(shards: Sequence[tuple[int, str]]) -> None:
     """Build the indexes of shards, given as (number, path), in this process. Write each shard's number and warnings to
-    standard output as JSON, in pieces of one line each: other processes write to the same pipe, which only keeps short
-    lines intact."""
-    with _threads() as pool:
+    standard output as JSON, in pieces of one short line each: other processes write to the same pipe, and longer lines
+    could be interleaved."""
+    with _thread_pool() as pool:
         results = pool.map(_build, [path for _, path in shards])
         for (number, _), (_, _, messages) in zip(shards, results, strict=True):
             text = json.dumps(messages)
@@ -179,8 +188,8 @@ def _build(path: str, remote: Remote | None = None) -> tuple[str, Shard | Except
     return path, shard, messages + _save_index(shard, remote)
 
 
-def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
-    """Return the shard with its saved index, or None; and warnings about unusable index files."""
+def _load_index(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
+    """Return the shard with its saved index (None without a valid index), and warnings about unusable index files."""
     messages = []
     try:
         current = stamp(path, remote)
@@ -188,7 +197,7 @@ def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
         return None, []  # building the index will raise the error
     for file in _index_paths(path, remote):
         try:
-            shard = _at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
+            shard = _index_at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
             if shard is not None:
                 return shard, []
         except (UnusableIndex, OSError) as error:
@@ -196,7 +205,7 @@ def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
     return None, messages
 
 
-def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
+def _index_at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
     """Return the shard with the index that is stored next to the archive. Such an index was built elsewhere, so it has
     another modification time. It is valid if the size of the archive matches, and it is not older than the archive."""
     try:
@@ -204,7 +213,7 @@ def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: R
     except (FileNotFoundError, PermissionError):
         return None  # some servers answer "forbidden" for missing files
     header = index.read_at(0, index_file.HEAD.size)
-    if index.time < archive.time or len(header) < index_file.HEAD.size:  # pyright: ignore[reportAttributeAccessIssue]
+    if index.modified_s < archive.modified_s or len(header) < index_file.HEAD.size:  # pyright: ignore[reportAttributeAccessIssue]
         return None
     size, mtime_ns = index_file.HEAD.unpack_from(header)[1:3]
     shard = index_file.read(path, index_url, (size, mtime_ns), remote) if size == current_stamp[0] else None
@@ -215,12 +224,12 @@ def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: R
 
 
 def save_index(shard: Shard) -> None:
-    """Save the index of a shard next to it, or in the cache; warn if neither is possible."""
+    """Save the index of a shard next to it, or else in the cache. Warn if neither is possible."""
     _warn(_save_index(shard), 3)  # the line that calls this function
 
 
 def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
-    """Save an index at the first path that is writable. Return a warning if there is none."""
+    """Save an index at the first path that is writable. If no path is, return a warning."""
     problem = None
     for file_path in _index_paths(shard.path, remote):
         if is_url(file_path):
@@ -265,8 +274,7 @@ def _warn(messages: list[str], stacklevel: int) -> None:
         warnings.warn(message, stacklevel=stacklevel)
 
 
-def _combined(errors: list[Exception], count: int) -> Exception:
-    """Combine errors into one."""
+def _combine_errors(errors: list[Exception], count: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
     shown = "".join(f"\n  {error}" for error in errors[:MAX_LISTED])

@@ -1,8 +1,8 @@
 """`TarStream`, the iterable dataset that ``TarShards(…, stream=True)`` returns: it reads archives in one pass.
 
-Each epoch puts the shards in order and deals them out to the workers of all ranks. Each worker reads its share
-(`TarPass`), decompresses shards if necessary (`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). The
-order depends only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few
+Each epoch orders the shards and divides them among the workers of all ranks. Each worker reads its share
+(`TarPass`), decompresses shards if necessary (`SequentialReader`), and draws samples from a buffer (`ShuffleBuffer`).
+The order depends only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few
 numbers: how many samples were drawn and read, and the position of the oldest sample in the buffer. On resuming, the
 contents of the buffer are read again, starting at that position.
 """
@@ -25,7 +25,7 @@ from gpuload.datasets.files import check_size
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.stores.opening import open_stream, remote_for
+from gpuload.datasets.stores.opening import open_stream, remote_options
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, members, truncated_error
 from gpuload.datasets.stores.tar.index import fields_of
@@ -39,7 +39,7 @@ from gpuload.rng.streams import SHARDS, SHUFFLE_BUFFER
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
 
-__all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
+__all__ = ["SequentialReader", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
 
 DRAWS_PER_BLOCK: Final = 512
 REPLAY_DRAWS: Final = 1 << 16  # draws per block when a stream is resumed
@@ -48,7 +48,7 @@ PIECE: Final = 1 << 20  # bytes to read or skip per call
 
 
 class TarStream:
-    """An iterable dataset of the samples of archives, read in one pass; see `TarShards`.
+    """An iterable dataset that reads the samples of archives in one pass; see `TarShards`.
 
     Args:
         shards: as for `TarShards`; also FIFOs, and ``"-"`` for standard input.
@@ -70,7 +70,7 @@ class TarStream:
                 f"shuffle_buffer must be a number of samples, or 0 for no shuffling, got {shuffle_buffer!r}"
             )
         shards = as_list(shards)
-        self._remote = remote_for(shards, storage_options)
+        self._remote = remote_options(shards, storage_options)
         self.shards = ["-"] if shards == ["-"] else find_shards(shards, self._remote)
         self.shuffle_buffer = int(shuffle_buffer)
         self.fields = Fields(fields, mode)
@@ -84,12 +84,12 @@ class TarStream:
         return f"TarStream({self.shards[0]!r}{suffix}, shuffle_buffer={self.shuffle_buffer})"
 
 
-class _Raw(NamedTuple):
+class _RawSample(NamedTuple):
     """A sample before its fields are converted.
 
     Attributes:
-        place: the number of its shard in this pass, its offset in the shard, and its number in the pass.
-        parts: the bytes of each field, None for a field that is not needed, or the error for a refused field.
+        place: the index of its shard in this pass, its offset in the shard, and its number in the pass.
+        parts: for each field its bytes, None if the field is not needed, or the error if it is refused.
     """
 
     place: tuple[int, int, int]
@@ -118,8 +118,8 @@ class TarPass:
         self._share = [share, shares]
         self._shards = [stream.shards[number] for number in order[share::shares]]
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
-        self._left_out = SkippedFiles()
-        self._damaged_shards: list[int] = []  # numbers of shards whose damage was reported
+        self._skipped_files = SkippedFiles()
+        self._damaged_shards: list[int] = []  # the numbers of shards whose damage was reported
         self._last_place, self._samples_read = (0, 0, 0), 0
         self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
@@ -127,7 +127,7 @@ class TarPass:
         return self
 
     def __next__(self) -> Any:
-        raw = self._buffer.take(self._next_raw)  # may raise an error, after which the next call continues
+        raw = self._buffer.take(self._next_raw)  # if this raises an error, the next call continues
         if raw is None:
             raise StopIteration
         fields, path = self._stream.fields, self._shards[raw.place[0]]
@@ -137,20 +137,20 @@ class TarPass:
                 raise raw.parts[name]
         return fields.sample(raw.parts, chosen, path, raw.key)
 
-    def _next_raw(self) -> _Raw | None:
+    def _next_raw(self) -> _RawSample | None:
         raw = next(self._samples, None)
         if isinstance(raw, BaseException):
             raise raw
         if raw is None:
-            self._left_out.log(self._shards)
+            self._skipped_files.log(self._shards)
         else:
             self._last_place, self._samples_read = raw.place, raw.place[2] + 1
         return raw
 
     def _samples_from(
         self, first: int, offset: int, number: int, is_needed: Callable[[int], bool]
-    ) -> Iterator[_Raw | BaseException]:
-        """Yield the samples starting at a place; read the bytes only of samples for which `is_needed` is true. For a
+    ) -> Iterator[_RawSample | BaseException]:
+        """Yield the samples starting at a place, with the bytes only of samples for which `is_needed` is true. For a
         damaged shard (reported once) or an interrupt, yield the exception, and continue with the next shard."""
         for shard in range(first, len(self._shards)):
             try:
@@ -159,30 +159,34 @@ class TarPass:
                     number = raw.place[2] + 1
             except GeneratorExit:
                 raise
-            except Exception as error:  # also a warning that was turned into an error
+            except Exception as error:  # includes warnings that were turned into errors
                 if shard not in self._damaged_shards:
                     self._damaged_shards.append(shard)
                     yield error
-            except BaseException as error:  # raised here, a KeyboardInterrupt would end the generator, and the pass
+            except (
+                BaseException
+            ) as error:  # if a KeyboardInterrupt were raised here, the generator and the pass would end
                 yield error
             offset = 0
 
-    def _samples_of(self, shard: int, offset: int, first: int, is_needed: Callable[[int], bool]) -> Iterator[_Raw]:
+    def _samples_of(
+        self, shard: int, offset: int, first: int, is_needed: Callable[[int], bool]
+    ) -> Iterator[_RawSample]:
         path, selected = self._shards[shard], self._stream.fields.names
-        with contextlib.closing(Sequential(path, self._stream._remote)) as file:
+        with contextlib.closing(SequentialReader(path, self._stream._remote)) as file:
             archive = members(file.read_at, path, start=offset, warn=warnings.warn)
-            samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
+            samples = itertools.groupby(fields_of(archive, path, self._skipped_files), operator.itemgetter(0, 1))
             for count, ((begin, key), fields) in enumerate(samples):
                 number, parts = first + count, {}
                 for _, _, name, member in fields:
                     field = _text(name)
                     is_read = is_needed(number) and (selected is None or field in selected)
                     parts[field] = _content(file, member) if is_read else None
-                yield _Raw((shard, begin, number), _text(key), parts)
+                yield _RawSample((shard, begin, number), _text(key), parts)
             file.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass, as a few plain numbers."""
+        """Return the position of the pass, as a few numbers."""
         places = [raw.place for raw in self._buffer.slots if raw] or [self._last_place]
         return {
             **self._identity(),
@@ -194,7 +198,7 @@ class TarPass:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. The samples of the buffer are read again.
+        """Continue from a saved state. The samples of the buffer are read again.
 
         Raises:
             ValueError: the state was saved with other shards, another share, or another buffer size.
@@ -212,7 +216,7 @@ class TarPass:
         self._damaged_shards = list(state["damaged"])
         self._last_place = shard, offset, self._samples_read = state["from"]
         self._samples = self._samples_from(shard, offset, self._samples_read, lambda n: n >= read or n in needed)
-        samples: dict[int, _Raw] = {}
+        samples: dict[int, _RawSample] = {}
         while self._samples_read < read and (raw := self._next_raw()) is not None:
             if raw.place[2] in needed:
                 samples[raw.place[2]] = raw
@@ -230,7 +234,7 @@ class TarPass:
         return {"shards": zlib.crc32(names), "share": self._share, "shuffle_buffer": self._stream.shuffle_buffer}
 
 
-def _content(file: Sequential, member: Member) -> bytes | Exception:
+def _content(file: SequentialReader, member: Member) -> bytes | Exception:
     """Return the bytes of a member, or the error if it is too large."""
     try:
         check_size(member.nbytes, f"{file.path}:{_text(member.name)}")
@@ -253,7 +257,7 @@ def shard_order(key: Key, count: int) -> np.ndarray:
 
 
 class ShuffleBuffer:
-    """A buffer of items from which random items are drawn. The next item that is read fills the slot of the drawn item.
+    """A buffer of items from which random items are drawn. The next item of the input fills the slot of a drawn item.
 
     When the input has ended, the item of the last slot moves to the empty slot, and the number of slots decreases.
 
@@ -304,8 +308,8 @@ class ShuffleBuffer:
         return item
 
     def restore(self, items_drawn: int, read: int, ended: bool) -> None:
-        """Set the buffer to its state after these numbers of items were drawn and read. The slots then hold,
-        instead of items, their numbers, counted in the order of reading."""
+        """Restore the state after these numbers of items were drawn and read. The slots then hold the numbers of the
+        items, counted in the order of reading, instead of the items."""
         replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
         for start in range(0, replaced, REPLAY_DRAWS):
@@ -323,11 +327,11 @@ class ShuffleBuffer:
         return words(self._key, numbers * self._shares + self._share, SHUFFLE_BUFFER, 1)[:, 0].astype(np.uint64)
 
 
-class Sequential:
-    """A sequential reader of a file, compressed or not. Offsets never decrease; bytes between reads are skipped.
+class SequentialReader:
+    """A sequential reader of a file, compressed or not. Offsets must never decrease; bytes between reads are skipped.
 
     Args:
-        path: a file, a FIFO, a URL, or ``"-"``.
+        path: a file, a FIFO, a URL, or ``"-"`` for standard input.
         remote: the options for reading URLs.
 
     Attributes:

@@ -174,7 +174,7 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
         monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
         monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", count)
-        found.append(dataset._fit_memory())
+        found.append(dataset._fits_in_memory())
     assert found == [True, False, False]
 
 

@@ -204,9 +204,12 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     for content in (b"99 path=x\n", b"path=x\n", b"0 path=x\n", b"-1 path=x\n"):
         data = sealed(header("p", len(content), tarfile.XHDTYPE)) + content + bytes(512 - len(content) + 1024)
-        assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged"
+        assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged; recreate the archive"
     data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
-    assert refusal(path, data) == "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes"
+    assert refusal(path, data) == (
+        "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes; expected at most 1,048,576. The "
+        "archive is damaged, recreate it"
+    )
 
 
 @pytest.mark.parametrize("size", [b"9" * 5000, b"--5", b"1_0", b"many", b""])

@@ -38,7 +38,7 @@ def test_an_index_is_made_once_and_again_when_its_archive_is_newer(tmp_path: Pat
     assert made([path]) == {"x.tar": True}
     assert sorted(os.listdir(tmp_path)) == ["x.tar", f"x.tar{SUFFIX}"]
     assert made([path, path]) == {"x.tar": False}
-    assert made([path], again=True) == {"x.tar": True}
+    assert made([path], rebuild=True) == {"x.tar": True}
     before = os.stat(path)
     archive(tmp_path / "x.tar", {"b.jpg": b"2"})
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
@@ -133,7 +133,7 @@ def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest
     lines: list[bytes] = []
     monkeypatch.setattr(shards_module, "_build", lambda path: (path, None, remarks[path]))
     monkeypatch.setattr(os, "write", lambda descriptor, line: lines.append(line))
-    shards_module.build_here([(7, "/a"), (3, "/b")])
+    shards_module.build_in_this_process([(7, "/a"), (3, "/b")])
     assert max(map(len, lines)) <= select.PIPE_BUF
     pieces = [json.loads(line) for line in lines]
     assert [number for number, _, is_last in pieces if is_last] == [7, 3]

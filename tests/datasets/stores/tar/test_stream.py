@@ -25,7 +25,7 @@ import gpuload as gl
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.stores.tar import stream as stream_module
 from gpuload.datasets.stores.tar.headers import Damage
-from gpuload.datasets.stores.tar.stream import Sequential, ShuffleBuffer, TarPass, shard_order
+from gpuload.datasets.stores.tar.stream import SequentialReader, ShuffleBuffer, TarPass, shard_order
 from gpuload.rng.philox import epoch_key
 
 FIELDS = ("jpg", "cls")
@@ -186,17 +186,17 @@ def test_after_an_interrupt_the_pass_goes_on_with_the_next_shard(
 ) -> None:
     samples, read_at, interrupts = (
         iter(gl.TarShards(numbers(tmp_path), fields="cls", stream=True)),
-        Sequential.read_at,
+        SequentialReader.read_at,
         [1],
     )
 
-    def interrupted(file: Sequential, offset: int, nbytes: int) -> bytes:
+    def interrupted(file: SequentialReader, offset: int, nbytes: int) -> bytes:
         if file.path.endswith("1.tar") and interrupts:
             interrupts.clear()
             raise KeyboardInterrupt
         return read_at(file, offset, nbytes)
 
-    monkeypatch.setattr(Sequential, "read_at", interrupted)
+    monkeypatch.setattr(SequentialReader, "read_at", interrupted)
     assert [next(samples) for _ in range(5)] == [*range(5)]
     with pytest.raises(KeyboardInterrupt):
         next(samples)
@@ -352,7 +352,7 @@ PACKED = {"plain": lambda data: data, "gzip": gzip.compress, "bzip2": bz2.compre
 def test_it_is_unpacked_by_what_it_begins_with_not_by_its_name(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(PACKED[kind](DATA))
-    file = Sequential(str(path))
+    file = SequentialReader(str(path))
     assert file.read_at(10, 100) == DATA[10:110]
     assert file.read_at(110, 0) == b""
     assert file.read_at(150_000, 140_000) == DATA[150_000:290_000]
@@ -367,13 +367,13 @@ def test_it_is_unpacked_by_what_it_begins_with_not_by_its_name(tmp_path: Path, k
 def test_one_that_is_cut_or_damaged(tmp_path: Path, kind: str) -> None:
     path, packed = tmp_path / "x.bin", bytearray(PACKED[kind](DATA))
     path.write_bytes(packed[: len(packed) // 2])
-    file = Sequential(str(path))
+    file = SequentialReader(str(path))
     with pytest.raises(Damage, match=r"x.bin' cannot be read beyond 0 bytes") if kind != "zstd" else nullcontext():
         assert len(file.read_at(0, 300_000)) < 300_000
     file.close()
     packed[len(packed) // 2 : len(packed) // 2 + 40] = bytes(40)
     path.write_bytes(packed)
-    file = Sequential(str(path))
+    file = SequentialReader(str(path))
     with pytest.raises(Damage, match="cannot be read beyond 0 bytes: "):
         file.read_at(0, 9_000_000)
     file.close()
@@ -383,7 +383,7 @@ def test_the_end_of_what_is_compressed_is_read_too(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(DATA))
     packed[-6] ^= 1  # in the sum
     (tmp_path / "x").write_bytes(packed)
-    file = Sequential(str(tmp_path / "x"))
+    file = SequentialReader(str(tmp_path / "x"))
     assert file.read_at(0, 300_000) == DATA
     with pytest.raises(Damage, match=r"cannot be read beyond 300,000 bytes: BadGzipFile: CRC check failed"):
         file.finish()
@@ -394,7 +394,7 @@ def test_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(path := tmp_path / "pipe")
     writer = threading.Thread(target=path.write_bytes, args=(gzip.compress(DATA),))
     writer.start()
-    file = Sequential(str(path))
+    file = SequentialReader(str(path))
     assert file.read_at(200_000, 100) == DATA[200_000:200_100]
     file.read_at(300_000, 1)
     file.close()
@@ -406,4 +406,4 @@ def test_without_what_unpacks_zstd_it_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "compression", None)
     (tmp_path / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(99))
     with pytest.raises(ImportError, match=r"x.tar.zst' is compressed with zstd, .* pip install 'gpuload\[zstd\]'"):
-        Sequential(str(tmp_path / "x.tar.zst"))
+        SequentialReader(str(tmp_path / "x.tar.zst"))
