@@ -37,8 +37,8 @@ from gpuload.loader.advice import better_setting
 from gpuload.loader.limits import default_workers, usable_cpus
 
 __all__ = [
-    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "candidates", "comparison", "forever", "images_of",
-    "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
+    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "comparison_table", "images_of", "measure_settings", "medians",
+    "parts_of", "recommend", "remark_on", "repeat_epochs", "report_rows", "run", "worker_counts",
 ]  # fmt: skip
 
 PREFETCH: Final = 2  # prefetched batches: in total in gpuload, per worker in the DataLoader; the default of each
@@ -94,7 +94,7 @@ class Row:
         return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
-Report = Callable[[Row], Row]  # reports the progress, and returns the row
+RowCallback = Callable[[Row], Row]  # reports the progress, and returns the row
 Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
@@ -111,7 +111,7 @@ def images_of(batch: Any) -> torch.Tensor:
     return images
 
 
-def forever(loader: Iterable[Any]) -> Iterator[Any]:
+def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of one epoch after another. Raise ValueError if an epoch has no image."""
     while True:
         images = 0
@@ -142,13 +142,13 @@ class Bench:
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
-            self._take(batches, 1 + row.max_prefetched)  # wait until the workers have started
+            self._copy_batches(batches, 1 + row.max_prefetched)  # wait until the workers have started
             stats_before = None if loader is None else loader.stats()
             row = self.measure(row, batches)
             stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
-    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: Report) -> Pairs:
+    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
         """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
         other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
@@ -167,7 +167,9 @@ class Bench:
         size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
         if row.name == "DataLoader":
             yield (
-                self._recorded(data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)),
+                self._record_failures(
+                    data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)
+                ),
                 None,
             )
             return
@@ -178,27 +180,27 @@ class Bench:
             with gl.Loader(
                 self.dataset, size, transforms=self.transforms, device=self.device, faults=faults, **options
             ) as loader:
-                yield forever(loader), loader
+                yield repeat_epochs(loader), loader
                 self.failed.update(record.index for record in loader.errors)
 
-    def _recorded(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
-        for images, failed in forever(loader):
+    def _record_failures(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+        for images, failed in repeat_epochs(loader):
             self.failed.update(failed)
             yield images
 
     def measure(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
-        self._take(batches, skip)
+        self._copy_batches(batches, skip)
         self._wait()
         images, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
         while not images or time.perf_counter() - began_s < self.seconds:
-            images += self._take(batches, 1)
+            images += self._copy_batches(batches, 1)
         self._wait()
         wall_s, cpu_s = time.perf_counter() - began_s, cpu_seconds(os.getpid()) - cpu_before_s
         return replace(row, images_per_s=images / wall_s, cpu_s_per_1000=1000 * cpu_s / images)
 
-    def _take(self, batches: Iterator[Any], count: int) -> int:
+    def _copy_batches(self, batches: Iterator[Any], count: int) -> int:
         return sum(len(images_of(next(batches)).to(self.device, non_blocking=True)) for _ in range(count))
 
     def _wait(self) -> None:
@@ -206,7 +208,9 @@ class Bench:
             torch.accelerator.synchronize(self.device)
 
 
-def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remark: Callable[[str], None]) -> list[Row]:
+def measure_settings(
+    bench: Bench, numbers: Sequence[int], report: RowCallback, remark: Callable[[str], None]
+) -> list[Row]:
     """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
     setting's ``loader.stats()`` suggests; then the best setting again with twice the prefetched batches. `remark` is
     called with the reason if a setting is skipped.
@@ -225,10 +229,10 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
             remark(str(error))
             continue
         if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
-            suggested_setting = recommended(rows).suggested_setting
+            suggested_setting = recommend(rows).suggested_setting
             if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
                 to_try.append(suggested_setting)
-    best = recommended(rows)
+    best = recommend(rows)
     rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
@@ -251,13 +255,13 @@ def medians(pairs: Pairs) -> dict[str, float]:
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def candidates(cpus: int, usual: int) -> list[int]:
+def worker_counts(cpus: int, usual: int) -> list[int]:
     """Return the numbers of workers to try: one, half the CPUs, the default, all CPUs, and one and a half times the
     CPUs, which helps if workers wait for a disk."""
     return sorted({1, max(1, cpus // 2), usual, cpus, cpus + max(1, cpus // 2)})
 
 
-def recommended(rows: Sequence[Row]) -> Row:
+def recommend(rows: Sequence[Row]) -> Row:
     """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
     batches."""
     best = max(row.images_per_s for row in rows)
@@ -285,11 +289,11 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
     Loader. Workers read and decode; the device, or this process on the CPU, augments. Parts that took no time are
     omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
-    by_workers = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
-    by_device = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
+    worker_process = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
+    augmenting_process = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
     for name, names in PARTS.items():
-        process, label, count = by_device if name == "augment" else by_workers
+        process, label, count = augmenting_process if name == "augment" else worker_process
         seconds = sum(stats.part(part, process).seconds for part in names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
@@ -338,15 +342,15 @@ def run(
         bench = Bench(
             dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
         )
-        _introduce(console, bench, recipe)
+        _print_setup(console, bench, recipe)
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
-        best = recommended(settings)
+        best = recommend(settings)
         setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
         parts = parts_of(best, torch_device)
-        bound, why = bottleneck(best, parts)
+        bottleneck_name, why = bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
         if pairs:
-            console.print(comparison(best, recommended(peers), pairs))
+            console.print(comparison_table(best, recommend(peers), pairs))
         for text, style in ((_failures(bench, data), "yellow"), (why, None), (remark_on(best, settings), None)):
             if text:
                 say(console, text, style)
@@ -355,7 +359,7 @@ def run(
             report = {
                 "data": data, "recipe": recipe, "seconds": seconds, **_context(bench), "failed": len(bench.failed),
                 "parts": [row.as_dict() for row in parts], "settings": [row.as_dict() for row in settings],
-                "bound": bound, "why": why, "recommended": setting,
+                "bound": bottleneck_name, "why": why, "recommended": setting,
             }  # fmt: skip
             if pairs:
                 round_rows = [{"gpuload": gpuload_row.as_dict(), "peer": peer.as_dict()} for gpuload_row, peer in pairs]
@@ -381,7 +385,7 @@ def _context(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
+def _print_setup(console: Console, bench: Bench, recipe: str | None) -> None:
     cpus, recipe_name = count_of(usable_cpus(), "CPU"), recipe or "the default recipe"
     say(console, repr(bench.dataset))
     say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
@@ -396,29 +400,29 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
     """Return the Loader's settings, the DataLoader's settings, and the rounds of the best two. Without rounds, the
     DataLoader is not measured."""
     cpus = usable_cpus()
-    numbers = candidates(cpus, default_workers(cpus, 1)) if workers is None else [workers]
+    numbers = worker_counts(cpus, default_workers(cpus, 1)) if workers is None else [workers]
     peer_numbers = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
-    with reporting(
+    with report_rows(
         console, "measurements", len(numbers) + 1 + (len(peer_numbers) + 2 * rounds if rounds else 0)
     ) as report:
         settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
         if not rounds:
             return settings, [], []
         peers = [report(bench.measure_alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
-        return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
+        return settings, peers, bench.take_turns(recommend(settings), recommend(peers), rounds, report)
 
 
 @contextmanager
-def reporting(console: Console, description: str, total: int) -> Iterator[Report]:
+def report_rows(console: Console, description: str, total: int) -> Iterator[RowCallback]:
     """Show the progress of measurements, with the rate of each."""
     completed = 0
-    with progress(console, description) as tell:
+    with progress(console, description) as update_progress:
 
         def report(row: Row) -> Row:
             nonlocal completed
             completed += 1
             where = f", {row.where}" if row.where else ""
-            tell(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
+            update_progress(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
             return row
 
         yield report
@@ -445,7 +449,7 @@ def _failures(bench: Bench, data: str) -> str:
     return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
 
 
-def comparison(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
+def comparison_table(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
     """Return the table of the rounds in which two loaders took turns."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)

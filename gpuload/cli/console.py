@@ -22,7 +22,7 @@ from gpuload.errors import LINES, visible
 from gpuload.packing.durable import write_file
 
 __all__ = [
-    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "say",
+    "FAILED", "STOPPED", "ProgressCallback", "count_of", "device_of", "fail", "make_console", "progress", "say",
     "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ WIDE: Final = 100  # columns of a terminal with room for all progress columns
 STEPS: Final = 10  # number of progress lines per task without a terminal
 
 
-Tell = Callable[..., None]
+ProgressCallback = Callable[..., None]
 """A progress callback: takes the completed amount, the total if it is known by now, and a short note, such as a rate:
 ``tell(3, 10, note="1,000 images/s")``."""
 
@@ -66,10 +66,12 @@ def fail(console: Console, error: object) -> int:
 
 
 @contextmanager
-def progress(console: Console, description: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+def progress(
+    console: Console, description: str, total: int | None = None, *, transient: bool = True
+) -> Iterator[ProgressCallback]:
     """Show the progress of a task. A `transient` bar is removed at the end."""
     if not console.is_terminal:
-        yield _lines(console, description, total)
+        yield _line_reporter(console, description, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -86,17 +88,17 @@ def progress(console: Console, description: str, total: int | None = None, *, tr
         yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
-def _lines(console: Console, description: str, known_total: int | None) -> Tell:
+def _line_reporter(console: Console, description: str, known_total: int | None) -> ProgressCallback:
     printed = 0
 
-    def tell(completed: int, total: int | None = None, note: str = "") -> None:
+    def update_progress(completed: int, total: int | None = None, note: str = "") -> None:
         nonlocal printed, known_total
         known_total = known_total if total is None else total
         if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed:
             printed = step
             say(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
 
-    return tell
+    return update_progress
 
 
 def count_of(number: int, singular: str, plural: str = "") -> str:

@@ -78,8 +78,8 @@ class Finding(NamedTuple):
 
 def run(as_json: str | None = None, console: Console | None = None) -> int:
     """Examine this machine, and print the report or write it as JSON. Return the exit status."""
-    with progress(make_console(stderr=True), "checks") as tell:
-        findings = examine(tell)
+    with progress(make_console(stderr=True), "checks") as update_progress:
+        findings = examine(update_progress)
     if as_json is not None:
         write_json(as_json, as_dict(findings))
     if as_json != "-":
@@ -128,7 +128,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
 
 
-def examine(tell: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
+def examine(update_progress: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
     """Run all checks, which takes a few seconds. `tell` is called with the number of completed steps and the total."""
     try:
         jpeg = sample_jpeg()
@@ -137,12 +137,12 @@ def examine(tell: Callable[[int, int], None] = lambda completed, total: None) ->
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
     shared_steps = [step for step in steps if step not in ISOLATED]
     results: dict[str, Trial] = {}
-    tell(0, len(steps))
+    update_progress(0, len(steps))
     with ThreadPoolExecutor() as threads:
         groups = [*([step] for step in steps if step in ISOLATED), shared_steps]
         for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
             results |= trial.result()
-            tell(len(results), len(steps))
+            update_progress(len(results), len(steps))
     return findings_of(results)
 
 

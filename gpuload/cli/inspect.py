@@ -17,7 +17,7 @@ from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
-from gpuload.inspection.files import NAMED
+from gpuload.inspection.files import FORMAT_BY_ENDING
 from gpuload.inspection.gather import gather, gather_pixels
 from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
@@ -26,7 +26,7 @@ from gpuload.loader.limits import usable_cpus
 __all__ = ["BAD", "run"]
 
 BAD: Final = 3  # exit status if there are damaged images, or the same image in several data sets
-LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
+MAX_LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
 STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
 LABELS: Final = {"bad": "fix", "odd": "check", "note": "info"}
 SMALL_SIDE: Final = 112  # longer side of a duplicate's picture, in pixels
@@ -57,12 +57,16 @@ def run(
         transforms = default_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
-        with progress(console, "files checked") as tell:
-            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
+        with progress(console, "files checked") as update_progress:
+            gathered = gather(
+                datasets, _names(data), limit=limit, seed=seed, workers=workers, update_progress=update_progress
+            )
         if pixels != "0":
             max_images = None if pixels == "all" else int(pixels)
-            with progress(console, "images decoded") as tell:
-                gather_pixels(gathered, max_images=max_images, seed=seed, workers=workers, tell=tell)
+            with progress(console, "images decoded") as update_progress:
+                gather_pixels(
+                    gathered, max_images=max_images, seed=seed, workers=workers, update_progress=update_progress
+                )
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
@@ -89,7 +93,7 @@ def run(
 
 def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
     """Return a dataset from any source that `gpuload pack` accepts, or from a single image."""
-    if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
+    if os.path.isfile(data) and data.lower().endswith(tuple(FORMAT_BY_ENDING)):
         return [read(data)]
     return source_of(data, store)
 
@@ -115,7 +119,7 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
     """Print the summary: a table in a terminal, plain lines elsewhere."""
-    facts = [(name, visible(value)) for name, value in _facts(summary)]
+    facts = [(name, visible(value)) for name, value in _summary_lines(summary)]
     if console.is_terminal:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
@@ -129,7 +133,7 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
     for kind in summary["pixels"]["kinds"][:1]:
         if kind["normalize"]:
             say(console, kind["normalize"], to_copy=True)
-    for line, style in _listed(summary):
+    for line, style in _finding_lines(summary):
         say(console, line, style)
     if console.is_terminal:
         console.print()
@@ -139,25 +143,27 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
             say(console, f"    {code_line}", to_copy=True)
 
 
-def _listed(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _finding_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines that name damaged files and duplicates, with their styles."""
     damaged = summary["damaged"]
-    for image in damaged["listed"][:LISTED]:
+    for image in damaged["listed"][:MAX_LISTED]:
         yield f"damaged: {visible(image['path'])}: {visible(image['cause'])}", "red"
-    if (more := damaged["count"] - LISTED) > 0:
+    if (more := damaged["count"] - MAX_LISTED) > 0:
         yield f"damaged: {more:,} more", "red"
     for kind, label in (("files", "same file"), ("pixels", "same pixels")):
         duplicates = summary["duplicates"][kind]
         is_joint = len(summary["data"]) > 1
-        for group in duplicates["listed"][:LISTED]:
-            names = [f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:LISTED]]
-            more = f", and {group['count'] - LISTED:,} more" if group["count"] > LISTED else ""
+        for group in duplicates["listed"][:MAX_LISTED]:
+            names = [
+                f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:MAX_LISTED]
+            ]
+            more = f", and {group['count'] - MAX_LISTED:,} more" if group["count"] > MAX_LISTED else ""
             yield f"{label}: {', '.join(map(visible, names))}{more}", "yellow"
-        if (more := duplicates["groups"] - LISTED) > 0:
+        if (more := duplicates["groups"] - MAX_LISTED) > 0:
             yield f"{label}: {more:,} more", "yellow"
 
 
-def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
     for dataset in summary["data"]:
         yield "data", dataset["kind"] or dataset["name"]

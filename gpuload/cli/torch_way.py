@@ -27,7 +27,7 @@ try:
 except Exception:  # a broken installation, which `gpuload doctor` reports
     simplejpeg = None
 
-__all__ = ["DECODER", "Pictures", "augmented", "by_pillow", "collate", "data_loader", "decode", "random_box"]
+__all__ = ["DECODER", "Pictures", "augment", "collate", "data_loader", "decode", "decode_with_pillow", "random_box"]
 
 DECODER: Final = f"simplejpeg {metadata.version('simplejpeg')}" if simplejpeg is not None else "Pillow"
 
@@ -39,10 +39,10 @@ def decode(data: bytes) -> np.ndarray:
             return simplejpeg.decode_jpeg(data)
         except ValueError:
             pass
-    return by_pillow(data)
+    return decode_with_pillow(data)
 
 
-def by_pillow(data: bytes) -> np.ndarray:
+def decode_with_pillow(data: bytes) -> np.ndarray:
     with Image.open(io.BytesIO(data)) as file:
         return np.array(file.convert("RGB"))
 
@@ -61,7 +61,7 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, left + w, top + h
 
 
-def augmented(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
+def augment(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
     """Crop uint8 H×W×3 to a box (left, top, right, bottom), and return it as input for a training step: float32
     3×224×224, normalised."""
     left, top, right, bottom = box
@@ -85,7 +85,7 @@ class Pictures(torch.utils.data.Dataset):
         try:
             pixels = self.pixels(index)
             height, width, _ = pixels.shape
-            return augmented(pixels, random_box(width, height), float(torch.rand(())) < 0.5)
+            return augment(pixels, random_box(width, height), float(torch.rand(())) < 0.5)
         except Exception:  # a Loader skips it, too
             return index
 

@@ -40,7 +40,7 @@ def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIM
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
         completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
-        output, why = completed.stdout, _describe_end(completed.returncode, completed.stderr.decode(errors="replace"))
+        output, why = completed.stdout, _exit_reason(completed.returncode, completed.stderr.decode(errors="replace"))
     except subprocess.TimeoutExpired as error:
         output, why = error.stdout or b"", f"it did not finish within {limit_s:.0f} seconds"
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
@@ -51,7 +51,7 @@ def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIM
     return results
 
 
-def _describe_end(status: int, errors: str) -> str:
+def _exit_reason(status: int, errors: str) -> str:
     if status < 0:
         return f"the process crashed ({signal.Signals(-status).name})"
     last_line = next((f": {line}" for line in reversed(errors.splitlines()) if line.strip()), "")
@@ -81,7 +81,7 @@ def sample_jpeg() -> bytes:
     return file.getvalue()
 
 
-def _decode(name: str) -> Callable[[bytes], None]:
+def _decode_step(name: str) -> Callable[[bytes], None]:
     """Return a step that decodes a region of the JPEG with one of gpuload's decoders and checks the pixels."""
 
     def step(jpeg: bytes) -> None:
@@ -261,8 +261,8 @@ def _pictures() -> list[tuple[bytes, bool]]:
 
 ISOLATED: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # one process each; all other steps share one
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
-    "nvImageCodec": _decode("NvImageCodec"),
-    "simplejpeg": _decode("SimpleJpeg"),
+    "nvImageCodec": _decode_step("NvImageCodec"),
+    "simplejpeg": _decode_step("SimpleJpeg"),
     "Pillow": _pillow,
     "regions": _regions,
     "torch": _torch,

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import Encoded, Image, too_deep
+from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import PROGRESSIVE, Header, JpegHeader, ends, read_header, read_orientation, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "CHANNELS", "DAMAGED", "FORMATS", "GOOD", "KINDS", "MODES", "NAMED", "OF_FILE", "PIXELS", "REFUSED", "ROW",
+    "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "FORMAT_BY_ENDING", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED", "ROW",
     "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
 }  # fmt: skip
 # The formats that file names imply, for comparison with the content. Endings are compared without case.
-NAMED: Final = {
+FORMAT_BY_ENDING: Final = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
     ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
@@ -53,8 +53,8 @@ ROW: Final = np.dtype(
 """One row per image. `digest` is a 128-bit hash of the file. `which` is the number of the data set, `index` the number
 of the sample in that data set, and `label` the number of the class, or -1. `measured` says whether the pixels were
 measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
-file, `OF_FILE`; `gather` fills in all others."""
-OF_FILE: Final = list(ROW.names or ())[:-6]
+file, `FILE_FIELDS`; `gather` fills in all others."""
+FILE_FIELDS: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics
 LEVELS: Final = 4  # the number of channels with a histogram of levels
@@ -167,13 +167,13 @@ def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
     row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named_format = NAMED.get(os.path.splitext(image.source or "")[1].lower())
+    named_format = FORMAT_BY_ENDING.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
     row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
     row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
     row["alpha"] = header.mode in ("LA", "PA", "RGBA")
     opened = header.opened
-    row["deep"] = opened is not None and (opened.dtype != "uint8" or too_deep("", header.mode) is not None)
+    row["deep"] = opened is not None and (opened.dtype != "uint8" or explain_deep_pixels("", header.mode) is not None)
     row["misnamed"] = named_format is not None and named_format != header.format
 
 
@@ -188,7 +188,7 @@ def _digest(*parts: Any) -> np.ndarray:
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
     is_deep = decoder.dtype(header) != "uint8" and (
-        too_deep("", header.mode) is not None or encoded.mode == "unchanged"
+        explain_deep_pixels("", header.mode) is not None or encoded.mode == "unchanged"
     )
     return decoder.decode(Encoded(encoded.data, "unchanged" if is_deep else encoded.mode), header)
 

@@ -19,9 +19,19 @@ from gpuload.decode.options import Decode
 from gpuload.inspection.files import DAMAGED, FORMATS, GOOD, KINDS, MODES, REFUSED, SAMPLINGS
 from gpuload.inspection.gather import Gathered
 
-__all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ignored_in", "is_bad", "summarise"]
+__all__ = [
+    "IN_ROOT",
+    "LITTER",
+    "MAX_LISTED",
+    "Advice",
+    "advise",
+    "group_equal_rows",
+    "ignored_in",
+    "is_bad",
+    "summarise",
+]
 
-LISTED: Final = 1000  # the maximum number of images or groups in a list; all are counted
+MAX_LISTED: Final = 1000  # the maximum number of images or groups in a list; all are counted
 BINS: Final = 32
 SMALL_CLASS: Final = 10  # a class with fewer images is reported as small
 SMALL_SIDE: Final = 32  # pixels
@@ -53,8 +63,8 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
             "drawn": gathered.drawn,
             "bytes": int(rows["nbytes"].sum()),
         },
-        "damaged": _states(gathered, DAMAGED),
-        "refused": _states(gathered, REFUSED),
+        "damaged": _images_in_state(gathered, DAMAGED),
+        "refused": _images_in_state(gathered, REFUSED),
         "sizes": _sizes(rows[rows["state"] == GOOD]),
         "formats": _formats(rows[rows["width"] > 0]),
         "classes": _classes(gathered),
@@ -86,10 +96,10 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
     return dict(counts.most_common())
 
 
-def _states(gathered: Gathered, state: int) -> dict[str, Any]:
+def _images_in_state(gathered: Gathered, state: int) -> dict[str, Any]:
     """Return the images in a state: damaged, or refused by a limit."""
     rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:LISTED]]
+    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:MAX_LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
@@ -109,11 +119,11 @@ def _sizes(rows: np.ndarray) -> dict[str, Any]:
     width, height = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
     pixels = width * height
     return {
-        "width": _spread(width),
-        "height": _spread(height),
-        "bytes": _spread(rows["nbytes"]),
-        "aspect": _spread(width / height, log=True),
-        "pixels": _spread(pixels),
+        "width": _distribution(width),
+        "height": _distribution(height),
+        "bytes": _distribution(rows["nbytes"]),
+        "aspect": _distribution(width / height, log=True),
+        "pixels": _distribution(pixels),
         "distinct": len(np.unique(width << 32 | height)),
         "small": int((np.minimum(width, height) < SMALL_SIDE).sum()),
         "smallest": _size_at(rows, int(pixels.argmin())),
@@ -125,7 +135,7 @@ def _size_at(rows: np.ndarray, at: int) -> list[int]:
     return [int(rows["width"][at]), int(rows["height"][at])]
 
 
-def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
+def _distribution(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
     """Return the range of values, and a histogram from the 0.5th to the 99.5th percentile. The first and last bins also
     count the values beyond them."""
     low, median, high = np.percentile(values, (0.5, 50, 99.5)).tolist()
@@ -194,13 +204,13 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
             {
                 "data": name,
                 "classes": [
-                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:LISTED].tolist()
+                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:MAX_LISTED].tolist()
                 ],
             }
             for which, name in enumerate(gathered.names)
             if (counts_by_dataset[which] == 0).any()
         ],
-        "listed": listed[:LISTED] if len(listed) <= 2 * LISTED else listed[:LISTED] + listed[-LISTED:],
+        "listed": listed[:MAX_LISTED] if len(listed) <= 2 * MAX_LISTED else listed[:MAX_LISTED] + listed[-MAX_LISTED:],
         "counts": sorted(counts.tolist(), reverse=True),
     }
 
@@ -208,13 +218,13 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
 def _duplicates(gathered: Gathered) -> dict[str, Any]:
     """Return equal files among all rows, and equal pixels in different files among the measured rows."""
     rows = gathered.rows
-    files = equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
-    pixels = equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
+    files = group_equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
+    pixels = group_equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
     pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
     return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(rows["flat"].sum())}
 
 
-def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     """Group rows with equal keys (n × k integers), and return the groups of two or more."""
     order = rows[np.lexsort(keys[rows].T)]
     starts = np.flatnonzero(np.r_[True, np.diff(keys[order], axis=0).any(axis=1)])
@@ -226,7 +236,7 @@ def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
     """Describe groups of images: first those in several data sets, then those in several classes, then the rest."""
     which, label = gathered.rows["which"], gathered.rows["label"]
-    described_groups = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
+    described_groups = [(_has_distinct(which[group]), _has_distinct(label[group]), group) for group in groups]
     described_groups.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
@@ -235,10 +245,10 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
             "count": len(group),
             "images": [
                 {**_reference(gathered, row), "class": gathered.label_of(row)}
-                for row in np.sort(group)[:LISTED].tolist()
+                for row in np.sort(group)[:MAX_LISTED].tolist()
             ],
         }
-        for several_data, several_classes, group in described_groups[:LISTED]
+        for several_data, several_classes, group in described_groups[:MAX_LISTED]
     ]
     return {
         "groups": len(groups),
@@ -249,7 +259,7 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _differ(values: np.ndarray) -> bool:
+def _has_distinct(values: np.ndarray) -> bool:
     """Return whether values differ, ignoring negative values."""
     return len(np.unique(values[values >= 0])) > 1
 
@@ -296,14 +306,14 @@ class Advice(NamedTuple):
     code: str = ""
 
 
-TESTED: Final = (
+LEAK_TEXT: Final = (
     "The model is tested on its training images, and looks better than it is. Remove them from one data set."
 )
-OVERLAP: Final = "At least one of the labels is wrong, or the classes overlap."
-TWICE: Final = "A picture that occurs twice counts twice in training."
+LABEL_CONFLICT_TEXT: Final = "At least one of the labels is wrong, or the classes overlap."
+DUPLICATE_TEXT: Final = "A picture that occurs twice counts twice in training."
 # The advice for a nonzero count in the summary: the level, the path of the count, the title for a count of 1, the
 # explanation, and code.
-COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
+COUNT_ADVICE: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("bad", "damaged count", "image is damaged",
      "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
      'gl.Loader(…, on_error="skip")'),
@@ -311,14 +321,14 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
      f"It exceeds a limit of Decode (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very large "
      "picture. If you trust these files, raise the limit that the list names.",
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
-    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", TESTED, ""),
-    ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", OVERLAP, ""),
-    ("note", "duplicates files surplus", "image is duplicated (the same file)", TWICE, ""),
+    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", LEAK_TEXT, ""),
+    ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", LABEL_CONFLICT_TEXT, ""),
+    ("note", "duplicates files surplus", "image is duplicated (the same file)", DUPLICATE_TEXT, ""),
     ("bad", "duplicates pixels several_data", "picture is in several data sets (the same pixels in another file)",
-     TESTED, ""),
+     LEAK_TEXT, ""),
     ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
-     OVERLAP, ""),
-    ("note", "duplicates pixels surplus", "image is duplicated (the same pixels in another file)", TWICE, ""),
+     LABEL_CONFLICT_TEXT, ""),
+    ("note", "duplicates pixels surplus", "image is duplicated (the same pixels in another file)", DUPLICATE_TEXT, ""),
     ("odd", "duplicates flat", "image of one colour", "Blank images are often a mistake; look at them.", ""),
     ("odd", "formats turned", "image is stored rotated or mirrored, by EXIF orientation",
      "Viewers turn such images upright; a loader does so only with this option.",
@@ -341,19 +351,19 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
 
 def is_bad(summary: dict[str, Any]) -> bool:
     """Return whether there are damaged images, or images in several data sets, which sets the exit status."""
-    return any(advice.level == "bad" for advice in _on_counts(summary))
+    return any(advice.level == "bad" for advice in _count_advice(summary))
 
 
 def advise(summary: dict[str, Any]) -> list[Advice]:
     """Return all advice, the worst first."""
-    sources = (_on_counts, _on_classes, _on_ignored, _on_sizes)
+    sources = (_count_advice, _class_advice, _ignored_advice, _size_advice)
     advice = [item for source in sources for item in source(summary)]
     return sorted(advice, key=lambda item: ("bad", "odd", "note").index(item.level))
 
 
-def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
+def _count_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     formats = summary["formats"]
-    for level, path, title, text, code in COUNTED:
+    for level, path, title, text, code in COUNT_ADVICE:
         count: Any = summary
         for name in path.split():
             count = count[name]
@@ -361,10 +371,10 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
             text = "As RGB, they have three equal channels, which take three times the memory and copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
-            yield Advice(level, _count(count, title), text, code)
+            yield Advice(level, _title_with_count(count, title), text, code)
 
 
-def _count(count: int, title: str) -> str:
+def _title_with_count(count: int, title: str) -> str:
     """Return a title with its count: ``1 image is grey``, ``2 images are grey``."""
     noun, verb, predicate = title.split(" ", 2)
     return (
@@ -374,7 +384,7 @@ def _count(count: int, title: str) -> str:
     )
 
 
-def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
+def _class_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (classes := summary["classes"]):
         return
     if classes["imbalance"] is None or classes["imbalance"] > MAX_IMBALANCE:
@@ -395,20 +405,20 @@ def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
 
 
-def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
+def _ignored_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     for dataset in summary["data"]:
         if count := sum(dataset["ignored"].values()):
             frequent = ", ".join(f"{count:,} × {ending}" for ending, count in list(dataset["ignored"].items())[:5])
             text = f"{frequent}. If some of them are images, pass their endings."
             code = 'gl.ImageFolder(…, extensions=(".jpg", …))'
-            yield Advice("note", _count(count, f"file is skipped in {dataset['name']}"), text, code)
+            yield Advice("note", _title_with_count(count, f"file is skipped in {dataset['name']}"), text, code)
 
 
-def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
+def _size_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
+        title = _title_with_count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
         text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges small images."
         yield Advice("note", title, text)
     if (median := sizes["pixels"]["median"]) > LARGE_PIXELS:

@@ -21,15 +21,15 @@ from gpuload.cli.bench import (
     Bench,
     Row,
     bottleneck,
-    candidates,
-    comparison,
-    forever,
+    comparison_table,
     images_of,
     measure_settings,
     medians,
     parts_of,
-    recommended,
+    recommend,
     remark_on,
+    repeat_epochs,
+    worker_counts,
 )
 from gpuload.errors import LimitError
 from gpuload.loader.stats import Part
@@ -57,13 +57,13 @@ def test_the_images_of_a_batch_are_found() -> None:
 
 
 def test_one_epoch_comes_after_the_other() -> None:
-    batches = forever([torch.zeros(1), torch.zeros(2)])
+    batches = repeat_epochs([torch.zeros(1), torch.zeros(2)])
     assert [len(next(batches)) for _ in range(5)] == [1, 2, 1, 2, 1]
     for empty in ([], [torch.zeros(0, 3, 4, 4)]):
         with pytest.raises(
             ValueError, match="an epoch has no images: no sample can be loaded; gpuload inspect says why"
         ):
-            list(forever(empty))
+            list(repeat_epochs(empty))
 
 
 def test_the_first_steps_do_not_count() -> None:
@@ -149,8 +149,8 @@ def test_parts_that_take_no_time_are_left_out() -> None:
 
 def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
     settings = [setting(1, 2, 500), setting(4, 2, 985), setting(8, 2, 1000), setting(4, 4, 990)]
-    assert recommended(settings) is settings[1]
-    assert recommended([setting(4, 2, 900), setting(4, 4, 1000)]).prefetch_factor == 4
+    assert recommend(settings) is settings[1]
+    assert recommend([setting(4, 2, 900), setting(4, 4, 1000)]).prefetch_factor == 4
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
 )  # fmt: skip
 def test_what_was_measured_goes_before_what_the_statistics_reckon(better: tuple[int, int] | None, said: str) -> None:
     settings = [setting(1, 2, 956, better), setting(2, 2, 879, (4, 2)), setting(3, 2, 431)]
-    assert recommended(settings) is settings[0]
+    assert recommend(settings) is settings[0]
     assert remark_on(settings[0], settings) == said
 
 
 @pytest.mark.parametrize(("cpus", "tried"), [(1, [1, 2]), (2, [1, 2, 3]), (8, [1, 4, 7, 8, 12])])
 def test_numbers_of_workers_around_the_cpus_are_tried(cpus: int, tried: list[int]) -> None:
-    assert candidates(cpus, max(1, cpus - 1)) == tried
+    assert worker_counts(cpus, max(1, cpus - 1)) == tried
 
 
 def test_rows_as_json() -> None:
@@ -234,7 +234,7 @@ def test_medians_and_ratios_within_rounds() -> None:
 
 def test_the_comparison_is_a_table() -> None:
     peer = Row(name="DataLoader", images_per_s=0, num_workers=2)
-    table = comparison(setting(1, 2, 0), peer, [(rate(1000, 1), rate(400, 3))])
+    table = comparison_table(setting(1, 2, 0), peer, [(rate(1000, 1), rate(400, 3))])
     cells = [list(column.cells) for column in table.columns]
     assert cells == [["images/s", "CPU s per 1,000 images"], ["1,000", "1.00"], ["400", "3.00"], ["2.50", "3.00"]]
     assert [str(column.header) for column in table.columns][1:] == [

@@ -71,14 +71,14 @@ FINDINGS = [
 
 @pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 0), ([*FINDINGS, BROKEN], 1)])
 def test_scripts_get_json_and_a_status(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], status: int) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda tell: findings)
+    monkeypatch.setattr(doctor, "examine", lambda update_progress: findings)
     done = CliRunner().invoke(app, ["doctor", "--json", "-"])
     assert done.exit_code == status
     assert json.loads(done.stdout) == doctor.as_dict(findings)
 
 
 def test_people_get_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda tell: tell(3, 3) or FINDINGS)
+    monkeypatch.setattr(doctor, "examine", lambda update_progress: update_progress(3, 3) or FINDINGS)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
     assert "3 of 3 checks" in done.stderr
