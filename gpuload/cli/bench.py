@@ -2,10 +2,10 @@
 bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
-workers; then the best settings of both take turns. The throughput of each part of loading is computed from the
+workers; then the best settings of both alternate. The throughput of each part of loading is computed from the
 statistics of the best setting. Runs in the main process.
 
-A sample that cannot be loaded is skipped on both sides, and counted once, however often it is drawn.
+A sample that cannot be loaded is skipped in both loaders, and counted once, however often it is requested.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Row:
 
     Attributes:
         name: ``"read"``, ``"decode"``, ``"augment"``, ``"Loader"`` or ``"DataLoader"``.
-        where: the workers or the device that did the work.
+        where: a description of the workers or the device that did the work.
         images_per_s: the rate; for a part of the work, the rate without the other parts.
-        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None if unknown.
+        cpu_s_per_1000: the CPU seconds of all processes per 1,000 images; None if unknown.
         image_bytes: the average number of bytes read or decoded per image; None if unknown.
         num_workers, prefetch_factor: the setting of a Loader or DataLoader.
         stats: the statistics of a Loader.
@@ -94,7 +94,7 @@ class Row:
         return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
-RowCallback = Callable[[Row], Row]  # reports the progress, and returns the row
+RowCallback = Callable[[Row], Row]  # reports progress with a row, and returns the row
 Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
@@ -112,14 +112,14 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of one epoch after another. Raise ValueError if an epoch has no image."""
+    """Yield the batches of one epoch after another. Raise ValueError if an epoch has no images."""
     while True:
         images = 0
         for batch in loader:
             images += len(images_of(batch))
             yield batch
         if not images:
-            raise ValueError("an epoch has no images: no sample can be loaded; gpuload inspect says why")
+            raise ValueError("an epoch has no images: no sample can be loaded; run gpuload inspect to see why")
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """A benchmark of one dataset, with options as for `Loader`. Each measurement takes `seconds`, but at least one
-    batch. `failed` has the indices of the samples that either side could not load."""
+    batch. `failed` has the indices of the samples that a loader could not load."""
 
     dataset: Any
     transforms: Sequence[Any]
@@ -149,8 +149,8 @@ class Bench:
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
     def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
-        """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
-        other loader's turn."""
+        """Measure two loaders alternately. The first batches of each turn do not count, since they were prefetched
+        during the other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             rows = [
@@ -162,8 +162,8 @@ class Bench:
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
-        """Yield the endless batches of a Loader or DataLoader, and the Loader. Samples that fail are skipped and
-        recorded. Leaving the context stops a Loader's workers."""
+        """Yield an endless iterator over the batches of a Loader or DataLoader, and the Loader (None for a DataLoader).
+        Samples that fail are skipped and recorded. Leaving the context stops a Loader's workers."""
         size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
         if row.name == "DataLoader":
             yield (
@@ -176,7 +176,7 @@ class Bench:
         options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": row.prefetch_factor}
         faults = gl.Faults(on_error="skip", max_error_rate=1.0, max_restarts=100)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about skipped samples, which are counted
+            warnings.simplefilter("ignore", RuntimeWarning)  # warnings about skipped samples, which are counted
             with gl.Loader(
                 self.dataset, size, transforms=self.transforms, device=self.device, faults=faults, **options
             ) as loader:
@@ -212,8 +212,8 @@ def measure_settings(
     bench: Bench, numbers: Sequence[int], report: RowCallback, remark: Callable[[str], None]
 ) -> list[Row]:
     """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
-    setting's ``loader.stats()`` suggests; then the best setting again with twice the prefetched batches. `remark` is
-    called with the reason if a setting is skipped.
+    setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
+    If a setting is skipped, `remark` is called with the reason.
 
     Raises:
         LimitError: the first setting cannot be started.
@@ -238,8 +238,8 @@ def measure_settings(
 
 
 def medians(pairs: Pairs) -> dict[str, float]:
-    """Return the medians over all rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is
-    faster, or uses less CPU time."""
+    """Return the medians over all rounds. A ratio is the median of the ratios within the rounds; if it is above 1,
+    gpuload is faster, or uses less CPU time."""
     costs = [(gpuload_row.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for gpuload_row, peer in pairs]
     values = {
         "images_per_s": [gpuload_row.images_per_s for gpuload_row, _ in pairs],
@@ -262,16 +262,16 @@ def worker_counts(cpus: int, usual: int) -> list[int]:
 
 
 def recommend(rows: Sequence[Row]) -> Row:
-    """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
-    batches."""
+    """Among the rows that are nearly as fast as the fastest, return the row with the fewest workers, then the fewest
+    prefetched batches."""
     best = max(row.images_per_s for row in rows)
     good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
     return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; return "" if it does not
-    have fewer. The statistics are only estimates; these rates were measured."""
+    """Return a remark if ``loader.stats()`` suggests more workers than the recommended row has; otherwise "". The
+    statistics are only estimates; the rates of the rows were measured."""
     workers = best.num_workers
     if best.suggested_setting is None or best.suggested_setting[0] <= workers:
         return ""
@@ -281,13 +281,13 @@ def remark_on(best: Row, rows: Sequence[Row]) -> str:
     if not rows_with_more or suggested > max(row.num_workers for row in rows_with_more):
         return f"{suggestion}. That number was not measured: try --workers {suggested}"
     row = min(rows_with_more, key=lambda row: abs(row.num_workers - suggested))
-    return f"{suggestion}, but that is an estimate: measured, {row.workers} load {row.images_per_s:,.0f} images/s"
+    return f"{suggestion}, but this is an estimate. Measured: {row.workers} load {row.images_per_s:,.0f} images/s"
 
 
 def parts_of(row: Row, device: torch.device) -> list[Row]:
     """Compute the rates of reading, decoding and augmenting, each without the other parts, from the statistics of a
-    Loader. Workers read and decode; the device, or this process on the CPU, augments. Parts that took no time are
-    omitted."""
+    Loader. Workers read and decode; the device augments, or this process if the device is the CPU. Parts that took no
+    time are omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
     worker_process = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
     augmenting_process = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
@@ -304,8 +304,8 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
     """Return the name of the bottleneck, and a sentence with the figures; both are "" if there are no parts. Workers
-    read and then decode, so the slower of these two is the bottleneck if their combined rate is below that of
-    augmenting."""
+    read and then decode, so if the combined rate of these parts is below the rate of augmenting, the slower of the two
+    is the bottleneck."""
     rates = {part.name: part.images_per_s for part in parts}
     if not rates:
         return "", ""
@@ -392,13 +392,13 @@ def _print_setup(console: Console, bench: Bench, recipe: str | None) -> None:
     if recipe is None:
         say(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
     else:
-        say(console, "torch's DataLoader is not measured: it can only be compared on the default recipe")
+        say(console, "torch's DataLoader is not measured: it supports only the default recipe")
     warn_if_busy(console)
 
 
 def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -> tuple[list[Row], list[Row], Pairs]:
-    """Return the Loader's settings, the DataLoader's settings, and the rounds of the best two. Without rounds, the
-    DataLoader is not measured."""
+    """Return the rows of the Loader's settings, the rows of the DataLoader's settings, and the rounds of the best two.
+    Without rounds, the DataLoader is not measured."""
     cpus = usable_cpus()
     numbers = worker_counts(cpus, default_workers(cpus, 1)) if workers is None else [workers]
     peer_numbers = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
@@ -414,7 +414,7 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
 
 @contextmanager
 def report_rows(console: Console, description: str, total: int) -> Iterator[RowCallback]:
-    """Show the progress of measurements, with the rate of each."""
+    """Show the progress of measurements: yield a function that reports each row with its rate."""
     completed = 0
     with progress(console, description) as update_progress:
 
@@ -446,14 +446,14 @@ def _failures(bench: Bench, data: str) -> str:
     if not (failed := len(bench.failed)):
         return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
+    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped; find {them} with gpuload inspect {data}"
 
 
 def comparison_table(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
-    """Return the table of the rounds in which two loaders took turns."""
+    """Return the table of the rounds in which two loaders alternated."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("in turn")
+    table.add_column("head to head")
     for name in (f"gpuload,\n{gpuload_row.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
         table.add_column(name, justify="right", vertical="bottom")
     rates, costs = (("images_per_s", "peer_images_per_s"), ("cpu_s_per_1000", "peer_cpu_s_per_1000"))

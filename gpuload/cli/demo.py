@@ -1,5 +1,5 @@
-"""``gpuload demo``: loads photographs with gpuload and torch's DataLoader in turn, and writes an HTML page about them.
-Everything runs in the foreground of one process and its workers.
+"""``gpuload demo``: loads photographs with gpuload and torch's DataLoader, alternating, and writes an HTML page about
+them. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(
             pairs = bench.take_turns(gpuload_row, peer_row, rounds, report)
         console.print(comparison_table(gpuload_row, peer_row, pairs))
         if failed := len(bench.failed):
-            say(console, f"{count_of(failed, 'image')} cannot be loaded; skipped on both sides", "yellow")
+            say(console, f"{count_of(failed, 'image')} cannot be loaded; skipped in both loaders", "yellow")
         say(console, "The images, before and after augmentation (gpuload inspect):\n")
         out.mkdir(parents=True, exist_ok=True)
         inspect.run([root], html=str(out / "inspect.html"), workers=workers, console=console)

@@ -48,12 +48,13 @@ def run(
     console: Console | None = None,
     **store: str | None,
 ) -> int:
-    """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has options of `source_of`."""
+    """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has the options of
+    `source_of`."""
     workers = usable_cpus() if workers is None else workers
     store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
-        # The page shows images before Normalize.
+        # The page shows images before Normalize, so drop it from the default recipe.
         transforms = default_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
@@ -99,7 +100,7 @@ def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
 
 
 def _names(data: Sequence[str]) -> list[str]:
-    """Name data sets by the last parts of their paths, using as few parts as make the names unique."""
+    """Name each data set by the last parts of its path, with as few parts as needed for unique names."""
     paths = [source if is_url(source) else os.path.abspath(source) for source in data]
     parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
@@ -118,7 +119,7 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
-    """Print the summary: a table in a terminal, plain lines elsewhere."""
+    """Print the summary as a table in a terminal, otherwise as plain lines."""
     facts = [(name, visible(value)) for name, value in _summary_lines(summary)]
     if console.is_terminal:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -184,8 +185,9 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
         yield "classes", f"{classes['count']:,}; the largest is {largest}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
-    yield "duplicates", f"{count_of(files, 'file')}; {pixels:,} by pixels among {images['decoded']:,} decoded images"
-    yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit: {summary['refused']['count']:,}"
+    decoded = f"{images['decoded']:,} images decoded"
+    yield "duplicates", f"{count_of(files, 'identical file')}; {pixels:,} with identical pixels ({decoded})"
+    yield "damaged", f"{summary['damaged']['count']:,}; over a limit of Decode: {summary['refused']['count']:,}"
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):
             yield name, ", ".join(f"{value:.4f}" for value in kind[name])

@@ -1,4 +1,4 @@
-"""``gpuload pack``, ``verify`` and ``index``: print the source, the progress and the result of each job."""
+"""The commands ``gpuload pack``, ``verify`` and ``index``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are those of
-    `source_of` and `pack`."""
+    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are the options
+    of `source_of` and `pack`."""
     console = make_console()
     store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:

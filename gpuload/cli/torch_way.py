@@ -1,5 +1,6 @@
-"""The same work with torch's DataLoader, in the fastest known way: decode with simplejpeg, then call torch's operators
-on the uint8 tensor for the random crop, the antialiased resize, the flip and the normalisation to floats.
+"""The same work with torch's DataLoader, in the fastest known way: decode with simplejpeg, then use torch's
+operators for the random crop, the antialiased resize and the flip of the uint8 tensor, and for the normalisation to
+floats.
 
 torchvision's v2 transforms call the same operators and give the same results, but took 3 to 40% more CPU time for
 photographs of 45 to 130 KB; Pillow took 45 to 100% more. A DataLoader's workers run `Pictures.__getitem__` for each
@@ -72,8 +73,8 @@ def augment(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> t
 
 
 class Pictures(torch.utils.data.Dataset):
-    """The augmented first image of each sample of a gpuload dataset. If a sample cannot be loaded, yields its index
-    instead."""
+    """A dataset of the augmented first image of each sample of a gpuload dataset. If a sample cannot be loaded, it
+    yields the sample's index instead."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -86,7 +87,7 @@ class Pictures(torch.utils.data.Dataset):
             pixels = self.pixels(index)
             height, width, _ = pixels.shape
             return augment(pixels, random_box(width, height), float(torch.rand(())) < 0.5)
-        except Exception:  # a Loader skips it, too
+        except Exception:  # a Loader also skips such a sample
             return index
 
     def pixels(self, index: int) -> np.ndarray:

@@ -1,11 +1,12 @@
-"""Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with its dependencies (pandas, fsspec and others).
+"""Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with its dependencies (pandas,
+fsspec and others).
 
 `ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
 with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
 
 A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded so
-that copies can replay them; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with its
-rows. A table in memory is pickled as its buffers.
+that copies can replay them; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with
+its rows. A table in memory is pickled as its buffers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class MappedTable:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
     def open(self) -> pa.Table:
-        options = pa.ipc.IpcReadOptions(use_threads=False)  # workers are forked from a template process, which must have no threads
+        # Workers are forked from a template process, which must not have threads.
+        options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
             table = reader.read_all()
         for name, args, keywords in self.calls:
@@ -223,7 +225,7 @@ def _mapped(table: Any) -> MappedTable:
             for field in rows.schema:
                 if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, but was cast")
-            name, args, keywords = "select", (schema.names,), {}  # the cast only changed the order of the columns and the metadata
+            name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata changed
         if name not in REPLAYABLE:
             raise Unsuitable(f"its table was changed by {name}()")
         rows = getattr(rows, name)(*args, **keywords)

@@ -4,8 +4,8 @@ The file is a memfd that workers inherit, or a file in a folder on disk; each pr
 starts with the header (`Head`), followed by the counters of the processes and the table. For each sample of the
 dataset, the table has the location of its entry (first page × 2**24 + number of pages; 0 for no entry) and the time of
 its last request, counted in requests (0 for never). All of these numbers are u64. Then come the entries, each of which
-starts on a page boundary and consists of an `ENTRY` and the packed sample. Entries are only ever appended, and are freed by punching holes: no byte is
-written twice.
+starts on a page boundary and consists of an `ENTRY` and the packed sample. Entries are only ever appended, and are
+freed by punching holes: no byte is written twice.
 
 A reader accepts an entry only if its key, sample number, length and CRC-32 are right; an entry that was evicted in the
 meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, the

@@ -2,7 +2,8 @@
 
 A sample is stored as bytes: JSON that describes it, then the bytes of its images, arrays, tensors and bytes objects.
 Other programs may be able to write to the disk, so nothing is unpickled, and the data cannot specify a class to
-instantiate. Bytes that are not a packed sample raise ValueError. Runs in workers; torch is imported if a sample has tensors.
+instantiate. Bytes that are not a packed sample raise ValueError. Runs in workers; torch is imported if a sample has
+tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
-SETTLED_NS: Final = 100_000_000  # a file modified this shortly before the read may also have been modified during the read
+SETTLED_NS: Final = 100_000_000  # a file modified this recently may also have been modified while it was read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
 MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that build a value from its parts, keyed by kind
@@ -211,8 +212,8 @@ def _identity(dataset: Any, version: str | None) -> bytes:
 
 
 class _Identity(pickle.Pickler):
-    """A pickler whose output is only hashed, never loaded. It records the size and modification time of the files of all
-    stores inside the dataset, and skips the locations of other caches inside it."""
+    """A pickler whose output is only hashed, never loaded. It records the size and modification time of the files of
+    all stores inside the dataset, and skips the locations of other caches inside it."""
 
     stamps: list[Any]
 

@@ -63,7 +63,8 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
     if name not in classes:
         raise ValueError(
             f"{where} has the class {name!r}, which is not among the {len(classes):,} names in classes= "
-            f"({format_names(list(classes))}); append it to that list, so that the other labels stay the same, or remove it"
+            f"({format_names(list(classes))}); append it to that list, so that the other labels stay the same, or "
+            "remove it"
         )
 
 

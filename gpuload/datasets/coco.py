@@ -1,9 +1,9 @@
 """COCO: a folder of images with an annotation file (`Coco`), and torchvision's datasets of this format (`WrappedCoco`).
 
 The main process reads and checks the annotations once, without pycocotools or torchvision, and packs them as JSON into
-one buffer. This takes many seconds for the official COCO files, so the resulting index is cached on disk. Workers parse the
-annotations of an image and build its target on each access; pycocotools is imported when the first polygon is turned
-into a mask. No torch.
+one buffer. This takes many seconds for the official COCO files, so the resulting index is cached on disk. Workers parse
+the annotations of an image and build its target on each access; pycocotools is imported when the first polygon is
+turned into a mask. No torch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Coco(_CocoImages):
 
     Warns:
         UserWarning: annotations belong to no image or category, or have polygons of fewer than three points, which
-            are left out of the masks.
+            the masks ignore.
 
     While reading, FileNotFoundError names an image that is in the file but does not exist, ValueError names an invalid
     polygon, and DecodeError names masks that are larger than `Decode` allows.

@@ -2,8 +2,8 @@
 an image.
 
 Runs in any process that reads a dataset. While a loader reads samples, `size_limits` applies the
-loader's limits (`Decode.max_bytes` and `max_pixels`) to file sizes and to the sizes that files declare. Elsewhere, and in threads that a dataset starts, the
-limits are `MAX_BYTES` and `MAX_PIXELS`.
+loader's limits (`Decode.max_bytes` and `max_pixels`) to file sizes and to the sizes that files declare. Elsewhere, and
+in threads that a dataset starts, the limits are `MAX_BYTES` and `MAX_PIXELS`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
 THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 LARGE_BYTES = 16 << 20  # the first bytes of larger files are checked before the remaining bytes are read
-FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # without O_NONBLOCK, opening a FIFO would wait for a writer
+FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # do not wait for a FIFO's writer
 KINDS: Final[dict[int, str]] = {
     stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
 }  # fmt: skip
@@ -277,7 +277,7 @@ def is_complete(data: bytes) -> bool:
     """Return whether a file starts like an image and, if its format marks its end, is not truncated. Any bytes after
     the end are ignored."""
     match sniff(data):
-        case "JPEG":  # the end marker must follow the last scan: a thumbnail in the header also has scans and an end marker
+        case "JPEG":  # the end marker must follow the last scan: a thumbnail in the header has both, too
             return data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
         case "PNG":
             return b"IEND\xaeB`\x82" in data

@@ -1,8 +1,8 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
 A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It has no
-open files and no list of objects: the paths are packed into one byte buffer (`gpuload.datasets.scan`), the labels an integer array.
-Ten million ImageNet-like paths with their labels take 360 MB.
+open files and no list of objects: the paths are packed into one byte buffer (`gpuload.datasets.scan`), the labels an
+integer array. Ten million ImageNet-like paths with their labels take 360 MB.
 """
 
 from __future__ import annotations

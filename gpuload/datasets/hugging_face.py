@@ -37,7 +37,7 @@ class WrappedRows(Dataset):
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
         _check_format(dataset.format["type"], got)
-        self.dataset = copy.deepcopy(dataset)  # a copy that shares the tables, but not the features, which are changed below
+        self.dataset = copy.deepcopy(dataset)  # shares the tables, but not the features, which change below
         columns = _columns(self.dataset)
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         _check_images(self._plan, columns, got)

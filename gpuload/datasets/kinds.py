@@ -96,7 +96,8 @@ def _inner_datasets(dataset: Any) -> list[Any]:
 def draws_nothing(dataset: Any, *, allow_plain_containers: bool = False) -> bool:
     """Return whether a dataset is known to draw no random numbers, so that no generator has to be seeded. This is known
     for gpuload's datasets without user functions, torch's TensorDataset, and torch's Subset and ConcatDataset of these.
-    With `allow_plain_containers`, it is also known for arrays, tensors, lists, tuples and dicts, and for StackDataset."""
+    With `allow_plain_containers`, it is also known for arrays, tensors, lists, tuples and dicts, and for StackDatasets
+    of these."""
     if allow_plain_containers and (type(dataset) in PLAIN_CONTAINERS or is_plain_tensor(type(dataset))):
         return True
     if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
@@ -111,8 +112,8 @@ def draws_nothing(dataset: Any, *, allow_plain_containers: bool = False) -> bool
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Return whether a dataset benefits from `__getitems__`. torch's Subset and StackDataset implement `__getitems__` by
-    calling the inner datasets, so their answer depends on the inner datasets.
+    """Return whether a dataset benefits from `__getitems__`. torch's Subset and StackDataset implement `__getitems__`
+    by calling the inner datasets, so their answer depends on the inner datasets.
 
     A dataset with functions passed to ``map()`` qualifies only if these functions are still called one by one
     (`lazy_reader`): they may draw random numbers, and the generators are seeded for each sample.

@@ -51,8 +51,8 @@ class Mix(Joined):
         length: the number of positions in an epoch. Default: the total number of samples.
 
     Raises:
-        TypeError: an item is iterable, or is not a data set; a weight is not a number; the first samples of gpuload's data
-            sets differ in structure (only gpuload's data sets are checked).
+        TypeError: an item is iterable, or is not a data set; a weight is not a number; the first samples of gpuload's
+            data sets differ in structure (only gpuload's data sets are checked).
         ValueError: a data set is empty; the number of weights differs from the number of data sets; a weight is not
             finite and positive; `length` is not positive.
 
@@ -187,8 +187,8 @@ def _check_structures(datasets: list[Any]) -> None:
             reference = parts, name
         elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {name}; convert them "
-                "with .map(fn)"
+                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {name}; "
+                "convert them with .map(fn)"
             )
 
 

@@ -88,8 +88,8 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
-    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes`, whether it is
-    a clip of such frames."""
+    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes`, whether it
+    is a clip of such frames."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
     return (

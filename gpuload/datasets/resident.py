@@ -1,4 +1,5 @@
-"""`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that produces its batches.
+"""`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that produces its
+batches.
 
 This module only defines the object that a user creates, with the dataset and the memory limit.
 `gpuload.loader.device_cache` creates the cached data and stores it in `on_device`, where it lives as long as this

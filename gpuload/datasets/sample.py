@@ -455,8 +455,8 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
     """Convert boxes (n, 4) to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
-    (in ``"cxcywh"``, half a width may not be an integer), else float64. Edges of float32 boxes are rounded to float32, as in torchvision: with more
-    digits, a box that ends at the image's border would extend beyond it."""
+    (in ``"cxcywh"``, half a width may not be an integer), else float64. Edges of float32 boxes are rounded to float32,
+    as in torchvision: with more digits, a box that ends at the image's border would extend beyond it."""
     are_integers = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
     boxes = boxes.astype(np.int64 if are_integers else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":

@@ -9,9 +9,9 @@ before "/"), and files in a folder by name. torchvision compares text instead of
 UTF-8 names.
 
 Memory layout of `Paths`, which packs millions of paths into one byte buffer: `data` is uint8 and contains all paths
-(relative to the root, in the file system's encoding) one after the other. Path i is `data[offsets[i] : offsets[i + 1]]`;
-`offsets` is uint32, or int64 if the paths take 4 GiB or more. Both are plain arrays, so pickle protocol 5 sends them out-of-band, and all
-workers map one copy.
+(relative to the root, in the file system's encoding) one after the other. Path i is
+`data[offsets[i] : offsets[i + 1]]`; `offsets` is uint32, or int64 if the paths take 4 GiB or more. Both are plain
+arrays, so pickle protocol 5 sends them out-of-band, and all workers map one copy.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def full_path(path: str | os.PathLike[str]) -> str:
 
 
 def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
-    """Convert an index that may be negative to one that counts from 0; `text` is the end of the IndexError's message."""
+    """Convert an index that may be negative to one that counts from 0; `text` is the end of the IndexError's
+    message."""
     try:
         number = index.__index__()
     except AttributeError:

@@ -48,8 +48,8 @@ __all__ = [
 LEAF = "*"
 VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
 PLAIN = frozenset({*VALUES, *LEAVES, *META})  # types whose objects are always leaves
-# Either LEAF or (kind, type or None, keys or None, children), as nested, hashable tuples. The kinds are "tuple", "list",
-# "dict", "dataclass", and "clip", whose frames are one leaf each and become one tensor.
+# Either LEAF or (kind, type or None, keys or None, children), as nested, hashable tuples. The kinds are "tuple",
+# "list", "dict", "dataclass", and "clip", whose frames are one leaf each and become one tensor.
 Structure = Any
 
 
@@ -166,7 +166,7 @@ def convert_to_type(cls: type, plain: Any) -> Any:
     try:
         return cls(plain)
     except TypeError:
-        with contextlib.suppress(Exception):  # a type such as defaultdict cannot be built from a dict, but can be updated
+        with contextlib.suppress(Exception):  # a defaultdict, for example, can be updated
             instance = cls()
             instance.update(plain)
             return instance

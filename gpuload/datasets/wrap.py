@@ -72,14 +72,14 @@ def wrap(
             - torch's Subset or ConcatDataset of these
             - a gpuload dataset, which is returned unchanged
         mode: the channels to decode to, see `Encoded`. Default: the mode of ``datasets.Image(mode=…)``, else ``"RGB"``.
-        annotations: the structure of a CocoDetection's target. By default, the target is a dict with ``"boxes"`` (`Boxes`, float32,
-            left, top, right, bottom), ``"labels"`` (the category ids in the file, int64) and ``"image_id"``. ``"area"``
-            (float32) and ``"iscrowd"`` (int64) are added if all annotations have them. ``"masks"`` (`Mask`, uint8
-            n×H×W) are added if any annotation has them, and so are ``"keypoints"`` (`Keypoints`, float32 n×k×2, zeros
-            for unlabelled points) with ``"visibility"`` (int64 n×k, COCO's 0, 1 or 2). Images without annotations have
-            the same fields, with n = 0. To select optional fields, pass a tuple of ``"masks"``, ``"keypoints"`` or
-            both; ``()`` selects neither, which is faster. ``"raw"`` keeps torchvision's list of annotations; it is the
-            default if the dataset has a `target_transform`, which takes that list.
+        annotations: the structure of a CocoDetection's target. By default, the target is a dict with ``"boxes"``
+            (`Boxes`, float32, left, top, right, bottom), ``"labels"`` (the category ids in the file, int64) and
+            ``"image_id"``. ``"area"`` (float32) and ``"iscrowd"`` (int64) are added if all annotations have them.
+            ``"masks"`` (`Mask`, uint8 n×H×W) are added if any annotation has them, and so are ``"keypoints"``
+            (`Keypoints`, float32 n×k×2, zeros for unlabelled points) with ``"visibility"`` (int64 n×k, COCO's 0, 1 or
+            2). Images without annotations have the same fields, with n = 0. To select optional fields, pass a tuple of
+            ``"masks"``, ``"keypoints"`` or both; ``()`` selects neither, which is faster. ``"raw"`` keeps torchvision's
+            list of annotations; it is the default if the dataset has a `target_transform`, which takes that list.
         crowds: False skips crowd annotations (``iscrowd``), which detectors are not trained on.
 
     Workers read a ``datasets.Dataset`` with pyarrow alone if that gives the same samples. They read a stream with

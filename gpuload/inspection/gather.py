@@ -1,5 +1,5 @@
-"""Inspection with the workers of a `Loader`. It stores a row of numbers per image, about 75 bytes, so a million images
-take 75 MB. Runs in the main process.
+"""Inspects data sets with the workers of a `Loader`. Each image takes a row of numbers of about 75 bytes, so a million
+images take 75 MB. Runs in the main process.
 
 If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
 """
@@ -21,11 +21,11 @@ from gpuload.workers.faults import Faults
 __all__ = ["Gathered", "ProgressCallback", "gather", "gather_pixels"]
 
 BATCH: Final = 256
-MAX_CAUSES: Final = 10_000  # causes that are stored; all damaged images are counted
-MAX_CLASSES: Final = 100_000  # if there are more labels, they are not classes
+MAX_CAUSES: Final = 10_000  # the maximum number of stored causes; all damaged images are counted
+MAX_CLASSES: Final = 100_000  # more distinct labels than this are not treated as classes
 
 ProgressCallback = Callable[[int, int], None]
-"""A progress callback: takes the number of completed images, and the number of all images."""
+"""A progress callback: takes the number of completed images and the total number of images."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Gathered:
         rows: one `ROW` per inspected image, in the order of the data sets.
         classes: the class names of all data sets; the rows' labels are positions in this list.
         causes: the causes of damage or refusal, keyed by row; only the first 10,000.
-        drawn: whether the decoded images are a random selection.
+        drawn: whether only a random selection of the images is decoded.
         groups: the sums over all measured images, keyed by channels and bits.
     """
 
@@ -82,7 +82,7 @@ class Gathered:
         return self.classes[label] if self.classes and label >= 0 else None
 
     def name_of(self, row: int, *, full: bool = False) -> str:
-        """Return an image's path, relative to the data set's root unless `full`; if it has none, its key or index."""
+        """Return an image's path, relative to the data set's root unless `full`; without a path, its key or index."""
         dataset, index = self.datasets[self.rows["which"][row]], int(self.rows["index"][row])
         if isinstance(dataset, list):
             return getattr(dataset[index], "source", None) or f"sample {index}"
@@ -146,7 +146,7 @@ def gather_pixels(
     workers: int | None = None,
     update_progress: ProgressCallback = lambda done, total: None,
 ) -> None:
-    """Decode all images that are not damaged, or at most `max_images` random images, and add up their pixels."""
+    """Decode all undamaged images, or at most `max_images` random ones, and add up their pixels."""
     rows = gathered.rows
     good_rows = np.flatnonzero(rows["state"] == GOOD)
     selected_rows = _draw(np.random.default_rng(seed), good_rows, max_images)
@@ -154,7 +154,7 @@ def gather_pixels(
     for at, records, _ in (
         _batches(gathered, selected_rows, workers, update_progress, pixels=True) if len(selected_rows) else ()
     ):
-        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a sample that replaces a skipped sample occurs twice
         at, records = at[is_new], records[is_new]
         rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, records["flat"], records["digest"]
         kinds = records[["channels", "bits"]]
@@ -163,7 +163,7 @@ def gather_pixels(
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:
-    """Return `count` random numbers out of `numbers`, in order; None means all."""
+    """Draw `count` of the `numbers` at random, and return them in order; None means all."""
     if count is None or count >= len(numbers):
         return numbers
     return np.sort(rng.choice(numbers, count, replace=False, shuffle=False))

@@ -61,7 +61,7 @@ def test_one_epoch_comes_after_the_other() -> None:
     assert [len(next(batches)) for _ in range(5)] == [1, 2, 1, 2, 1]
     for empty in ([], [torch.zeros(0, 3, 4, 4)]):
         with pytest.raises(
-            ValueError, match="an epoch has no images: no sample can be loaded; gpuload inspect says why"
+            ValueError, match="an epoch has no images: no sample can be loaded; run gpuload inspect to see why"
         ):
             list(repeat_epochs(empty))
 
@@ -159,7 +159,7 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
         (None, ""),
         ((1, 4), ""),
         ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but that is an estimate: "
-                 "measured, 2 workers load 879 images/s"),
+                 "Measured: 2 workers load 879 images/s"),
         ((9, 2), "With 1 worker, loader.stats() may suggest 9 workers. That number "
                  "was not measured: try --workers 9"),
     ],
@@ -275,7 +275,7 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
     for text in (
         "The DataLoader does the same work with simplejpeg 1.",
         "7 of 7 measurements, DataLoader, 1 worker: ",
-        f"\n2 samples cannot be loaded, and were skipped: gpuload inspect {data} names them\n",
+        f"\n2 samples cannot be loaded, and were skipped; find them with gpuload inspect {data}\n",
         "CPU s per 1,000 images",
     ):
         assert text in out, out
@@ -324,7 +324,7 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
         (["nowhere"], "'nowhere' does not exist; expected a folder of images, shards, or a file of a store"),
         (["{root}/a.zip"], "is unknown: expected a folder of images, or a name that ends in .tar"),
         (["{root}/empty"], "has no images in it"),
-        (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: there is no file 'none.py'"),
+        (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: the file 'none.py' does not exist"),
         (["{root}/one", "--fields", "jpg"], "--fields applies to TarShards"),
     ],
 )
