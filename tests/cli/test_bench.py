@@ -158,7 +158,7 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
     [
         (None, ""),
         ((1, 4), ""),
-        ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but that is an estimate: "
+        ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but this is an estimate. "
                  "Measured: 2 workers load 879 images/s"),
         ((9, 2), "With 1 worker, loader.stats() may suggest 9 workers. That number "
                  "was not measured: try --workers 9"),
