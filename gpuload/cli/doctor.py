@@ -404,7 +404,7 @@ def check_regions(trial: Trial) -> Finding:
         fix = "use Decode(where='cpu'), and report this version and GPU in a gpuload issue"
         return Finding("regions", "broken", details, fix)
     if len(used_decoders) < len(faults):
-        details += f". {fallback}, since this version has not been verified"
+        details += f". {fallback}, because this version has not been verified"
     return Finding("regions", "works", details)
 
 

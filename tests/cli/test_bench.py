@@ -279,7 +279,7 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
         "CPU s per 1,000 images",
     ):
         assert text in out, out
-    assert re.search(r"DataLoader,\s+in turn +1 worker +1 worker +ratio", out)
+    assert re.search(r"DataLoader,\s+head to head +1 worker +1 worker +ratio", out)
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_a_recipe_is_measured_alone(jpeg_folder: Path, tmp_path: Path, monkeypat
     assert (found["images"], found["batch_size"], found["recipe"], found["failed"]) == (48, 16, recipe, 0)
     assert "peer" not in found
     for text in (
-        "ImageFolder(", f"batches of 16, {recipe}", "compared on the default recipe",
+        "ImageFolder(", f"batches of 16, {recipe}", "it supports only the default recipe",
         "3 of 3 measurements", "Recommended: num_workers=",
     ):  # fmt: skip
         assert text in told

@@ -431,8 +431,8 @@ def test_extras_are_listed() -> None:
     [
         ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU, Decode(where="),
         ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: regions match full decoding bit for bit"),
-        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "entire images. Decode(where='device') decodes"),
-        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0: {GPU}: it refuses."),
+        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "bit for bit. Decode(where='device') decodes"),
+        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0; {GPU}: it refuses."),
         ({**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}, "broken", f"{GPU}: it refuses"),
     ],
 )
