@@ -129,7 +129,8 @@ def show(findings: Sequence[Finding], console: Console) -> None:
 
 
 def examine(update_progress: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
-    """Run all checks, which takes a few seconds. `tell` is called with the number of completed steps and the total."""
+    """Run all checks, which takes a few seconds. `update_progress` is called with the number of completed steps and the
+    total."""
     try:
         jpeg = sample_jpeg()
     except Exception:  # Pillow is broken: its own trial reports the error

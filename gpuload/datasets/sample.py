@@ -477,20 +477,20 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
     return boxes.astype(dtype)
 
 
-def explain_deep_pixels(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | None:
+def explain_deep_pixels(name: str, mode: str, code: str = "gpuload.Image(array)") -> str | None:
     """Return an explanation with a remedy if an image of this Pillow mode has more than 8 bits per channel, else None.
 
-    `what` names the image in the message; `way` is code that preserves its values.
+    `name` is the image's name in the message; `code` is code that preserves its values.
 
     Example:
-        >>> too_deep("this PNG", "RGB")
-        >>> too_deep("this PNG", "I;16").partition(",")[0]
+        >>> explain_deep_pixels("this PNG", "RGB")
+        >>> explain_deep_pixels("this PNG", "I;16").partition(",")[0]
         "this PNG holds 16 bits per pixel (Pillow mode 'I;16')"
     """
     if mode not in DEEP:
         return None
     return (
-        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; to keep its values, "
-        f"yield {way}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
+        f"{name} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; to keep its values, "
+        f"yield {code}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
         "gpuload.Mask"
     )

@@ -69,11 +69,12 @@ def cached(
 
     Args:
         path: the path of the source, which determines the name of the cache file.
-        identity: everything that the index depends on, such as the source's size and time, and the arguments; JSON.
+        identity: everything that the index depends on, such as the source's size and modification time, and the
+            arguments, as JSON.
         build: a function that builds the arrays.
         is_fresh: returns whether cached arrays are still valid, where `identity` is not sufficient.
-        is_kept: returns whether newly built arrays may be cached.
-        least_bytes: smaller indexes are not cached; default `LEAST_BYTES`.
+        is_cacheable: returns whether newly built arrays may be cached.
+        min_bytes: smaller indexes are not cached; default `LEAST_BYTES`.
     """
     file = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
     encoded_identity = json.dumps([path, identity]).encode()

@@ -458,7 +458,7 @@ class RemoteScanner:
     """A listing of the image files below a URL, in the order of a `Scanner`.
 
     Attributes:
-        left_out: the ignored files of other programs, which are not images of the dataset.
+        skipped_files: the number of ignored files of other programs, which are not images of the dataset.
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:

@@ -72,7 +72,7 @@ class Shard:
     Attributes:
         size, mtime_ns: size and modification time of the archive when it was indexed.
         samples, members: the number of samples and of members.
-        left_out: the number of ignored files, which other programs added.
+        skipped_files: the number of skipped files of other programs.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
@@ -155,7 +155,7 @@ def fields_of(
     Args:
         archive: the members of the archive.
         path: the path of the archive, for error messages.
-        left_out: counts the ignored files of other programs.
+        skipped_files: counts the ignored files of other programs.
         seen: records the offset of each key, to find repeated keys; None means only adjacent samples are compared.
 
     Raises:
