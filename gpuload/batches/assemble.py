@@ -34,7 +34,7 @@ from gpuload.batches.gathering import target_stage
 from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, soften
 from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
-from gpuload.datasets.tree import made_like
+from gpuload.datasets.tree import convert_to_type
 from gpuload.errors import CollateError, error_types, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
 from gpuload.rng import philox, streams
@@ -404,7 +404,7 @@ class Assembly:
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
         if isinstance(leaf, Mapping):  # an instance of a user-defined class, which pytree treats as a leaf
-            return made_like(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
+            return convert_to_type(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
         return leaf
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from gpuload.datasets.sample import META, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
-    assembled,
+    assemble,
     describe,
     difference,
     leaf_count,
@@ -315,7 +315,7 @@ def collate(
         entries = tuple(column) if within in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
-    return assembled(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
+    return assemble(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
 
 
 def unwrap(value: Any) -> Any:

@@ -19,7 +19,7 @@ from gpuload.datasets.sample import META, MetaValue, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
-    assembled,
+    assemble,
     describe,
     difference,
     dtype_of,
@@ -188,7 +188,7 @@ def pad_collate(
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
-    return assembled(structure, collate_leaf, keep_tuples=False)
+    return assemble(structure, collate_leaf, keep_tuples=False)
 
 
 _keep.takes_meta = pad_collate.takes_meta = True  # pyright: ignore[reportFunctionMemberAccess]  see `takes_meta`

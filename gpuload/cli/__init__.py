@@ -1,4 +1,4 @@
-"""The command line: ``gpuload demo`` and others. It needs the packages of the extra `cli`."""
+"""The ``gpuload`` command, which needs the packages of the `cli` extra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
         if error.name not in ("rich", "typer"):
             raise
         print(
-            f"gpuload's command line needs {error.name}, which is not installed. It comes with the extra `cli`:\n\n"
+            f"gpuload's command line needs {error.name}, which is not installed. Install the `cli` extra:\n\n"
             "    pip install 'gpuload[cli,demo]'",
             file=sys.stderr,
         )

@@ -23,7 +23,7 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help=KINDS)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Rounds = Annotated[
-    int, typer.Option(min=1, help="Number of rounds; in each, gpuload and the DataLoader take one turn.")
+    int, typer.Option(min=1, help="Number of rounds; in each, gpuload and the DataLoader are measured once.")
 ]
 Json = Annotated[
     str | None,
@@ -102,7 +102,7 @@ def doctor(as_json: Json = None) -> None:
 
     Checks processors, memory, limits, the driver, torch and the GPUs.
 
-    Also tests each decoder, a worker and the optional packages in separate processes.
+    Also tests a worker, each decoder and the optional packages, in separate processes.
 
     Exit status: 0 if everything required works; 1 if something is broken.
     """
@@ -122,15 +122,15 @@ def demo(
     ),
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Worker processes per loader. Default: one for each CPU of this process, up to 8."),
+        typer.Option(min=0, help="Worker processes per loader. Default: one per available CPU, up to 8."),
     ] = None,
     batch_size: BatchSize = 32,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per turn.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 3.0,
     rounds: Rounds = 2,
     device: Device = None,
     images: Annotated[int, typer.Option(min=8, help="Number of photographs to create if --data is not given.")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and torch's DataLoader in turn, and write a page about them.
+    """Load real photographs with gpuload and torch's DataLoader, alternating, and write a page about them.
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """
@@ -160,13 +160,13 @@ def bench(
 ) -> None:
     """Compare how fast gpuload and torch's DataLoader load your data, find the bottleneck, and recommend settings.
 
-    Both loaders are measured with several numbers of workers, then their best settings take turns.
+    Both loaders are measured with several numbers of workers, then their best settings head to head.
 
     They do the same work: a random crop to 224×224, a flip, and normalization with ImageNet's mean and std.
 
     Caches are not cleared: files come from the disk or the kernel's page cache, as in an epoch started now.
 
-    Images that cannot be loaded are skipped on both sides.
+    Images that cannot be loaded are skipped in both loaders.
 
     Exit status: 0; 1 if the data or an option cannot be used.
     """
@@ -189,7 +189,7 @@ def inspect(
     data: Annotated[
         list[str],
         typer.Argument(
-            metavar="DATA", help=f"{KINDS} If there are several, images that occur in more than one are reported."
+            metavar="DATA", help=f"{KINDS} If there are several, images that are in more than one are reported."
         ),
     ],
     recipe: Recipe = None,
@@ -210,7 +210,7 @@ def inspect(
     ] = 6,
     seed: Annotated[int, typer.Option(min=0, help="The seed of all random draws.")] = 0,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Worker processes. Default: one for each CPU of this process.")
+        int | None, typer.Option(min=0, help="Worker processes. Default: one per available CPU.")
     ] = None,
     extensions: Annotated[
         str | None, typer.Option(help="For a folder: the file name extensions of images, such as '.jpg,.avif'.")
@@ -251,12 +251,12 @@ def pack(
         int | None,
         typer.Option(
             min=0,
-            help="Worker processes. Default: one for each CPU of this process, up to 16; none for a single shard.",
+            help="Worker processes. Default: one per available CPU, up to 16; none for a single shard.",
         ),
     ] = None,
     on_error: Annotated[
         Literal["raise", "skip"],
-        typer.Option(help="What to do with damaged images: name them and stop, or skip them."),
+        typer.Option(help="What to do with damaged images: report them and stop, or skip them."),
     ] = "raise",
     check: Annotated[bool, typer.Option("--check", help="Decode every image, to find all damage.")] = False,
     exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
@@ -300,7 +300,7 @@ def index(
         int | None,
         typer.Option(
             min=1,
-            help="Worker processes. Default: one for each CPU of this process, up to 16; none for a single shard.",
+            help="Worker processes. Default: one per available CPU, up to 16; none for a single shard.",
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also rebuild indexes that are up to date.")] = False,

@@ -2,10 +2,10 @@
 bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
-workers; then the best settings of both take turns. The throughput of each part of loading is computed from the
+workers; then the best settings of both alternate. The throughput of each part of loading is computed from the
 statistics of the best setting. Runs in the main process.
 
-A sample that cannot be loaded is skipped on both sides, and counted once, however often it is drawn.
+A sample that cannot be loaded is skipped in both loaders, and counted once, however often it is requested.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from gpuload.loader.advice import better_setting
 from gpuload.loader.limits import default_workers, usable_cpus
 
 __all__ = [
-    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "candidates", "comparison", "forever", "images_of",
-    "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
+    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "comparison_table", "images_of", "measure_settings", "medians",
+    "parts_of", "recommend", "remark_on", "repeat_epochs", "report_rows", "run", "worker_counts",
 ]  # fmt: skip
 
 PREFETCH: Final = 2  # prefetched batches: in total in gpuload, per worker in the DataLoader; the default of each
@@ -54,9 +54,9 @@ class Row:
 
     Attributes:
         name: ``"read"``, ``"decode"``, ``"augment"``, ``"Loader"`` or ``"DataLoader"``.
-        where: the workers or the device that did the work.
+        where: a description of the workers or the device that did the work.
         images_per_s: the rate; for a part of the work, the rate without the other parts.
-        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None if unknown.
+        cpu_s_per_1000: the CPU seconds of all processes per 1,000 images; None if unknown.
         image_bytes: the average number of bytes read or decoded per image; None if unknown.
         num_workers, prefetch_factor: the setting of a Loader or DataLoader.
         stats: the statistics of a Loader.
@@ -94,7 +94,7 @@ class Row:
         return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
-Report = Callable[[Row], Row]  # reports the progress, and returns the row
+RowCallback = Callable[[Row], Row]  # reports progress with a row, and returns the row
 Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
@@ -111,15 +111,15 @@ def images_of(batch: Any) -> torch.Tensor:
     return images
 
 
-def forever(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of one epoch after another. Raise ValueError if an epoch has no image."""
+def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of one epoch after another. Raise ValueError if an epoch has no images."""
     while True:
         images = 0
         for batch in loader:
             images += len(images_of(batch))
             yield batch
         if not images:
-            raise ValueError("an epoch has no images: no sample can be loaded; gpuload inspect says why")
+            raise ValueError("an epoch has no images: no sample can be loaded; run gpuload inspect to see why")
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """A benchmark of one dataset, with options as for `Loader`. Each measurement takes `seconds`, but at least one
-    batch. `failed` has the indices of the samples that either side could not load."""
+    batch. `failed` has the indices of the samples that a loader could not load."""
 
     dataset: Any
     transforms: Sequence[Any]
@@ -142,15 +142,15 @@ class Bench:
         where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
-            self._take(batches, 1 + row.max_prefetched)  # wait until the workers have started
+            self._copy_batches(batches, 1 + row.max_prefetched)  # wait until the workers have started
             stats_before = None if loader is None else loader.stats()
             row = self.measure(row, batches)
             stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
-    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: Report) -> Pairs:
-        """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
-        other loader's turn."""
+    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
+        """Measure two loaders alternately. The first batches of each turn do not count, since they were prefetched
+        during the other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             rows = [
@@ -162,43 +162,45 @@ class Bench:
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
-        """Yield the endless batches of a Loader or DataLoader, and the Loader. Samples that fail are skipped and
-        recorded. Leaving the context stops a Loader's workers."""
+        """Yield an endless iterator over the batches of a Loader or DataLoader, and the Loader (None for a DataLoader).
+        Samples that fail are skipped and recorded. Leaving the context stops a Loader's workers."""
         size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
         if row.name == "DataLoader":
             yield (
-                self._recorded(data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)),
+                self._record_failures(
+                    data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)
+                ),
                 None,
             )
             return
         options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": row.prefetch_factor}
         faults = gl.Faults(on_error="skip", max_error_rate=1.0, max_restarts=100)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about skipped samples, which are counted
+            warnings.simplefilter("ignore", RuntimeWarning)  # warnings about skipped samples, which are counted
             with gl.Loader(
                 self.dataset, size, transforms=self.transforms, device=self.device, faults=faults, **options
             ) as loader:
-                yield forever(loader), loader
+                yield repeat_epochs(loader), loader
                 self.failed.update(record.index for record in loader.errors)
 
-    def _recorded(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
-        for images, failed in forever(loader):
+    def _record_failures(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+        for images, failed in repeat_epochs(loader):
             self.failed.update(failed)
             yield images
 
     def measure(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
-        self._take(batches, skip)
+        self._copy_batches(batches, skip)
         self._wait()
         images, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
         while not images or time.perf_counter() - began_s < self.seconds:
-            images += self._take(batches, 1)
+            images += self._copy_batches(batches, 1)
         self._wait()
         wall_s, cpu_s = time.perf_counter() - began_s, cpu_seconds(os.getpid()) - cpu_before_s
         return replace(row, images_per_s=images / wall_s, cpu_s_per_1000=1000 * cpu_s / images)
 
-    def _take(self, batches: Iterator[Any], count: int) -> int:
+    def _copy_batches(self, batches: Iterator[Any], count: int) -> int:
         return sum(len(images_of(next(batches)).to(self.device, non_blocking=True)) for _ in range(count))
 
     def _wait(self) -> None:
@@ -206,10 +208,12 @@ class Bench:
             torch.accelerator.synchronize(self.device)
 
 
-def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remark: Callable[[str], None]) -> list[Row]:
+def measure_settings(
+    bench: Bench, numbers: Sequence[int], report: RowCallback, remark: Callable[[str], None]
+) -> list[Row]:
     """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
-    setting's ``loader.stats()`` suggests; then the best setting again with twice the prefetched batches. `remark` is
-    called with the reason if a setting is skipped.
+    setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
+    If a setting is skipped, `remark` is called with the reason.
 
     Raises:
         LimitError: the first setting cannot be started.
@@ -225,17 +229,17 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
             remark(str(error))
             continue
         if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
-            suggested_setting = recommended(rows).suggested_setting
+            suggested_setting = recommend(rows).suggested_setting
             if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
                 to_try.append(suggested_setting)
-    best = recommended(rows)
+    best = recommend(rows)
     rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
 def medians(pairs: Pairs) -> dict[str, float]:
-    """Return the medians over all rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is
-    faster, or uses less CPU time."""
+    """Return the medians over all rounds. A ratio is the median of the ratios within the rounds; if it is above 1,
+    gpuload is faster, or uses less CPU time."""
     costs = [(gpuload_row.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for gpuload_row, peer in pairs]
     values = {
         "images_per_s": [gpuload_row.images_per_s for gpuload_row, _ in pairs],
@@ -251,23 +255,23 @@ def medians(pairs: Pairs) -> dict[str, float]:
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def candidates(cpus: int, usual: int) -> list[int]:
+def worker_counts(cpus: int, usual: int) -> list[int]:
     """Return the numbers of workers to try: one, half the CPUs, the default, all CPUs, and one and a half times the
     CPUs, which helps if workers wait for a disk."""
     return sorted({1, max(1, cpus // 2), usual, cpus, cpus + max(1, cpus // 2)})
 
 
-def recommended(rows: Sequence[Row]) -> Row:
-    """Among the rows nearly as fast as the fastest, return the one with the fewest workers, then the fewest prefetched
-    batches."""
+def recommend(rows: Sequence[Row]) -> Row:
+    """Among the rows that are nearly as fast as the fastest, return the row with the fewest workers, then the fewest
+    prefetched batches."""
     best = max(row.images_per_s for row in rows)
     good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
     return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
 def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Explain why the recommended row has fewer workers than its ``loader.stats()`` suggests; return "" if it does not
-    have fewer. The statistics are only estimates; these rates were measured."""
+    """Return a remark if ``loader.stats()`` suggests more workers than the recommended row has; otherwise "". The
+    statistics are only estimates; the rates of the rows were measured."""
     workers = best.num_workers
     if best.suggested_setting is None or best.suggested_setting[0] <= workers:
         return ""
@@ -277,19 +281,19 @@ def remark_on(best: Row, rows: Sequence[Row]) -> str:
     if not rows_with_more or suggested > max(row.num_workers for row in rows_with_more):
         return f"{suggestion}. That number was not measured: try --workers {suggested}"
     row = min(rows_with_more, key=lambda row: abs(row.num_workers - suggested))
-    return f"{suggestion}, but that is an estimate: measured, {row.workers} load {row.images_per_s:,.0f} images/s"
+    return f"{suggestion}, but this is an estimate. Measured: {row.workers} load {row.images_per_s:,.0f} images/s"
 
 
 def parts_of(row: Row, device: torch.device) -> list[Row]:
     """Compute the rates of reading, decoding and augmenting, each without the other parts, from the statistics of a
-    Loader. Workers read and decode; the device, or this process on the CPU, augments. Parts that took no time are
-    omitted."""
+    Loader. Workers read and decode; the device augments, or this process if the device is the CPU. Parts that took no
+    time are omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
-    by_workers = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
-    by_device = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
+    worker_process = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
+    augmenting_process = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
     for name, names in PARTS.items():
-        process, label, count = by_device if name == "augment" else by_workers
+        process, label, count = augmenting_process if name == "augment" else worker_process
         seconds = sum(stats.part(part, process).seconds for part in names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
@@ -300,8 +304,8 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
     """Return the name of the bottleneck, and a sentence with the figures; both are "" if there are no parts. Workers
-    read and then decode, so the slower of these two is the bottleneck if their combined rate is below that of
-    augmenting."""
+    read and then decode, so if the combined rate of these parts is below the rate of augmenting, the slower of the two
+    is the bottleneck."""
     rates = {part.name: part.images_per_s for part in parts}
     if not rates:
         return "", ""
@@ -338,15 +342,15 @@ def run(
         bench = Bench(
             dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
         )
-        _introduce(console, bench, recipe)
+        _print_setup(console, bench, recipe)
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
-        best = recommended(settings)
+        best = recommend(settings)
         setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
         parts = parts_of(best, torch_device)
-        bound, why = bottleneck(best, parts)
+        bottleneck_name, why = bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
         if pairs:
-            console.print(comparison(best, recommended(peers), pairs))
+            console.print(comparison_table(best, recommend(peers), pairs))
         for text, style in ((_failures(bench, data), "yellow"), (why, None), (remark_on(best, settings), None)):
             if text:
                 say(console, text, style)
@@ -355,7 +359,7 @@ def run(
             report = {
                 "data": data, "recipe": recipe, "seconds": seconds, **_context(bench), "failed": len(bench.failed),
                 "parts": [row.as_dict() for row in parts], "settings": [row.as_dict() for row in settings],
-                "bound": bound, "why": why, "recommended": setting,
+                "bound": bottleneck_name, "why": why, "recommended": setting,
             }  # fmt: skip
             if pairs:
                 round_rows = [{"gpuload": gpuload_row.as_dict(), "peer": peer.as_dict()} for gpuload_row, peer in pairs]
@@ -381,44 +385,44 @@ def _context(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
+def _print_setup(console: Console, bench: Bench, recipe: str | None) -> None:
     cpus, recipe_name = count_of(usable_cpus(), "CPU"), recipe or "the default recipe"
     say(console, repr(bench.dataset))
     say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
     if recipe is None:
         say(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
     else:
-        say(console, "torch's DataLoader is not measured: it can only be compared on the default recipe")
+        say(console, "torch's DataLoader is not measured: it supports only the default recipe")
     warn_if_busy(console)
 
 
 def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -> tuple[list[Row], list[Row], Pairs]:
-    """Return the Loader's settings, the DataLoader's settings, and the rounds of the best two. Without rounds, the
-    DataLoader is not measured."""
+    """Return the rows of the Loader's settings, the rows of the DataLoader's settings, and the rounds of the best two.
+    Without rounds, the DataLoader is not measured."""
     cpus = usable_cpus()
-    numbers = candidates(cpus, default_workers(cpus, 1)) if workers is None else [workers]
+    numbers = worker_counts(cpus, default_workers(cpus, 1)) if workers is None else [workers]
     peer_numbers = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
-    with reporting(
+    with report_rows(
         console, "measurements", len(numbers) + 1 + (len(peer_numbers) + 2 * rounds if rounds else 0)
     ) as report:
         settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
         if not rounds:
             return settings, [], []
         peers = [report(bench.measure_alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
-        return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
+        return settings, peers, bench.take_turns(recommend(settings), recommend(peers), rounds, report)
 
 
 @contextmanager
-def reporting(console: Console, description: str, total: int) -> Iterator[Report]:
-    """Show the progress of measurements, with the rate of each."""
+def report_rows(console: Console, description: str, total: int) -> Iterator[RowCallback]:
+    """Show the progress of measurements: yield a function that reports each row with its rate."""
     completed = 0
-    with progress(console, description) as tell:
+    with progress(console, description) as update_progress:
 
         def report(row: Row) -> Row:
             nonlocal completed
             completed += 1
             where = f", {row.where}" if row.where else ""
-            tell(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
+            update_progress(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
             return row
 
         yield report
@@ -442,14 +446,14 @@ def _failures(bench: Bench, data: str) -> str:
     if not (failed := len(bench.failed)):
         return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped: gpuload inspect {data} names {them}"
+    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped; find {them} with gpuload inspect {data}"
 
 
-def comparison(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
-    """Return the table of the rounds in which two loaders took turns."""
+def comparison_table(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:
+    """Return the table of the rounds in which two loaders alternated."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("in turn")
+    table.add_column("head to head")
     for name in (f"gpuload,\n{gpuload_row.workers}", f"{peer.name},\n{peer.workers}", "ratio"):
         table.add_column(name, justify="right", vertical="bottom")
     rates, costs = (("images_per_s", "peer_images_per_s"), ("cpu_s_per_1000", "peer_cpu_s_per_1000"))

@@ -1,8 +1,8 @@
 """The output of all commands: the console, progress, errors, JSON. Results go to stdout, errors to stderr.
 
-In a terminal, sentences wrap between words, but a long path is never broken, so that it can be copied, and progress is
-shown as bars. Elsewhere, lines are never wrapped, and progress is one line for each tenth of the work, which keeps logs
-short. Colours follow rich's rules: none without a terminal, and none with ``NO_COLOR``.
+In a terminal, progress is shown as bars, and sentences wrap between words, but a long path is never broken, so that it
+can be copied. Otherwise, lines are never wrapped, and progress is one line every 10%, which keeps logs short. Colours
+follow rich's rules: none without a terminal, and none with ``NO_COLOR``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuload.errors import LINES, visible
 from gpuload.packing.durable import write_file
 
 __all__ = [
-    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "say",
+    "FAILED", "STOPPED", "ProgressCallback", "count_of", "device_of", "fail", "make_console", "progress", "say",
     "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
@@ -32,9 +32,9 @@ WIDE: Final = 100  # columns of a terminal with room for all progress columns
 STEPS: Final = 10  # number of progress lines per task without a terminal
 
 
-Tell = Callable[..., None]
-"""A progress callback: takes the completed amount, the total if it is known by now, and a short note, such as a rate:
-``tell(3, 10, note="1,000 images/s")``."""
+ProgressCallback = Callable[..., None]
+"""A progress callback. It takes the completed amount, the total (None if unknown or unchanged), and a short note, such
+as a rate: ``update_progress(3, 10, note="1,000 images/s")``."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -44,7 +44,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
     """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
-    names in data are untrusted. `to_copy` marks a command or code, whose lines are not wrapped."""
+    names in data are untrusted. With `to_copy`, for commands and code, lines are not wrapped."""
     visible_text = visible(text, LINES)
     if console.is_terminal and not to_copy:
         visible_text = "\n".join(_wrapped(line, console.width) for line in visible_text.split("\n"))
@@ -60,16 +60,18 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def fail(console: Console, error: object) -> int:
-    """Print an error, to stderr if the console writes to stdout. Return the exit status."""
+    """Print an error (to stderr if the console writes to stdout), and return the exit status."""
     say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
     return FAILED
 
 
 @contextmanager
-def progress(console: Console, description: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+def progress(
+    console: Console, description: str, total: int | None = None, *, transient: bool = True
+) -> Iterator[ProgressCallback]:
     """Show the progress of a task. A `transient` bar is removed at the end."""
     if not console.is_terminal:
-        yield _lines(console, description, total)
+        yield _line_reporter(console, description, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -79,28 +81,28 @@ def progress(console: Console, description: str, total: int | None = None, *, tr
         *((TimeElapsedColumn(),) if console.width >= WIDE else ()),
         TimeRemainingColumn(),
     )
-    # Refresh rarely: it takes processor time from the measurements.
+    # Refreshing uses CPU time, which would affect the measurements, so do it rarely.
     with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
         task = bars.add_task(description, total=total, note="")
         # `total=None` leaves the total unchanged.
         yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
-def _lines(console: Console, description: str, known_total: int | None) -> Tell:
+def _line_reporter(console: Console, description: str, known_total: int | None) -> ProgressCallback:
     printed = 0
 
-    def tell(completed: int, total: int | None = None, note: str = "") -> None:
+    def update_progress(completed: int, total: int | None = None, note: str = "") -> None:
         nonlocal printed, known_total
         known_total = known_total if total is None else total
         if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed:
             printed = step
             say(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
 
-    return tell
+    return update_progress
 
 
 def count_of(number: int, singular: str, plural: str = "") -> str:
-    """Return a count with its noun: ``1 image``, ``2 images``."""
+    """Format a count with its noun: ``1 image``, ``2 images``."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
@@ -115,10 +117,10 @@ def warn_if_busy(console: Console) -> None:
 
 
 def device_of(name: str | None) -> Any:
-    """Return the torch device for ``--device``, by default a GPU if there is one.
+    """Return the torch device for ``--device``; the default is a GPU if there is one.
 
     Raises:
-        ValueError: the name is not a device, or there is no such device.
+        ValueError: the name is not a device, or the device does not exist.
     """
     from gpuload.stage import device as devices
     from gpuload.stage.plan import check_device
@@ -140,5 +142,5 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file; an existing file is replaced once the new file is complete."""
+    """Write a file. An existing file is replaced only when the new file is complete."""
     write_file(path, text.encode(), os.path.dirname(path) or ".", sync=False)

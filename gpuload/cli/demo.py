@@ -1,5 +1,5 @@
-"""``gpuload demo``: loads photographs with gpuload and torch's DataLoader in turn, and writes an HTML page about them.
-Everything runs in the foreground of one process and its workers.
+"""``gpuload demo``: loads photographs with gpuload and torch's DataLoader, alternating, and writes an HTML page about
+them. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rich.console import Console
 
 import gpuload as gl
 from gpuload.cli import inspect
-from gpuload.cli.bench import PREFETCH, Bench, Row, comparison, reporting
+from gpuload.cli.bench import PREFETCH, Bench, Row, comparison_table, report_rows
 from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.source import default_recipe, source_of
@@ -64,11 +64,11 @@ def run(
         gpuload_row, peer_row = (
             Row(name=name, num_workers=workers, prefetch_factor=PREFETCH) for name in ("gpuload", "DataLoader")
         )
-        with reporting(console, "rounds", 2 * rounds) as report:
+        with report_rows(console, "rounds", 2 * rounds) as report:
             pairs = bench.take_turns(gpuload_row, peer_row, rounds, report)
-        console.print(comparison(gpuload_row, peer_row, pairs))
+        console.print(comparison_table(gpuload_row, peer_row, pairs))
         if failed := len(bench.failed):
-            say(console, f"{count_of(failed, 'image')} cannot be loaded; skipped on both sides", "yellow")
+            say(console, f"{count_of(failed, 'image')} cannot be loaded; skipped in both loaders", "yellow")
         say(console, "The images, before and after augmentation (gpuload inspect):\n")
         out.mkdir(parents=True, exist_ok=True)
         inspect.run([root], html=str(out / "inspect.html"), workers=workers, console=console)

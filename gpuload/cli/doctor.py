@@ -1,7 +1,7 @@
 """``gpuload doctor``: reports which parts of this machine and installation work, which do not, and how to fix them.
 
-Each check is a function from facts to a `Finding`. The facts are gathered in this process, which imports no torch;
-checks that can crash, hang or take seconds run in separate processes (`gpuload.cli.trial`).
+Each check is a function that takes facts and returns a `Finding`. The facts are gathered in this process, which does
+not import torch; trials that can crash, hang or take seconds run in separate processes (`gpuload.cli.trial`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Trial = Mapping[str, Any]
 COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
 
 SPARE_BYTES: Final = 1_000_000_000  # for batches and decoded images in flight, in addition to the workers' memory
-THREADS: Final = 32  # started by the libraries of a worker and of this process, in total
+THREADS: Final = 32  # maximum number of threads that the libraries of a worker and of this process start, in total
 MIN_TORCH: Final = (2, 8)
 
-# NVIDIA publishes a separate package for each version of CUDA. These are the distributions, keyed by gpuload's extra.
+# NVIDIA publishes a separate package for each version of CUDA: the distributions, keyed by gpuload's extra.
 NVIDIA: Final = {
     "nvImageCodec": {"cu12": "nvidia-nvimgcodec-cu12", "cu13": "nvidia-nvimgcodec-cu13"},
     "DALI": {"cu12": "nvidia-dali-cuda120", "cu13": "nvidia-dali-cuda130"},
@@ -52,7 +52,7 @@ OPTIONAL: Final = {  # steps that run only if one of these distributions is inst
     "nvImageCodec": tuple(NVIDIA["nvImageCodec"].values()),
     "regions": tuple(NVIDIA["nvImageCodec"].values()),
 }
-EXTRAS: Final = {  # the modules that an extra installs
+EXTRAS: Final = {  # the modules that each extra installs
     "demo": ("skimage",), "hdf5": ("h5py",), "lmdb": ("lmdb",), "metrics": ("prometheus_client",),
     "parquet": ("pyarrow",), "ray": ("ray",), "remote": ("fsspec", "aiohttp"), "s3": ("s3fs",), "gs": ("gcsfs",),
     "hf": ("huggingface_hub",), "kornia": ("kornia",),
@@ -78,8 +78,8 @@ class Finding(NamedTuple):
 
 def run(as_json: str | None = None, console: Console | None = None) -> int:
     """Examine this machine, and print the report or write it as JSON. Return the exit status."""
-    with progress(make_console(stderr=True), "checks") as tell:
-        findings = examine(tell)
+    with progress(make_console(stderr=True), "checks") as update_progress:
+        findings = examine(update_progress)
     if as_json is not None:
         write_json(as_json, as_dict(findings))
     if as_json != "-":
@@ -88,7 +88,7 @@ def run(as_json: str | None = None, console: Console | None = None) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return a sentence about the worst finding; `findings` are in order of importance."""
+    """Summarise the worst finding in a sentence; `findings` are in order of importance."""
     broken, improve = ([finding for finding in findings if finding.state == state] for state in ("broken", "improve"))
     if broken:
         subject = "1 part is" if len(broken) == 1 else f"{len(broken)} parts are"
@@ -128,8 +128,9 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
 
 
-def examine(tell: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
-    """Run all checks, which takes a few seconds. `tell` is called with the number of completed steps and the total."""
+def examine(update_progress: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
+    """Run all checks, which takes a few seconds. `update_progress` is called with the number of completed steps and the
+    total."""
     try:
         jpeg = sample_jpeg()
     except Exception:  # Pillow is broken: its own trial reports the error
@@ -137,17 +138,17 @@ def examine(tell: Callable[[int, int], None] = lambda completed, total: None) ->
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
     shared_steps = [step for step in steps if step not in ISOLATED]
     results: dict[str, Trial] = {}
-    tell(0, len(steps))
+    update_progress(0, len(steps))
     with ThreadPoolExecutor() as threads:
         groups = [*([step] for step in steps if step in ISOLATED), shared_steps]
         for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
             results |= trial.result()
-            tell(len(results), len(steps))
+            update_progress(len(results), len(steps))
     return findings_of(results)
 
 
 def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
-    """Return all findings, in order of importance within each group: the machine, GPUs, packages."""
+    """Return all findings in three groups (the machine, GPUs, packages), each in order of importance."""
     usable = limits.usable_cpus()
     workers, left = limits.default_workers(usable, 1), limits.processes_left()
     soft, hard = (
@@ -162,7 +163,7 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         for name, packages in NVIDIA.items()
     }
     crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
-    jpegs = "decodes entire JPEGs, and those that nvImageCodec refuses" if crops else "decodes all JPEGs here"
+    jpegs = "decodes entire JPEGs, and JPEGs that nvImageCodec refuses" if crops else "decodes all JPEGs here"
     other_formats = "decodes PNG, WebP and other formats, and damaged JPEGs"
     extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
     return [
@@ -189,10 +190,10 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
 
 
 def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
-    """Check the processors: how many are `online`, how many of these the `affinity` mask allows, and how many are
-    `usable` within the CPU quota."""
+    """Check the number of CPUs: how many are `online`, how many the `affinity` mask allows, and how many are `usable`
+    within the CPU quota."""
     bounds = [f"the affinity mask allows {affinity} of {online}"] if affinity < online else []
-    bounds += [f"the CPU quota of the control group allows {usable}"] if usable < affinity else []
+    bounds += [f"the cgroup CPU quota allows {usable}"] if usable < affinity else []
     details = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
     if usable > 1:
         return Finding("CPUs", "works", details)
@@ -202,11 +203,11 @@ def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
 
 
 def check_memory(workers: int, *, root: str = "/") -> Finding:
-    """Check the free memory within the control group's limit, or on the machine. `root` is the folder used as ``/``."""
+    """Check the free memory within the cgroup limit, or on the machine. `root` is the folder used as ``/``."""
     free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
     if free is None:
         return Finding("memory", "works", "no known limit")
-    details = f"{size_of(free)} free {'within the limit of the control group' if free == left else 'on the machine'}"
+    details = f"{size_of(free)} free {'within the cgroup limit' if free == left else 'on the machine'}"
     worker_bytes = workers * limits.WORKER_BYTES
     if free >= worker_bytes + SPARE_BYTES:
         return Finding("memory", "works", details)
@@ -217,7 +218,7 @@ def check_memory(workers: int, *, root: str = "/") -> Finding:
 
 
 def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
-    """Check how many descriptors this process can still open; `soft` and `hard` are the limits, None for no limit."""
+    """Check how many file descriptors this process can still open; `soft` and `hard` are the limits, or None."""
     descriptors_left = limits.descriptors_left()
     if descriptors_left is None or soft is None:
         return Finding("open files", "works", "no limit")
@@ -232,7 +233,7 @@ def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Fin
 
 
 def check_processes(workers: int, left: int | None) -> Finding:
-    """Check how many more processes and threads can be started; `left` is None for no limit."""
+    """Check how many more processes and threads can be started; `left` is None if there is no limit."""
     if left is None:
         return Finding("processes", "works", "no limit")
     details = f"{left:,} more processes and threads can be started"
@@ -254,7 +255,7 @@ def check_workers(workers: int, trial: Trial) -> Finding:
 
 
 def _driver() -> tuple[str | None, str | None]:
-    """Return the version of NVIDIA's driver, and the newest CUDA that it supports; None for each that is missing."""
+    """Return the version of NVIDIA's driver, and the newest CUDA version that it supports; None if unknown."""
     path = Path("/proc/driver/nvidia/version")
     match = re.search(r"Kernel Module\D*([\d.]+)", path.read_text() if path.is_file() else "")
     try:
@@ -267,7 +268,7 @@ def _driver() -> tuple[str | None, str | None]:
 
 
 def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
-    """Check torch's version and CUDA version; `driver_cuda` is the newest CUDA that the driver supports, or None."""
+    """Check torch's version and CUDA version; `driver_cuda` is the newest CUDA version that the driver supports."""
     if not trial["ok"]:
         return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
     version, cuda, other_backend = trial["version"], trial["cuda"], trial["other"]
@@ -288,8 +289,8 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
 
 
 def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
-    """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, `cuda` the newest CUDA that it
-    supports."""
+    """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, `cuda` the newest CUDA
+    version that it supports."""
     if devices := trial.get("devices", []):
         names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
         are_equal = len(set(names)) == 1 and len(names) > 1
@@ -309,8 +310,8 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
     """Check page-locked memory, which allows asynchronous copies to a GPU.
 
-    `limit_bytes` is None for no limit. `code` is the result of locking `locked_bytes`: 0 or the runtime's error code;
-    None without a GPU.
+    `limit_bytes` is None if there is no limit. `code` is the result of locking `locked_bytes`: 0 for success, the
+    runtime's error code, or None without a GPU.
     """
     name = "page-locked memory"
     limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else size_of(limit_bytes))
@@ -347,7 +348,7 @@ def check_triton(version: str | None, trial: Trial | None, *, compiler: str | No
 
 def cuda_extra(torch_cuda: str | None, others: Sequence[str] = ()) -> str:
     """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. If torch has no CUDA, either
-    works: use the same extra as `others`, the installed packages of NVIDIA, or the newest if there are none."""
+    works: return the extra of `others`, NVIDIA's installed packages, or the newest extra if there are none."""
     if torch_cuda is not None:
         return "cu13" if torch_cuda.startswith("13") else "cu12"
     return others[0] if others else "cu13"
@@ -360,14 +361,14 @@ def check_nvidia(
 
     Args:
         versions: the installed versions of both, keyed by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
-        trial: the result of decoding a region, or of creating the backend; None if this was not tried.
-        torch_cuda: the CUDA that torch was built for; None for the CPU.
+        trial: the result of decoding a region, or of creating the backend; None if there was no trial.
+        torch_cuda: the CUDA version that torch was built for; None for a CPU build.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
     other_extras = [extra for other, details in versions.items() if other != name for extra in details]
     extra = cuda_extra(torch_cuda, other_extras)
     install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
-    use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
+    use = "decodes a crop without decoding the entire image" if is_codec else "the backend 'dali' can be used"
     if not installed and is_codec:
         details = f"not installed. It {use}; without it, entire images are decoded, at about half the rate"
         return Finding(name, "improve", details, install)
@@ -391,20 +392,20 @@ def check_nvidia(
 
 
 def check_regions(trial: Trial) -> Finding:
-    """Check whether nvImageCodec decodes regions correctly on the device, for ``Decode(where="device")``; `trial` is
-    the result of `gpuload.cli.trial.try_regions`, or says how its process ended."""
+    """Check whether nvImageCodec decodes regions correctly on the device, for ``Decode(where="device")``. `trial` is
+    the result of `gpuload.cli.trial.try_regions`, or says why there is no result."""
     fallback = "Decode(where='device') decodes entire images"
     if not trial["ok"]:
         return Finding("regions", "not needed", f"{trial['why']}. On a GPU, {fallback}")
     faults, used_decoders = trial["faults"], trial["used"]
-    details = f"{trial['version']} on {trial['device']}: " + "; ".join(
-        f"{name}: {fault or 'bit-identical to entire images'}" for name, fault in faults.items()
+    details = f"version {trial['version']} on {trial['device']}; " + "; ".join(
+        f"{name}: {fault or 'regions match full decoding bit for bit'}" for name, fault in faults.items()
     )
     if any(faults[name] for name in used_decoders):
         fix = "use Decode(where='cpu'), and report this version and GPU in a gpuload issue"
         return Finding("regions", "broken", details, fix)
     if len(used_decoders) < len(faults):
-        details += f". {fallback}, since this version has not been verified"
+        details += f". {fallback}, because this version has not been verified"
     return Finding("regions", "works", details)
 
 
@@ -417,7 +418,7 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
 
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
-    """List the extras whose packages are all installed, the other extras, and the program jpegtran."""
+    """List the extras whose packages are all installed and the extras that are missing, and check for jpegtran."""
     present_names, absent_names = (
         [name for name, ok in installed.items() if ok is expected] for expected in (True, False)
     )
@@ -454,7 +455,7 @@ def _version(distribution: str) -> str | None:
 
 def size_of(nbytes: float) -> str:
     """Format a number of bytes: ``64 KB``, ``1.5 GB``. Units are powers of 1000, as for disks and in docker, or powers
-    of 1024 if the number is an exact multiple."""
+    of 1024 if the number is an exact multiple of one."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if nbytes >= factor:
             exact = nbytes / (1 << factor.bit_length() // 10 * 10)

@@ -17,7 +17,7 @@ from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
-from gpuload.inspection.files import NAMED
+from gpuload.inspection.files import FORMAT_BY_ENDING
 from gpuload.inspection.gather import gather, gather_pixels
 from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
@@ -26,7 +26,7 @@ from gpuload.loader.limits import usable_cpus
 __all__ = ["BAD", "run"]
 
 BAD: Final = 3  # exit status if there are damaged images, or the same image in several data sets
-LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
+MAX_LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
 STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
 LABELS: Final = {"bad": "fix", "odd": "check", "note": "info"}
 SMALL_SIDE: Final = 112  # longer side of a duplicate's picture, in pixels
@@ -48,21 +48,26 @@ def run(
     console: Console | None = None,
     **store: str | None,
 ) -> int:
-    """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has options of `source_of`."""
+    """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has the options of
+    `source_of`."""
     workers = usable_cpus() if workers is None else workers
     store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
-        # The page shows images before Normalize.
+        # The page shows images before Normalize, so drop it from the default recipe.
         transforms = default_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(source, store) for source in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
-        with progress(console, "files checked") as tell:
-            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
+        with progress(console, "files checked") as update_progress:
+            gathered = gather(
+                datasets, _names(data), limit=limit, seed=seed, workers=workers, update_progress=update_progress
+            )
         if pixels != "0":
             max_images = None if pixels == "all" else int(pixels)
-            with progress(console, "images decoded") as tell:
-                gather_pixels(gathered, max_images=max_images, seed=seed, workers=workers, tell=tell)
+            with progress(console, "images decoded") as update_progress:
+                gather_pixels(
+                    gathered, max_images=max_images, seed=seed, workers=workers, update_progress=update_progress
+                )
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
@@ -89,13 +94,13 @@ def run(
 
 def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
     """Return a dataset from any source that `gpuload pack` accepts, or from a single image."""
-    if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
+    if os.path.isfile(data) and data.lower().endswith(tuple(FORMAT_BY_ENDING)):
         return [read(data)]
     return source_of(data, store)
 
 
 def _names(data: Sequence[str]) -> list[str]:
-    """Name data sets by the last parts of their paths, using as few parts as make the names unique."""
+    """Name each data set by the last parts of its path, with as few parts as needed for unique names."""
     paths = [source if is_url(source) else os.path.abspath(source) for source in data]
     parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
@@ -114,8 +119,8 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
-    """Print the summary: a table in a terminal, plain lines elsewhere."""
-    facts = [(name, visible(value)) for name, value in _facts(summary)]
+    """Print the summary as a table in a terminal, otherwise as plain lines."""
+    facts = [(name, visible(value)) for name, value in _summary_lines(summary)]
     if console.is_terminal:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
@@ -129,7 +134,7 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
     for kind in summary["pixels"]["kinds"][:1]:
         if kind["normalize"]:
             say(console, kind["normalize"], to_copy=True)
-    for line, style in _listed(summary):
+    for line, style in _finding_lines(summary):
         say(console, line, style)
     if console.is_terminal:
         console.print()
@@ -139,25 +144,27 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
             say(console, f"    {code_line}", to_copy=True)
 
 
-def _listed(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _finding_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines that name damaged files and duplicates, with their styles."""
     damaged = summary["damaged"]
-    for image in damaged["listed"][:LISTED]:
+    for image in damaged["listed"][:MAX_LISTED]:
         yield f"damaged: {visible(image['path'])}: {visible(image['cause'])}", "red"
-    if (more := damaged["count"] - LISTED) > 0:
+    if (more := damaged["count"] - MAX_LISTED) > 0:
         yield f"damaged: {more:,} more", "red"
     for kind, label in (("files", "same file"), ("pixels", "same pixels")):
         duplicates = summary["duplicates"][kind]
         is_joint = len(summary["data"]) > 1
-        for group in duplicates["listed"][:LISTED]:
-            names = [f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:LISTED]]
-            more = f", and {group['count'] - LISTED:,} more" if group["count"] > LISTED else ""
+        for group in duplicates["listed"][:MAX_LISTED]:
+            names = [
+                f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:MAX_LISTED]
+            ]
+            more = f", and {group['count'] - MAX_LISTED:,} more" if group["count"] > MAX_LISTED else ""
             yield f"{label}: {', '.join(map(visible, names))}{more}", "yellow"
-        if (more := duplicates["groups"] - LISTED) > 0:
+        if (more := duplicates["groups"] - MAX_LISTED) > 0:
             yield f"{label}: {more:,} more", "yellow"
 
 
-def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
     for dataset in summary["data"]:
         yield "data", dataset["kind"] or dataset["name"]
@@ -178,8 +185,9 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
         yield "classes", f"{classes['count']:,}; the largest is {largest}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
-    yield "duplicates", f"{count_of(files, 'file')}; {pixels:,} by pixels among {images['decoded']:,} decoded images"
-    yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit: {summary['refused']['count']:,}"
+    decoded = f"{images['decoded']:,} images decoded"
+    yield "duplicates", f"{count_of(files, 'identical file')}; {pixels:,} with identical pixels ({decoded})"
+    yield "damaged", f"{summary['damaged']['count']:,}; over a limit of Decode: {summary['refused']['count']:,}"
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):
             yield name, ", ".join(f"{value:.4f}" for value in kind[name])

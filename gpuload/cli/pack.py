@@ -1,4 +1,4 @@
-"""``gpuload pack``, ``verify`` and ``index``: print the source, the progress and the result of each job."""
+"""The commands ``gpuload pack``, ``verify`` and ``index``."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are those of
-    `source_of` and `pack`."""
+    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are the options
+    of `source_of` and `pack`."""
     console = make_console()
     store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
         dataset = source_of(data, store)
         say(console, f"{dataset!r}")
-        with progress(console, "samples") as tell:
+        with progress(console, "samples") as update_progress:
 
             def report(done: int, total: int, nbytes: int) -> None:
-                tell(done, total, f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e6 else "")
+                update_progress(done, total, f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e6 else "")
 
             packed = pack(
                 dataset,
@@ -59,8 +59,8 @@ def run_verify(folder: str) -> int:
     """Verify a packed set. Return the exit status: 1 if the set differs from its manifest."""
     console = make_console()
     try:
-        with progress(console, "parts") as tell:
-            problems = verify(folder, progress=tell)
+        with progress(console, "parts") as update_progress:
+            problems = verify(folder, progress=update_progress)
     except (GpuloadError, OSError, ImportError) as error:
         return fail(console, error)
     for problem in problems:
@@ -79,12 +79,12 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     built_count = done_count = 0
     try:
         paths = list(dict.fromkeys(find_shards([path for pattern in shards for path in _shards_in(pattern)])))
-        with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
+        with progress(console, "shards", len(paths)) as update_progress, warnings.catch_warnings():
 
             def on_ready(path: str, is_new: bool) -> None:
                 nonlocal built_count, done_count
                 built_count, done_count = built_count + is_new, done_count + 1
-                tell(done_count)
+                update_progress(done_count)
 
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *other_arguments: say(console, str(message), "yellow")

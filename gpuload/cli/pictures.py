@@ -1,8 +1,8 @@
 """A folder of JPEGs for demos and benchmarks, created from the photographs in scikit-image's wheel.
 
 Each photograph is one class. Its images are random crops, resized to the size of a photo, flipped, and changed in
-brightness, contrast and saturation. Image `number` is a function of `number` only. Nothing is downloaded, and
-scikit-image is not imported.
+brightness, contrast and saturation. An image depends only on its number. Nothing is downloaded, and scikit-image is not
+imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PHOTOGRAPHS = {
     "tissue": "ihc.png",
 }
 SIZES_WH = ((500, 375), (500, 333), (375, 500), (400, 400))
-SCALE = (0.25, 1.0)  # range of the crop's area, relative to the largest crop with the right shape
+SCALE = (0.25, 1.0)  # range of the crop's area, relative to the largest crop with the same aspect ratio
 ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
@@ -84,7 +84,7 @@ def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lam
         FileExistsError: `root` exists and was not created by this function.
     """
     sources = photographs()
-    note = root.with_name(root.name + ".made")  # next to the folder, which must contain only classes
+    note = root.with_name(root.name + ".made")  # not inside the folder, which must contain only classes
     expected_note = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
     if note.exists() and note.read_text() == expected_note and root.exists():
         progress(count)

@@ -1,4 +1,4 @@
-"""The processor time of a tree of processes, from Linux's /proc."""
+"""The CPU time of a tree of processes, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _stat_fields(pid: int) -> list[str] | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return text[text.rindex(")") + 2 :].split()  # the name, in parentheses, may contain blanks and parentheses
+    return text[text.rindex(")") + 2 :].split()  # the name, in parentheses, can contain spaces and parentheses
 
 
 def tree(root_pid: int) -> list[int]:
@@ -32,7 +32,7 @@ def tree(root_pid: int) -> list[int]:
 
 
 def cpu_seconds(root_pid: int) -> float:
-    """Return the user and system time of the whole tree so far, including children that were waited for."""
+    """Return the user and system time of the entire tree so far, including children that were waited for."""
     ticks = 0
     for pid in tree(root_pid):
         if fields := _stat_fields(pid):

@@ -1,7 +1,7 @@
 """Opens the dataset and loads the transforms given on a command line: a path, and ``--recipe FILE.py:name``.
 
 A recipe's file runs once, in this process, as with ``python FILE.py``, but its name is not ``__main__``. It can import
-modules from its folder, which comes last in the search path, so they cannot shadow a library.
+modules from its folder, which comes last in the search path, so that they cannot shadow a library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def source_of(source: str, store: Mapping[str, str | None]) -> Any:
 
     Args:
         source: a path, a pattern of paths, or a URL.
-        store: the options in `OPTIONS_OF` from the command line; None if an option is not given.
+        store: the values of the command line options in `OPTIONS_OF`; None if an option is not given.
 
     Raises:
         FileNotFoundError: the source does not exist.
@@ -102,7 +102,8 @@ SIZE: Final = 224
 
 
 def default_recipe() -> list[Any]:
-    """Return the usual transforms for image classifiers: a random crop to 224×224, a flip, ImageNet's mean."""
+    """Return the usual transforms for image classifiers: a random crop to 224×224, a flip, and normalization with
+    ImageNet's mean and std."""
     return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
 
 
@@ -113,7 +114,7 @@ def load_recipe(spec: str) -> list[Any]:
         The transforms in order, which may end with a module.
 
     Raises:
-        ValueError: there is no such file or name, the file raises an error, or the value is not a chain.
+        ValueError: the file or the name does not exist, the file raises an error, or the value is not a chain.
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name.isidentifier():
@@ -121,7 +122,7 @@ def load_recipe(spec: str) -> list[Any]:
             f"--recipe expects FILE.py:name, where `name` is a list of transforms in that file, got {spec!r}"
         )
     if not os.path.isfile(path):
-        raise ValueError(f"--recipe {spec}: there is no file {path!r}")
+        raise ValueError(f"--recipe {spec}: the file {path!r} does not exist")
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.append(folder)

@@ -1,5 +1,5 @@
-"""Checks for ``gpuload doctor`` that can crash, hang or take seconds, and so run in separate processes. The doctor
-calls `try_in_process`; each separate process runs `main`, which prints the result of each step as it ends.
+"""Trials for ``gpuload doctor`` that can crash, hang or take seconds, and therefore run in separate processes. The
+doctor calls `try_in_process`; each separate process runs `main`, which prints the result of each step when it ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpuload.errors import one_line
 __all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
 LIMIT_S: Final = 120.0
-RESULT: Final = b"gpuload-trial "  # marks the lines with results, since libraries also print to stdout
+RESULT: Final = b"gpuload-trial "  # prefix of lines with results; libraries also print to stdout
 LOCKED_BYTES: Final = 64 << 20
-TOLERANCE_LEVELS: Final = 3  # maximum average difference between decoders
+TOLERANCE_LEVELS: Final = 3  # maximum average difference from the expected pixels
 SIZE_WH: Final = (96, 64)
 REGION_TLHW: Final = (16, 8, 32, 40)
 
@@ -35,23 +35,23 @@ REGIONS: Final = (
 
 
 def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Run some of the `STEPS` in another process. Return a dict per step with ``ok``, ``why`` it failed, and
-    values specific to the step."""
+    """Run some of the `STEPS` in another process. Return a dict per step with ``ok``, ``why`` (the reason for a
+    failure), and values specific to the step."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
         completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
-        output, why = completed.stdout, _describe_end(completed.returncode, completed.stderr.decode(errors="replace"))
+        output, why = completed.stdout, _exit_reason(completed.returncode, completed.stderr.decode(errors="replace"))
     except subprocess.TimeoutExpired as error:
         output, why = error.stdout or b"", f"it did not finish within {limit_s:.0f} seconds"
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     results = dict(map(json.loads, lines))
     for step in steps[len(results) :]:
         results[step] = {"ok": False, "why": why}
-        why = why if why.startswith("not tried") else f"not tried, since {step}: {why}"
+        why = why if why.startswith("not tried") else f"not tried, because of {step}: {why}"
     return results
 
 
-def _describe_end(status: int, errors: str) -> str:
+def _exit_reason(status: int, errors: str) -> str:
     if status < 0:
         return f"the process crashed ({signal.Signals(-status).name})"
     last_line = next((f": {line}" for line in reversed(errors.splitlines()) if line.strip()), "")
@@ -70,7 +70,7 @@ def main(steps: Sequence[str]) -> None:
 
 
 def sample_jpeg() -> bytes:
-    """Make a small 4:2:0 JPEG with known pixels."""
+    """Create a small 4:2:0 JPEG with known pixels."""
     from PIL import Image
 
     width, height = SIZE_WH
@@ -81,7 +81,7 @@ def sample_jpeg() -> bytes:
     return file.getvalue()
 
 
-def _decode(name: str) -> Callable[[bytes], None]:
+def _decode_step(name: str) -> Callable[[bytes], None]:
     """Return a step that decodes a region of the JPEG with one of gpuload's decoders and checks the pixels."""
 
     def step(jpeg: bytes) -> None:
@@ -112,7 +112,7 @@ def _compare(pixels: Any) -> None:
     ys, xs = np.mgrid[top : top + height, left : left + width]
     error = float(np.abs(np.stack([2 * xs, 3 * ys, xs + ys], axis=2) - pixels.astype(np.int64)).mean())
     if error > TOLERANCE_LEVELS:
-        raise RuntimeError(f"it decodes wrong pixels: {error:.0f} levels off on average")
+        raise RuntimeError(f"decoded pixels are wrong, by {error:.0f} levels on average")
 
 
 def _torch(jpeg: bytes) -> dict[str, Any]:
@@ -191,12 +191,13 @@ def _regions(jpeg: bytes) -> dict[str, Any]:
 
 
 def try_regions() -> dict[str, Any]:
-    """Check whether the decoders of this machine's GPU (or its CPU) decode a region to exactly the same bits as the
-    entire image. A version is added to `EXACT_REGION_VERSIONS` once this check has passed on several kinds of GPUs.
+    """Check whether nvImageCodec's decoders on the GPU (or the CPU, if there is no GPU) decode a region to exactly the
+    same bits as the entire image. A version of nvImageCodec is added to `EXACT_REGION_VERSIONS` once this check has
+    passed on several kinds of GPUs.
 
     Returns:
-        The ``version``, the ``device``, the ``faults`` by decoder ("" for none), and ``used``, the names of the
-        decoders that gpuload uses for regions.
+        The ``version``, the ``device``, the ``faults`` (a description keyed by decoder, "" for no fault), and ``used``,
+        the names of the decoders that gpuload uses for regions.
     """
     import torch
 
@@ -217,8 +218,8 @@ def try_regions() -> dict[str, Any]:
 
 
 def find_fault(decoder: Any, device: Any) -> str:
-    """Return a description of a fault in a decoder's regions, or "". Regions, decoded in one call, must be identical
-    to the same parts of the entire picture. Pictures that the decoder refuses to decode as a whole are ignored."""
+    """Return a description of a fault in a decoder's regions; "" if there is none. Regions, decoded in one call, must
+    be identical to the same parts of the entire picture. Pictures that the decoder refuses to decode are ignored."""
     import numpy as np
 
     from gpuload.stage.decode.backend import Refused, Source, fetch
@@ -243,7 +244,7 @@ def find_fault(decoder: Any, device: Any) -> str:
 
 
 def _pictures() -> list[tuple[bytes, bool]]:
-    """Make test JPEGs as pairs: the file's bytes, and whether the picture is grey."""
+    """Create test JPEGs. Return pairs of the file's bytes and whether the picture is grey."""
     import numpy as np
     from PIL import Image
 
@@ -261,8 +262,8 @@ def _pictures() -> list[tuple[bytes, bool]]:
 
 ISOLATED: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # one process each; all other steps share one
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
-    "nvImageCodec": _decode("NvImageCodec"),
-    "simplejpeg": _decode("SimpleJpeg"),
+    "nvImageCodec": _decode_step("NvImageCodec"),
+    "simplejpeg": _decode_step("SimpleJpeg"),
     "Pillow": _pillow,
     "regions": _regions,
     "torch": _torch,

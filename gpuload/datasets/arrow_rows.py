@@ -1,11 +1,12 @@
-"""Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with pandas, fsspec and more.
+"""Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with its dependencies (pandas,
+fsspec and others).
 
 `ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
 with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
 
-A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded
-for copies to replay; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with its
-rows. A table in memory is pickled as its buffers.
+A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded so
+that copies can replay them; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with
+its rows. A table in memory is pickled as its buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_UNUSED_BYTES: Final = 64 << 10  # a table is copied if its buffers exceed it
 
 
 class Unsuitable(Exception):
-    """The dataset must be read by `datasets` itself. The message says why."""
+    """The error for a dataset that only `datasets` itself can read; its message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class MappedTable:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
     def open(self) -> pa.Table:
-        options = pa.ipc.IpcReadOptions(use_threads=False)  # a process with threads cannot be a template for workers
+        # Workers are forked from a template process, which must not have threads.
+        options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
             table = reader.read_all()
         for name, args, keywords in self.calls:
@@ -55,7 +57,8 @@ class MappedTable:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A table as a grid of blocks: vertically concatenated rows, each with its blocks side by side."""
+    """A table as a grid of blocks: the rows of the grid are concatenated vertically, and the blocks of a row side by
+    side."""
 
     rows: list[list[MappedTable | pa.Table]]
     columns: list[str]
@@ -76,7 +79,7 @@ class ArrowRows:
 
     Args:
         data: the columns of a sample, in the sample's order.
-        indices: one column with the number of each row in `data`; None means all rows in order.
+        indices: a column with the numbers of the selected rows in `data`; None means all rows in order.
     """
 
     def __init__(self, data: Blocks, indices: Blocks | None) -> None:
@@ -89,7 +92,7 @@ class ArrowRows:
         Args:
             dataset: the dataset.
             columns: the names of a sample's columns, in the sample's order.
-            copies: is filled with the pickled version of each in-memory table, keyed by the `id` of the dataset's
+            copies: an output: the version of each in-memory table that is pickled, keyed by the `id` of the dataset's
                 table.
 
         Raises:
@@ -138,7 +141,7 @@ class PickledDataset:
 
     Args:
         dataset: the dataset.
-        tables: the pickled versions of its in-memory tables, keyed by the `id` of the dataset's table.
+        tables: the versions of its in-memory tables that are pickled, keyed by the `id` of the dataset's table.
     """
 
     def __init__(self, dataset: Any, tables: dict[int, pa.Table]) -> None:
@@ -222,7 +225,7 @@ def _mapped(table: Any) -> MappedTable:
             for field in rows.schema:
                 if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, but was cast")
-            name, args, keywords = "select", (schema.names,), {}  # the cast only changed the order and the metadata
+            name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata changed
         if name not in REPLAYABLE:
             raise Unsuitable(f"its table was changed by {name}()")
         rows = getattr(rows, name)(*args, **keywords)

@@ -14,7 +14,7 @@ import numpy as np
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import Lazy, Paths, from_start, full_path
+from gpuload.datasets.scan import Lazy, Paths, full_path, normalize_index
 from gpuload.datasets.stores.opening import client, display_path, is_url, read_files
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "in_smallest_
 
 
 class LabelledPaths(Lazy[tuple[str, Any]]):
-    """Pairs of a path and a label, in a few arrays that all workers share."""
+    """Pairs of a path and a label, stored in a few arrays that all workers share."""
 
     def __init__(self, paths: Paths, labels: Any) -> None:
         self.paths, self.labels = paths, labels
@@ -57,7 +57,7 @@ class ImageFileDataset(Dataset):
         """Have the kernel prefetch the files of these samples, which will be read soon."""
         if self._remote is None:
             for index in indices:
-                will_read(self.paths[self._from_start(index)])
+                will_read(self.paths[self._normalize_index(index)])
 
     def _forget(self, number: int) -> list[str]:
         """Drop a file from the cache of its remote, see `gpuload.datasets.kinds.forget`."""
@@ -66,32 +66,34 @@ class ImageFileDataset(Dataset):
     def __getitem__(self, index: SupportsIndex) -> Any:
         if self._remote is not None:
             return self._fetch([index])[0]
-        number = self._from_start(index)
+        number = self._normalize_index(index)
         path = self.paths[number]
-        return self._with(number, Encoded(read_file(path), self.mode, path))
+        return self._make_sample(number, Encoded(read_file(path), self.mode, path))
 
-    def _with(self, number: int, image: Encoded) -> Any:
-        """Return the sample that contains an image."""
+    def _make_sample(self, number: int, image: Encoded) -> Any:
+        """Build the sample with this number from its image."""
         raise NotImplementedError
 
     @property
     def __getitems__(self) -> Any:
-        """A function that fetches several samples in one request. Exists for URLs only: local files are read
-        faster one by one, each just before it is decoded."""
+        """A function that fetches several samples in one request. It exists for URLs only: reading local files one
+        by one, each just before it is decoded, is faster."""
         if self._remote is None:
             raise AttributeError("__getitems__")
         return self._fetch
 
     def _fetch(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        numbers = [self._from_start(index) for index in indices]
+        numbers = [self._normalize_index(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
         samples = zip(numbers, paths, read_files(paths, self._remote), strict=True)
-        return [self._with(number, Encoded(data, self.mode, display_path(path))) for number, path, data in samples]
+        return [
+            self._make_sample(number, Encoded(data, self.mode, display_path(path))) for number, path, data in samples
+        ]
 
-    def _from_start(self, index: SupportsIndex) -> int:
+    def _normalize_index(self, index: SupportsIndex) -> int:
         if type(index) is int and 0 <= index < len(self.paths):
             return index
-        return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
+        return normalize_index(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:
@@ -111,7 +113,7 @@ def existing_folder(root: str | os.PathLike[str]) -> str:
 
 
 def pack_labels(labels: Sequence[Any]) -> Any:
-    """Return integers as an array of the smallest type; anything else as a list."""
+    """Pack integer labels into an array of the smallest type that holds them; return any other labels as a list."""
     array = np.asarray(labels) if {int}.issuperset(map(type, labels)) else np.empty(0)
     return in_smallest_type(array) if array.dtype.kind in "iu" and len(array) else list(labels)
 

@@ -1,24 +1,25 @@
 """The file of a cache: packed samples, which are read without a lock, and added and evicted under a lock.
 
 The file is a memfd that workers inherit, or a file in a folder on disk; each process opens and maps it separately. It
-starts with global numbers (`Head`), followed by the counters of the processes and the table. For each sample of the
-dataset, the table has the place of its entry (first page × 2**24 + number of pages; 0 for no entry) and the time of its
-last request, counted in requests (0 for never). All are u64. Then come the entries, each of which starts on a page
-boundary: `ENTRY` and the packed sample. Entries are only ever appended, and are freed by punching holes: no byte is
-written twice.
+starts with the header (`Head`), followed by the counters of the processes and the table. For each sample of the
+dataset, the table has the location of its entry (first page × 2**24 + number of pages; 0 for no entry) and the time of
+its last request, counted in requests (0 for never). All of these numbers are u64. Then come the entries, each of which
+starts on a page boundary and consists of an `ENTRY` and the packed sample. Entries are only ever appended, and are
+freed by punching holes: no byte is written twice.
 
 A reader accepts an entry only if its key, sample number, length and CRC-32 are right; an entry that was evicted in the
-meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, it loses
-the lock; the next process that takes the lock finds `dirty` set, and frees all pages that the table does not refer to.
-The first process after a restart of the machine does the same. An ``flock`` lock belongs to an open file description
+meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, the
+lock is released; the next process that takes the lock finds `dirty` set, and frees all pages that the table does not
+refer to.
+The first process after a reboot does the same. An ``flock`` lock belongs to an open file description
 and is released when its last descriptor is closed, which also happens when a process is killed. An inherited descriptor
 shares its open file description with the parent's, so each process opens the memfd again.
 
 The least recently used entries are evicted first, 1/64 of the cache at a time. The allowed bytes adapt to the hit rate:
-once the number of *repeated* requests equals the number of samples, two rates since the last check are compared. One is
-the hit rate; the other is the hit rate that the full limit would have given, which counts requests so recent that all
-samples requested since would fit. If that rate is below 1%, the cache is halved, down to 1/16 of the limit; if it
-exceeds the hit rate by more than 1%, the cache is doubled, up to the limit.
+each time the number of *repeated* requests since the last check reaches the number of samples, the hit rate is compared
+with the hit rate that the full limit would have given. The latter also counts a miss whose sample was requested so
+recently that all samples requested since would have fit. If the possible hit rate is below 1%, the allowed bytes are
+halved, down to 1/16 of the limit; if it exceeds the hit rate by more than 1%, they are doubled, up to the limit.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Head(ctypes.Structure):
-    """Global numbers: the cache's key, its allowed and used bytes, and the counters at the last check."""
+    """The header of the file: the cache's key, its allowed and used bytes, and the counters at the last check."""
 
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),
@@ -84,12 +85,12 @@ class CachePlace:
         limit_bytes: the maximum size of all entries.
         key: 16 bytes that are unique to the dataset, its version and the file format.
         folder: an absolute path; "" for memory.
-        fd: in a worker, the inherited memfd; -1 for a folder, which the main process has marked as in use.
+        fd: in a worker, the inherited memfd, or -1 for a folder, which the main process has marked as in use.
 
     Attributes:
         fd: the memfd, or an open file whose lock marks the folder as in use.
         data_at: the offset of the first entry in the file.
-        is_new: whether no other process uses the cache, so it can be created again.
+        is_new: whether no other process uses the cache, so that this process can recreate it.
     """
 
     def __init__(self, samples: int, limit_bytes: int, key: bytes, folder: str = "", fd: int | None = None) -> None:
@@ -121,7 +122,7 @@ class CachePlace:
         return os.open(os.path.join(self.folder, NAME), flags, 0o600)
 
     def share(self) -> None:
-        """Let other processes use the cache, now that its file exists."""
+        """Allow other processes to use the cache, now that its file exists."""
         if self.folder:
             fcntl.flock(self.fd, fcntl.LOCK_SH)
         self.is_new = False
@@ -145,11 +146,11 @@ class Entries:
         self._place, self._lock = place, threading.Lock()
         self._fd = place.open()
         self._finalizer = weakref.finalize(self, os.close, self._fd)
-        is_ours = os.fstat(self._fd).st_size >= place.data_at and self._map()
+        is_same_cache = os.fstat(self._fd).st_size >= place.data_at and self._map()
         if place.is_new:
-            self._prepare(is_ours)
+            self._prepare(is_same_cache)
             place.share()
-        elif not is_ours:
+        elif not is_same_cache:
             raise ValueError(
                 f"the cache in {place.folder!r} is in use for another dataset, or another version of this one; "
                 "give each a separate path="
@@ -161,10 +162,10 @@ class Entries:
             )
         self._counters = self._slots[os.getpid() % SLOTS]
 
-    def _prepare(self, is_ours: bool) -> None:
+    def _prepare(self, is_same_cache: bool) -> None:
         """Create the file, or take over the file of an earlier run."""
         place = self._place
-        if not is_ours:
+        if not is_same_cache:
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, place.data_at)
             if place.folder:  # otherwise a write to the mapping would kill the process when the disk is full
@@ -172,11 +173,11 @@ class Entries:
             self._map()
             self._head.key[:] = place.key
         self._head.limit = self._head.allowed = place.limit_bytes
-        if self._head.boot != (boot := _boot_number()):  # the machine may have stopped while a process wrote
+        if self._head.boot != (boot := _boot_number()):  # the machine may have crashed while a process wrote
             self._head.dirty, self._head.boot = 1, boot
         end = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, end + PAGE)
-        _punch_hole(self._fd, end, PAGE)  # raises here if the file system does not support holes
+        _punch_hole(self._fd, end, PAGE)  # fail early if the file system does not support holes
 
     def _map(self) -> bool:
         """Map the beginning of the file; return whether it was created for these samples by this version."""
@@ -188,8 +189,8 @@ class Entries:
         return bytes(self._head.key) == self._place.key
 
     def get(self, number: int, read: Callable[[memoryview], Any]) -> Any:
-        """Return the result of `read` for a packed sample. None if the cache does not have the sample, or if `read`
-        returns None, in which case the entry is dropped."""
+        """Return the result of `read` for a packed sample. Return None if the cache does not have the sample, or if
+        `read` returns None, in which case the entry is dropped."""
         head = self._head
         head.clock += 1  # a race with another process may lose a count, which does no harm
         now, last_request, word = head.clock, int(self._last_requests[number]), int(self._words[number])
@@ -216,7 +217,7 @@ class Entries:
         entry = ENTRY.pack(self._place.key, number, len(packed), zlib.crc32(packed)) + packed
         with self._locked():
             if self._words[number]:
-                return  # another process was faster
+                return  # another process has already added this sample
             self._adapt()
             try:
                 excess_bytes = head.used + pages * PAGE - head.allowed
@@ -233,7 +234,7 @@ class Entries:
             except OSError as error:
                 if error.errno not in DISK_FULL_ERRORS:
                     raise
-                self._recover()  # free the part that was written
+                self._recover()  # free the pages of a partly written entry
                 head.allowed = max(PAGE, head.used // 8 * 7)
 
     def drop(self, number: int, word: int | None = None) -> bool:
@@ -243,7 +244,7 @@ class Entries:
             current_word = int(self._words[number])
             if not current_word or word not in (None, current_word):
                 return False
-            if self._read(number) is None:  # the word in the table may be corrupt
+            if self._read(number) is None:  # the entry, or its word in the table, may be corrupt
                 self._words[number] = 0
                 self._recover()
             else:
@@ -316,8 +317,8 @@ class Entries:
         self._head.evicted += len(evicted)
 
     def _live(self) -> np.ndarray:
-        """Return the numbers of the samples that have entries; first clear words that point beyond the end of the
-        file, since the table may be corrupt."""
+        """Return the numbers of the samples that have entries. The table may be corrupt, so first clear words that
+        point beyond the end of the file."""
         pages = self._words & np.uint64(PAGES_MASK)
         self._words[(pages == 0) | ((self._words >> np.uint64(PAGES_BITS)) + pages > self._end)] = 0
         live = np.flatnonzero(self._words)
@@ -325,7 +326,7 @@ class Entries:
         return live
 
     def _recover(self) -> None:
-        """Free all pages that the table does not refer to, after a process was killed or the machine stopped."""
+        """Free all pages that the table does not refer to, after a process was killed or the machine crashed."""
         words = np.sort(self._words[self._live()])
         firsts = (words >> np.uint64(PAGES_BITS)).astype(np.int64)
         lasts = np.maximum.accumulate(firsts + (words & np.uint64(PAGES_MASK)).astype(np.int64))
@@ -369,6 +370,6 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
 
 
 def _boot_number() -> int:
-    """Return a number that changes with each start of the machine."""
+    """Return a number that changes with each boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return int(file.read(18).replace(b"-", b""), 16)

@@ -1,8 +1,9 @@
 """`Cached`: a dataset whose samples are cached in memory or on disk, shared by all workers.
 
 A sample is stored as bytes: JSON that describes it, then the bytes of its images, arrays, tensors and bytes objects.
-Other programs may be able to write to the disk, so nothing is unpickled, and the data cannot name a class to create.
-Bytes that are not a packed sample raise a ValueError. Runs in workers; torch is imported if a sample has tensors.
+Other programs may be able to write to the disk, so nothing is unpickled, and the data cannot specify a class to
+instantiate. Bytes that are not a packed sample raise ValueError. Runs in workers; torch is imported if a sample has
+tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style, draws_nothing, fetch_samples, forget
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
-from gpuload.datasets.scan import from_start, full_path
+from gpuload.datasets.scan import full_path, normalize_index
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 
@@ -34,10 +35,10 @@ __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
-SETTLED_NS: Final = 100_000_000  # a file changed this shortly before it was read may also have changed during the read
+SETTLED_NS: Final = 100_000_000  # a file modified this recently may also have been modified while it was read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
-MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that rebuild a value from its parts, keyed by kind
+MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that build a value from its parts, keyed by kind
     "tuple": lambda *parts: parts,
     "list": lambda *parts: [*parts],
     "dict": lambda keys, values: dict(zip(keys, values, strict=True)),
@@ -51,12 +52,13 @@ class CacheStatistics:
     """Counters of a cache, summed over all processes.
 
     Attributes:
-        hits, misses: requested samples that were in the cache, and that were not, since the `Cached` was created.
+        hits, misses: the requested samples that were in the cache, and that were not, since the `Cached` was created.
         entries: the number of samples in the cache.
-        bytes_used, bytes_allowed, bytes_limit: the size of all entries; the current limit, which adapts to the hit
-            rate; the maximum that the user allows.
-        evicted: samples that were evicted.
-        too_large: samples that were not cached because they exceed 1/16 of the limit.
+        bytes_used: the size of all entries.
+        bytes_allowed: the current limit, which adapts to the hit rate.
+        bytes_limit: the user's limit.
+        evicted: the number of evicted samples.
+        too_large: the number of samples that were not cached because they exceed 1/16 of the limit.
     """
 
     hits: int
@@ -79,7 +81,7 @@ class Cached(View):
 
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
     bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
-    augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again after that file has
+    augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again if that file has
     changed. The least recently used samples are evicted first. All other attributes come from the dataset.
 
     Args:
@@ -130,14 +132,16 @@ class Cached(View):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Return several samples; those that are not cached are requested from the dataset in one call."""
-        numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
+        """Return several samples; all samples that are not cached are read from the dataset in one call."""
+        numbers = [
+            normalize_index(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices
+        ]
         entries = self._entries
         samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing_numbers := [number for number, entry in samples.items() if entry is None]:
             started_ns = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing_numbers, fetch_samples(self.dataset, missing_numbers), strict=True):
-                images = _images(sample)
+                images = _encoded_images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 samples[number] = stamps, sample
                 packed = pack(samples[number])
@@ -149,7 +153,7 @@ class Cached(View):
         return [samples[number][1] for number in numbers]
 
     def statistics(self) -> CacheStatistics:
-        """Return the counts of all processes since this object was created, and the current content of the cache."""
+        """Return the counters of all processes since this object was created, and the current size of the cache."""
         totals = self._entries.totals()
         new_counts = {
             name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")
@@ -157,7 +161,7 @@ class Cached(View):
         return CacheStatistics(**(totals | new_counts), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
-        """Drop a sample, see `gpuload.datasets.kinds.forget`."""
+        """Drop a sample from this cache and from inner caches, see `gpuload.datasets.kinds.forget`."""
         name = f"the cache in {self._place.folder!r}" if self._place.folder else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
@@ -208,8 +212,8 @@ def _identity(dataset: Any, version: str | None) -> bytes:
 
 
 class _Identity(pickle.Pickler):
-    """A pickler whose output is compared, and never loaded. It records the size and time of the files of all stores
-    inside the dataset, and skips the locations of other caches inside it."""
+    """A pickler whose output is only hashed, never loaded. It records the size and modification time of the files of
+    all stores inside the dataset, and skips the locations of other caches inside it."""
 
     stamps: list[Any]
 
@@ -224,7 +228,7 @@ class _Identity(pickle.Pickler):
 
 
 def _unpack_current(packed: memoryview) -> tuple[list[Any], Any] | None:
-    """Return the stamps of an entry and its sample; None if a file has changed since."""
+    """Return the stamps of an entry and its sample; None if a file has changed since, or if the entry is invalid."""
     try:
         stamps, sample = unpack(packed)
         return None if any(_stamp(stamp[0]) != stamp for stamp in stamps) else (stamps, sample)
@@ -232,7 +236,7 @@ def _unpack_current(packed: memoryview) -> tuple[list[Any], Any] | None:
         return None
 
 
-def _images(sample: Any) -> list[Encoded]:
+def _encoded_images(sample: Any) -> list[Encoded]:
     leaves: list[Any] = []
     flatten(sample, leaves)
     images = [leaf.array if isinstance(leaf, Mask) else leaf for leaf in leaves]
@@ -240,8 +244,8 @@ def _images(sample: Any) -> list[Encoded]:
 
 
 def _stamp(path: str) -> list[Any] | None:
-    """Return a file's path, its size, and the times of the last change of its content and of its inode; None if there
-    is no such file."""
+    """Return a file's path, its size, and the modification times of its content and of its inode; None if the file does
+    not exist."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -265,7 +269,7 @@ def pack(sample: Any) -> bytes:
 
 
 def unpack(data: memoryview) -> Any:
-    """Return the sample in these bytes; raise ValueError if they are not a packed sample."""
+    """Return the sample in these bytes; raise ValueError if the bytes are not a packed sample."""
     try:
         end = 4 + int.from_bytes(data[:4], "little")
         description, lengths = json.loads(bytes(data[4:end]))
@@ -281,8 +285,8 @@ def unpack(data: memoryview) -> Any:
 
 
 def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
-    """Return the JSON description of a value: a plain value itself, any other value as [kind, …], with its bytes
-    appended to `blobs`."""
+    """Return the JSON description of a value: a plain value describes itself; any other value is described as
+    [kind, …], and its bytes are appended to `blobs`."""
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -323,7 +327,7 @@ _EXPECTED = (
 
 
 def _is_packable(tensor: Any) -> bool:
-    """Return whether a tensor is plain numbers in main memory, without a gradient or a special layout."""
+    """Return whether a tensor has plain numbers in main memory, without a gradient or a special layout."""
     is_special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     return not is_special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 

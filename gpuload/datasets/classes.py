@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 
-__all__ = ["Classes", "check_known", "class_names", "shown", "warn_of_other_classes"]
+__all__ = ["Classes", "check_known", "class_names", "format_names", "warn_of_other_classes"]
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
 SHOWN: Final = 3  # maximum number of names in a message
@@ -23,11 +23,11 @@ EXPECTED: Final = (
 
 
 def class_names(classes: Classes | None) -> list[str] | None:
-    """Return the names in the argument `classes` of a dataset, or None.
+    """Return the names in the argument `classes` of a dataset; None if it is None.
 
     Raises:
         TypeError: `classes` is neither a list of str nor a dataset with `classes`, or is unordered (a set).
-        ValueError: there are no names, or a name occurs twice.
+        ValueError: there are no names, or a name occurs twice; the dataset has no class names.
     """
     if classes is None:
         return None
@@ -47,7 +47,7 @@ def class_names(classes: Classes | None) -> list[str] | None:
         raise ValueError(f"{EXPECTED}, got no names")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{EXPECTED}, got {_short(name)} among them")
+            raise TypeError(f"{EXPECTED}, got a list that contains {_short(name)}")
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"classes contains {duplicate!r} twice; names must be unique")
@@ -63,7 +63,8 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
     if name not in classes:
         raise ValueError(
             f"{where} has the class {name!r}, which is not among the {len(classes):,} names in classes= "
-            f"({shown(list(classes))}); append it to that list, so that the other labels stay the same, or remove it"
+            f"({format_names(list(classes))}); append it to that list, so that the other labels stay the same, or "
+            "remove it"
         )
 
 
@@ -71,7 +72,7 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
     """Warn if joined datasets use the same label for different classes or COCO categories."""
     reference: tuple[Any, dict[Any, Any]] | None = None
     for dataset in datasets:
-        names = _names_of(dataset)
+        names = _class_names_of(dataset)
         if not names:
             continue
         reference = reference or (dataset, names)
@@ -87,15 +88,15 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
                 return
 
 
-def _names_of(dataset: Any) -> dict[Any, Any]:
+def _class_names_of(dataset: Any) -> dict[Any, Any]:
     names, categories = (getattr(dataset, name, None) for name in ("classes", "categories"))
     if isinstance(names, list):
         return dict(enumerate(names))
     return categories if isinstance(categories, dict) else {}
 
 
-def shown(names: Sequence[str]) -> str:
-    """Return the first names and the number of further names, for a message."""
+def format_names(names: Sequence[str]) -> str:
+    """Format the first few names and the number of the remaining names, for a message."""
     suffix = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(map(repr, names[:SHOWN])) + suffix
 

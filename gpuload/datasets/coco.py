@@ -1,9 +1,9 @@
 """COCO: a folder of images with an annotation file (`Coco`), and torchvision's datasets of this format (`WrappedCoco`).
 
-The main process reads and checks the annotations once, without pycocotools or torchvision, and packs them as JSON in
-one buffer. This takes many seconds for COCO's own files, so the resulting index is cached on disk. Workers parse the
-annotations of an image and build its target on each access; pycocotools is imported when the first polygon is turned
-into a mask. No torch.
+The main process reads and checks the annotations once, without pycocotools or torchvision, and packs them as JSON into
+one buffer. This takes many seconds for the official COCO files, so the resulting index is cached on disk. Workers parse
+the annotations of an image and build its target on each access; pycocotools is imported when the first polygon is
+turned into a mask. No torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Coco", "CocoTargets", "WrappedCoco", "check_selection"]
 
 INDEX_VERSION: Final = 3  # version of the index format; an index of another version is rebuilt
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # optional targets, and their fields in the file
-MAX_COORDINATE: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
+MAX_COORDINATE: Final = 1 << 20  # pixels; pycocotools' memory usage grows with the length of an edge
 NUMBER_TYPES: Final = (int, float, np.integer, np.floating)
 MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 JSON_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
@@ -53,7 +53,7 @@ class _CocoImages(ImageFileDataset):
     if TYPE_CHECKING:
         targets: Any
 
-    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
+    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
         if (transform := getattr(self, "target_transform", None)) is not None:
             return image, transform(target)
@@ -71,8 +71,8 @@ class Coco(_CocoImages):
     Args:
         images: the folder of images.
         annotations: the JSON file.
-        targets: the optional targets to build: ``"masks"``, ``"keypoints"`` or both, by default those that the
-            annotations have; ``()`` for neither; ``"raw"`` for the unchanged list of annotations.
+        targets: the optional targets to build: ``"masks"``, ``"keypoints"`` or both; by default, all that the
+            annotations have. ``()`` selects neither; ``"raw"`` keeps the list of annotations unchanged.
         crowds: False skips crowd annotations (``iscrowd``).
         mode: the channels to decode to, see `Encoded`.
         storage_options: for a folder or file at a URL: options for fsspec, or a `Remote`.
@@ -90,10 +90,10 @@ class Coco(_CocoImages):
 
     Warns:
         UserWarning: annotations belong to no image or category, or have polygons of fewer than three points, which
-            their masks ignore.
+            the masks ignore.
 
-    While reading, FileNotFoundError names a listed image that does not exist, ValueError a bad polygon, and DecodeError
-    masks that are larger than `Decode` allows.
+    While reading, FileNotFoundError names an image that is in the file but does not exist, ValueError names an invalid
+    polygon, and DecodeError names masks that are larger than `Decode` allows.
     """
 
     @dataset_arguments
@@ -141,7 +141,7 @@ class Coco(_CocoImages):
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"image {self.ids[self._from_start(index)]} of {self.annotations!r} is not in the folder; copy it "
+                f"image {self.ids[self._normalize_index(index)]} of {self.annotations!r} is not in the folder; copy it "
                 "there, or remove it from the file",
                 error.filename,
             ) from None
@@ -198,7 +198,7 @@ class WrappedCoco(_CocoImages):
 
 
 def _build_index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
-    """Read and check an annotation file; return its content as arrays, with short lists and names as JSON."""
+    """Read and check an annotation file. Return its content as arrays; short lists and names are stored as JSON."""
     images, annotations, categories = _read_annotations(path, remote)
     images.sort(key=lambda image: image["id"])
     by_image: dict[int, list[Any]] = {image["id"]: [] for image in images}
@@ -270,10 +270,10 @@ def _read_annotations(path: str, remote: Remote | None) -> tuple[list[Any], list
 class CocoTargets(Lazy[Any]):
     """The targets of all images, each a dict; see `gpuload.datasets.wrap.wrap`."""
 
-    _entries = "targets"
+    _entry_noun = "targets"
     ids: Any  # one per image
     sizes_hw: np.ndarray  # the image sizes in the file; 0, 0 if an image has none
-    lists: Sequence[Any]  # for each image, the annotations of its objects, reduced to the fields that targets need
+    lists: Sequence[Any]  # for each image, the annotations of its objects, with only the fields that targets need
     names: list[str]  # the optional targets to build: masks, keypoints
     keypoint_count: int  # keypoints per object
     extra_fields: list[str]  # area and iscrowd, if all annotations have them
@@ -298,7 +298,7 @@ class CocoTargets(Lazy[Any]):
         if "masks" in self.names:
             target["masks"] = Mask(self._masks(objects, target["image_id"], height, width))
         if "keypoints" in self.names:
-            unlabeled = [0] * (3 * self.keypoint_count)  # how COCO marks points without a label
+            unlabeled = [0] * (3 * self.keypoint_count)  # COCO's values for points without a label
             points = np.array([annotation.get("keypoints") or unlabeled for annotation in objects], np.float32)
             points = points.reshape(-1, self.keypoint_count, 3)
             target["keypoints"] = Keypoints(np.ascontiguousarray(points[..., :2]))
@@ -306,7 +306,7 @@ class CocoTargets(Lazy[Any]):
         return target
 
     def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
-        """Return the masks of an image, n×H×W. The height and width come from a file, so their product is limited."""
+        """Return the masks of an image, n×H×W. The height and width come from a file, so they are checked first."""
         name, remedy = (
             f"the COCO image {image_id!r}",
             f", or {_omit_remedy('masks', self.names, self.selection_call)}",
@@ -328,10 +328,10 @@ def _build_targets(
     source: str,
     selection_call: str,
 ) -> tuple[CocoTargets, list[str]]:
-    """Return the targets of all images, with `lists` not packed yet, and warnings for the user.
+    """Return the targets of all images, whose `lists` are not packed yet, and warnings for the user.
 
     `annotations` has one list per image. `names` are the optional targets to build; None means all that the annotations
-    have. `source` is the file's name in messages; `selection_call` is that of `CocoTargets`.
+    have. `source` is the file's name in messages; for `selection_call`, see `CocoTargets`.
 
     Raises:
         ValueError: a field of an annotation or image is missing or invalid; the message names it.
@@ -352,7 +352,7 @@ def _build_targets(
     if "keypoints" in names:
         keypoint_count = _count_points(all_annotations, f"{_omit_remedy('keypoints', names, selection_call)}, or {raw}")
     sizes_hw = np.array([_image_size(image, names, selection_call) for image in images], np.int32).reshape(-1, 2)
-    # A target has one of these fields only if no annotation lacks it or has null for it.
+    # A target has one of these fields only if all annotations have a value for it other than null.
     extra_fields = [
         name for name in ("area", "iscrowd") if all(annotation.get(name) is not None for annotation in all_annotations)
     ]
@@ -368,7 +368,7 @@ def _build_targets(
 
 
 def _omit_remedy(name: str, names: list[str], selection_call: str) -> str:
-    """Return the remedy that omits a target, for a message."""
+    """Return a remedy for a message: how to omit a target."""
     return f"omit {name}, with {selection_call.format(tuple(other for other in names if other != name))}"
 
 
@@ -386,7 +386,7 @@ def _image_size(image: Any, names: list[str], selection_call: str) -> tuple[int,
 
 
 def _count_points(annotations: Collection[Any], remedy: str) -> int:
-    """Return the number of keypoints per object; objects without keypoints are ignored."""
+    """Return the number of keypoints per object. Objects without keypoints are ignored."""
     annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
     _check(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
     counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
@@ -435,7 +435,8 @@ def _is_int64(value: Any) -> bool:
 
 
 def _as_int64(value: Any) -> int | None:
-    """Return an integer of at most 64 bits, also if it is written as text or as 3.0; None for any other value."""
+    """Return a value as an integer of at most 64 bits, even if it is written as text or as 3.0; None for any other
+    value."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -466,7 +467,8 @@ def _shorten(value: Any) -> str:
 
 
 def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
-    """Return a warning if some annotations, those `unmatched` out of `count`, refer to an id that is not among `ids`.
+    """Return a warning about the `unmatched` annotations, out of `count`, which refer to an id that is not among `ids`;
+    "" if there are none.
 
     Raises:
         ValueError: all annotations refer to unknown ids.
@@ -506,7 +508,7 @@ def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
 
 
 def _valid_polygons(segmentation: list[Any]) -> list[Any]:
-    """Return the polygons with at least three points; invalid entries stay, and are reported elsewhere."""
+    """Return the polygons with at least three points, and invalid entries, which are reported elsewhere."""
     return [item for item in segmentation if not isinstance(item, list | tuple) or len(item) >= MIN_POLYGON_NUMBERS]
 
 
@@ -529,7 +531,7 @@ def _image_path(image: Any, root: str | os.PathLike[str]) -> str:
 
 
 def _object_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
-    """Return the mask of an object, uint8 H×W, from polygons, or from run lengths (RLE), which may be packed as text.
+    """Return the mask of an object, uint8 H×W, from polygons or from run lengths (RLE), which can be packed as text.
 
     Run lengths are decoded here: if there are too few, pycocotools' `decode` returns uninitialized memory.
     """
@@ -576,9 +578,9 @@ def _object_mask(annotation: Any, height: int, width: int, selection_call: str) 
 def _unpack_runs(text: str | bytes) -> np.ndarray:
     """Return the run lengths in COCO's text.
 
-    Each character holds six bits, as a code from 48 on. Five of them belong to a number, lowest bits first; the sixth
-    is set if more characters of this number follow. A number's highest bit is its sign. From the fourth number on, the
-    text has the difference to the number two places before.
+    Each character holds six bits: its code minus 48. Five of them belong to a number, lowest bits first; the sixth is
+    set if the number continues in the next character. A number's highest bit is its sign. From the fourth number on,
+    the text has the difference from the number two places before.
     """
     values = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(~values & 32)
@@ -596,7 +598,7 @@ def _unpack_runs(text: str | bytes) -> np.ndarray:
 class JsonLists(Lazy[Any]):
     """Values as JSON texts in one buffer, each parsed on access."""
 
-    _entries = "targets"
+    _entry_noun = "targets"
 
     def __init__(self, texts: Paths) -> None:
         self.texts = texts
@@ -613,12 +615,13 @@ def _as_json(values: Iterable[Any]) -> Paths:
 
 
 def _if_json(values: list[Any]) -> Sequence[Any]:
-    """Return values packed as JSON if that preserves them, else unchanged: the user may have added other objects."""
+    """Pack values as JSON if that preserves them; otherwise return them unchanged, since the user may have added other
+    objects."""
     return JsonLists(_as_json(values)) if _is_json(values) else values
 
 
 def _is_json(values: Collection[Any]) -> bool:
-    """Return whether JSON preserves values and their types."""
+    """Return whether JSON preserves these values and their types."""
     types = set(map(type, values))
     if types <= JSON_SCALARS:
         return True

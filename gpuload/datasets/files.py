@@ -1,9 +1,9 @@
-"""Reads complete image files. Refuses anything but regular files, files that are too large, and large files that do
-not start like an image.
+"""Reads complete image files. Refuses special files, files that are too large, and large files that do not start like
+an image.
 
-Runs in any process that reads a dataset. While a loader reads samples, `limited` sets its limits for file sizes and for
-the sizes that files declare (`Decode.max_bytes` and `max_pixels`). Elsewhere, and in threads that a dataset starts, the
-limits are `MAX_BYTES` and `MAX_PIXELS`.
+Runs in any process that reads a dataset. While a loader reads samples, `size_limits` applies the
+loader's limits (`Decode.max_bytes` and `max_pixels`) to file sizes and to the sizes that files declare. Elsewhere, and
+in threads that a dataset starts, the limits are `MAX_BYTES` and `MAX_PIXELS`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
     "check_large",
     "check_pixels",
     "check_size",
-    "damaged",
+    "damage_error",
+    "explain_large_file",
+    "explain_non_image",
     "is_complete",
-    "limited",
-    "no_image",
     "read_file",
+    "size_limits",
     "sniff",
-    "too_large",
     "will_read",
 ]
 
@@ -45,8 +45,8 @@ EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
 THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-LARGE_BYTES = 16 << 20  # the first bytes of larger files are checked before the rest is read
-FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
+LARGE_BYTES = 16 << 20  # the first bytes of larger files are checked before the remaining bytes are read
+FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # do not wait for a FIFO's writer
 KINDS: Final[dict[int, str]] = {
     stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
 }  # fmt: skip
@@ -62,8 +62,8 @@ STARTS: Final[dict[str, tuple[bytes, ...]]] = {
     "QOI": (b"qoif",),
 }
 
-# Files that are often found in place of images: their first bytes, their kind, and a remedy. Text is
-# compared in lower case, without leading blanks.
+# Files that are often found in place of images: the first bytes, then the kind of file and a remedy. Text is compared
+# in lower case, without leading whitespace.
 SERVER_PAGE: Final = "as a server sends instead of a file that it refuses; download it again"
 IN_THE_DATASET: Final = "decode it in the dataset and return gpuload.Image(array)"
 NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
@@ -89,8 +89,9 @@ _limits: ContextVar[tuple[float, float]] = ContextVar("gpuload_limits", default=
 
 
 @contextlib.contextmanager
-def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
-    """Limit the files that datasets read to this many bytes, and masks to this many pixels; None means no limit."""
+def size_limits(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
+    """Limit the files that datasets read in this context to `max_bytes`, and masks to `max_pixels`; None means no
+    limit."""
     token = _limits.set((math.inf if max_bytes is None else max_bytes, math.inf if max_pixels is None else max_pixels))
     try:
         yield
@@ -142,8 +143,8 @@ def will_read(path: str | os.PathLike[str]) -> None:
 
 
 def _read_rest(descriptor: int, data: bytes, path: str) -> bytes:
-    """Return `data`, the bytes read so far, with the rest of the file: one call reads at most 2 GiB, and some file
-    systems report a size of 0 bytes."""
+    """Read the remaining bytes of a file, and return them after `data`, the bytes read so far. One call reads at most
+    2 GiB, and some file systems report a size of 0 bytes."""
     parts, nbytes = [data], len(data)
     while part := os.read(descriptor, LARGE_BYTES):
         parts.append(part)
@@ -153,7 +154,7 @@ def _read_rest(descriptor: int, data: bytes, path: str) -> bytes:
 
 
 def byte_limit() -> float:
-    """Return the limit that `check_size` applies; infinity for none."""
+    """Return the limit that `check_size` applies; infinity if there is no limit."""
     return _limits.get()[0]
 
 
@@ -164,14 +165,14 @@ def check_size(nbytes: int, source: str) -> None:
         DecodeError: `nbytes` exceeds the limit; the error's `filename` is `source`.
     """
     if nbytes > byte_limit():
-        raise damaged(source, too_large(nbytes, byte_limit()))
+        raise damage_error(source, explain_large_file(nbytes, byte_limit()))
 
 
 def check_large(nbytes: int, start: bytes, source: str) -> None:
     """Refuse a file of more than 16 MiB that exceeds the limit, or does not start like an image."""
     check_size(nbytes, source)
     if sniff(start) is None:
-        raise damaged(source, no_image(start, nbytes))
+        raise damage_error(source, explain_non_image(start, nbytes))
 
 
 def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
@@ -180,14 +181,14 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
     Args:
         nbytes: the bytes of memory to allocate.
         what: the part of the file, such as ``"row group 3"``.
-        remedy: another remedy, which starts with a comma.
+        remedy: an additional remedy, which starts with a comma.
         path: the file's path for the message; None if `what` identifies the file.
 
     Raises:
         DecodeError: `nbytes` exceeds `Decode.max_bytes`.
     """
     if nbytes > byte_limit():
-        raise damaged(
+        raise damage_error(
             path,
             f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={byte_limit():,}: perhaps a "
             f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
@@ -208,7 +209,7 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
         )
 
 
-def damaged(path: str | None, complaint: str) -> DecodeError:
+def damage_error(path: str | None, complaint: str) -> DecodeError:
     """Return a DecodeError with this complaint, preceded by the file's path if it is known."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
@@ -221,7 +222,7 @@ def _not_a_file_error(mode: int, path: str) -> OSError:
     return OSError(errno.EINVAL, f"{KINDS.get(stat.S_IFMT(mode), 'a special file')}; expected a regular file", path)
 
 
-def too_large(nbytes: int, limit: float) -> str:
+def explain_large_file(nbytes: int, limit: float) -> str:
     """Return the message for a file of more than `Decode.max_bytes` bytes."""
     return (
         f"the file has {nbytes:,} bytes, more than max_bytes={limit:,}: perhaps it is not an image; if it is, pass "
@@ -229,7 +230,7 @@ def too_large(nbytes: int, limit: float) -> str:
     )
 
 
-def no_image(start: bytes, nbytes: int) -> str:
+def explain_non_image(start: bytes, nbytes: int) -> str:
     """Return the message for a file that does not start like an image."""
     if kind := _describe_kind(start):
         return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
@@ -252,13 +253,13 @@ def _describe_kind(start: bytes) -> str | None:
 
 
 def _brands(start: bytes) -> set[bytes]:
-    """Return the major brand of an ISO base media file and its first compatible brands."""
+    """Return the major brand and the first compatible brands of an ISO base media file."""
     end = min(int.from_bytes(start[:4], "big"), 64, len(start))
     return {start[8:12], *(start[at : at + 4] for at in range(16, end - 3, 4))}
 
 
 def sniff(data: bytes) -> str | None:
-    """Return the format that the first bytes show, or None; the file's name does not matter."""
+    """Return the format that the first bytes indicate, or None; the file's name does not matter."""
     for name, starts in STARTS.items():
         if data.startswith(starts):
             return name
@@ -266,7 +267,7 @@ def sniff(data: bytes) -> str | None:
         return "WEBP"
     if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis"):
         return "AVIF"
-    if data[4:8] == b"ftyp" and data[8:12] in (b"mif1", b"msf1"):  # shared by AVIF and HEIC
+    if data[4:8] == b"ftyp" and data[8:12] in (b"mif1", b"msf1"):  # brands that AVIF and HEIC share
         brands = _brands(data)
         return None if brands & set(HEIF) and not brands & {b"avif", b"avis"} else "AVIF"
     return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None

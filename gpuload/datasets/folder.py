@@ -1,8 +1,8 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
 A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It has no
-open files and no list of objects: the paths are one byte buffer (`gpuload.datasets.scan`), the labels an integer array.
-Ten million ImageNet-like paths with their labels take 360 MB.
+open files and no list of objects: the paths are packed into one byte buffer (`gpuload.datasets.scan`), the labels an
+integer array. Ten million ImageNet-like paths with their labels take 360 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
-from gpuload.datasets.classes import Classes, check_known, class_names, shown
+from gpuload.datasets.classes import Classes, check_known, class_names, format_names
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
@@ -39,7 +39,7 @@ class _ScannedFolder(ImageFileDataset):
         by_class: bool,
     ) -> tuple[list[str], np.ndarray, str]:
         """Find the images in each folder of the root, or in the root itself. Return the names of these folders, the
-        number of images in each, and a description of the search for messages."""
+        number of images in each, and a description of the search for error messages."""
         folder, endings = existing_folder(root), _checked_extensions(extensions)
         self._remote = remote_options(root, storage_options)
         if self._remote is None:
@@ -91,8 +91,8 @@ class ImageFolder(_ScannedFolder):
     name. Files of other programs are skipped and counted in one log line: ``.ipynb_checkpoints``, ``@eaDir``,
     ``__MACOSX``, recycle bins, files whose names begin with ``._``.
 
-    By default, labels number the existing folders, so a split that lacks a class has other labels from that class on.
-    To avoid this, pass the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
+    By default, labels number the existing folders, so in a split that lacks a class, all later classes have different
+    labels. To avoid this, pass the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
 
     Args:
         root: the folder that contains one folder per class, or its URL, such as ``s3://bucket/train``.
@@ -170,7 +170,7 @@ class ImageFolder(_ScannedFolder):
         """The samples, under torchvision's other name."""
         return self.samples
 
-    def _with(self, number: int, image: Encoded) -> tuple[Encoded, int]:
+    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, int]:
         return image, int(self.labels[number])
 
     def __repr__(self) -> str:
@@ -180,10 +180,10 @@ class ImageFolder(_ScannedFolder):
 class ImageFiles(_ScannedFolder):
     """All images in a folder, at any depth, without labels.
 
-    Yields `Encoded`. Folders are sorted by path, files in a folder by name. Files of other programs are skipped, as in
-    `ImageFolder`.
+    Yields `Encoded`. Folders are sorted by path, and files in a folder by name. Files of other programs are skipped, as
+    in `ImageFolder`.
 
-    Arguments (except `classes`) and errors are the same as for `ImageFolder`; a folder without images raises
+    The arguments (except `classes`) and errors are the same as for `ImageFolder`; a folder without images raises
     FileNotFoundError.
 
     Attributes:
@@ -214,7 +214,7 @@ class ImageFiles(_ScannedFolder):
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
 
-    def _with(self, number: int, image: Encoded) -> Encoded:
+    def _make_sample(self, number: int, image: Encoded) -> Encoded:
         return image
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
 def _refuse_empty(folder: str, names: list[str], searched: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(names) == 1 else f'{len(names)} classes have'} no images in {folder!r}: "
-        f"{shown(names)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
+        f"{format_names(names)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
         "not remove its folder, which would change the labels of the classes after it: pass classes=train, the data "
         "set of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
     )

@@ -2,7 +2,7 @@
 
 `datasets` is not imported here. Workers get the parts of a table and read them with pyarrow alone
 (`gpuload.datasets.arrow_rows`) if this gives the same values as `datasets`; otherwise they get the dataset itself. For
-a stream, each worker has the dataset itself.
+a stream, each worker gets the dataset itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
 class WrappedRows(Dataset):
     """A Hugging Face dataset wrapped by `wrap`: yields dicts of its columns, with `Encoded` for each image.
 
-    A pickled copy reads the dataset's tables without importing `datasets`, if that gives the same samples. It unpickles
-    the dataset on the first access to `dataset`, and reads from the dataset from then on.
+    A pickled copy reads the dataset's tables without importing `datasets`, if that gives the same samples. On the first
+    access to its attribute `dataset`, it unpickles the dataset, and reads from the dataset from then on.
 
     Attributes:
         dataset: the wrapped dataset, with the decoding of images disabled.
@@ -37,7 +37,7 @@ class WrappedRows(Dataset):
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
         _check_format(dataset.format["type"], got)
-        self.dataset = copy.deepcopy(dataset)  # shares the tables but not the features, which change below
+        self.dataset = copy.deepcopy(dataset)  # shares the tables, but not the features, which change below
         columns = _columns(self.dataset)
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         _check_images(self._plan, columns, got)
@@ -147,7 +147,7 @@ class StreamPass:
     `datasets` ends the pass, because its generators cannot continue after an exception.
 
     Attributes:
-        broken: whether such an error has ended the pass.
+        broken: whether an error from `datasets` has ended the pass.
     """
 
     def __init__(self, dataset: Any, plan: Any) -> None:
@@ -207,8 +207,8 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:
-    """Return the places of images in a column, as a plan: the mode of an image, a dict of plans, a list of one plan, or
-    None for no images. Disable the decoding of these images."""
+    """Return a plan that describes where a column has images, and disable the decoding of these images. A plan is the
+    mode of an image, a dict of plans, a list of one plan, or None for no images."""
     if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
         feature.decode = False
         if mode is None and feature.mode is not None:
@@ -226,7 +226,7 @@ def _plan(feature: Any, mode: Mode | None) -> Any:
 
 
 def _with_encoded(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
-    """Return a row of the table, or a part of a row, with its images as `Encoded`; `read` reads the file at a path."""
+    """Return a row of the table, or a part of a row, with its images as `Encoded`. `read` reads the file at a path."""
     if value is None:
         return None
     if isinstance(plan, dict):

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
-from gpuload.datasets.scan import from_start
+from gpuload.datasets.scan import normalize_index
 
 __all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
 
@@ -55,11 +55,11 @@ class Dataset:
 
 
 class Joined(Dataset):
-    """Concatenated datasets, the result of ``+``. Like torch's ConcatDataset, but workers do not need torch.
+    """Concatenated datasets, the result of ``+``. It works like torch's ConcatDataset, but workers do not need torch.
 
     Attributes:
         datasets: the datasets.
-        cumulative_sizes: the end of each dataset in the concatenation.
+        cumulative_sizes: for each dataset, the index after its last sample in the concatenation.
     """
 
     def __init__(self, datasets: Iterable[Any]) -> None:
@@ -104,8 +104,8 @@ class Joined(Dataset):
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:
-        """Return the number of a sample's dataset, and the sample's number in that dataset."""
-        number = from_start(index, len(self), f"the joined datasets have {len(self)} samples")
+        """Return the number of the dataset that has a sample, and the sample's number in that dataset."""
+        number = normalize_index(index, len(self), f"the joined datasets have {len(self)} samples")
         dataset_number = bisect_right(self.cumulative_sizes, number)
         return dataset_number, number - (self.cumulative_sizes[dataset_number - 1] if dataset_number else 0)
 
@@ -117,9 +117,9 @@ class Joined(Dataset):
             rows = [row for row, place in enumerate(places) if place[0] == dataset_number]
             yield self.datasets[dataset_number], rows, [places[row][1] for row in rows]
 
-    def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """Return a function that returns the sample of a row, if samples are mapped: all samples are fetched now, and
-        each is mapped when the function is called. None means `__getitems__` suffices."""
+    def _lazy_reader(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
+        """If samples are mapped, return a function that takes a row and returns its sample. All samples are fetched
+        now, and each is mapped when the function is called. None means that `__getitems__` suffices."""
         if not maps_samples(self):
             return None
         readers: dict[int, Callable[[], Any]] = {}
@@ -164,7 +164,7 @@ class Mapped(View):
 
     Attributes:
         dataset: the inner dataset.
-        fns: the functions, in the order of their application.
+        fns: the functions, in the order in which they are applied.
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
@@ -180,8 +180,8 @@ class Mapped(View):
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         return [self._map(sample) for sample in fetch_samples(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
 
-    def _each(self, indices: list[int]) -> Callable[[int], Any]:
-        """Return a function that returns the sample of a row, as in `Joined._each`."""
+    def _lazy_reader(self, indices: list[int]) -> Callable[[int], Any]:
+        """Return a function that takes a row and returns its sample, as in `Joined._lazy_reader`."""
         read = lazy_reader(self.dataset, indices) or fetch_samples(self.dataset, indices).__getitem__
         return lambda row: self._map(read(row))
 

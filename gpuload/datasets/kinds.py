@@ -1,4 +1,4 @@
-"""The kind of a user's dataset, recognised by the name of its class, so that neither torch nor other libraries are
+"""Recognises the kind of a user's dataset by the name of its class, so that neither torch nor other libraries are
 imported.
 
 A subclass may behave differently, so it does not count as its base class. Runs in workers and in the main process.
@@ -32,7 +32,7 @@ LOADERS: Final = {  # objects that yield batches, by module and name
     ("torch.utils.data.dataloader", "DataLoader"),
 }
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
-STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # indexing these runs no user code
+PLAIN_CONTAINERS: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # indexing these runs no user code
 TORCH: Final = "torch.utils.data.dataset"
 SUBSET, STACK = (TORCH, "Subset"), (TORCH, "StackDataset")
 CACHED: Final = ("gpuload.datasets.cached", "Cached")
@@ -77,7 +77,7 @@ def check_map_style(dataset: Any, wrapper_name: str, changing_methods: tuple[str
         if callable(getattr(dataset, method, None)):
             raise TypeError(
                 f"{name} has {method}(), so its samples change while it is used, but cached samples would not; cache "
-                "the dataset that it reads from instead"
+                "the dataset inside it instead"
             )
 
 
@@ -93,26 +93,29 @@ def _inner_datasets(dataset: Any) -> list[Any]:
     return list(datasets.values() if isinstance(datasets, dict) else datasets or [dataset.dataset])
 
 
-def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
-    """Return whether a dataset draws no random numbers, so no generator has to be seeded. This is known for gpuload's
-    datasets, and for torch's datasets that only index these or tensors; with `stored`, also for an array, tensor, list
-    or dict of samples."""
-    if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
+def draws_nothing(dataset: Any, *, allow_plain_containers: bool = False) -> bool:
+    """Return whether a dataset is known to draw no random numbers, so that no generator has to be seeded. This is known
+    for gpuload's datasets without user functions, torch's TensorDataset, and torch's Subset and ConcatDataset of these.
+    With `allow_plain_containers`, it is also known for arrays, tensors, lists, tuples and dicts, and for StackDatasets
+    of these."""
+    if allow_plain_containers and (type(dataset) in PLAIN_CONTAINERS or is_plain_tensor(type(dataset))):
         return True
-    if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not stored):
+    if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
         return False
     if kind in CONTAINERS:
-        return all(draws_nothing(part, stored=stored) for part in _inner_datasets(dataset))
+        return all(
+            draws_nothing(part, allow_plain_containers=allow_plain_containers) for part in _inner_datasets(dataset)
+        )
     if kind[0].startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     return kind == (TORCH, "TensorDataset")
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Return whether a dataset benefits from `__getitems__`. The `__getitems__` of torch's views only calls the inner
-    datasets, so the answer depends on these.
+    """Return whether a dataset benefits from `__getitems__`. torch's Subset and StackDataset implement `__getitems__`
+    by calling the inner datasets, so their answer depends on the inner datasets.
 
-    A dataset with functions from ``map()`` qualifies only if these functions are still called one by one
+    A dataset with functions passed to ``map()`` qualifies only if these functions are still called one by one
     (`lazy_reader`): they may draw random numbers, and the generators are seeded for each sample.
     """
     kind, inside = _kind(dataset), _inner_datasets(dataset)
@@ -131,7 +134,7 @@ def fetches_many(dataset: Any) -> bool:
 
 
 def maps_samples(dataset: Any) -> bool:
-    """Return whether functions of ``map()`` change the samples of a dataset, or of one of its inner datasets."""
+    """Return whether functions passed to ``map()`` change the samples of a dataset, or of one of its inner datasets."""
     return _kind(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
@@ -146,7 +149,7 @@ def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
     samples = list(dataset.__getitems__(indices))
     if len(samples) != len(indices):
         raise ValueError(
-            f"{type(dataset).__name__}.__getitems__ was given {len(indices)} keys and returned "
+            f"{type(dataset).__name__}.__getitems__ was called with {len(indices)} keys and returned "
             f"{len(samples)} samples; it must return one sample for each key"
         )
     return samples
@@ -159,25 +162,25 @@ def forget(dataset: Any, index: Any) -> list[str]:
         return forget(dataset.dataset, dataset.indices[index])
     if _kind(dataset) == DEVICE_CACHED:
         return forget(dataset.dataset, index)
-    return dataset._forget(index) if _is_gpuload_with(dataset, "_forget") else []
+    return dataset._forget(index) if _has_gpuload_method(dataset, "_forget") else []
 
 
 def lazy_reader(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
-    """Return a function that takes a row, a position in `indices`, and returns its sample; it must be called once per
-    row. None means that the dataset does not need this: use `fetch_samples`."""
-    return dataset._each(indices) if _is_gpuload_with(dataset, "_each") else None
+    """Return a function that takes a row (a position in `indices`) and returns its sample; it must be called once per
+    row. Return None if the dataset does not need this, and `fetch_samples` suffices."""
+    return dataset._lazy_reader(indices) if _has_gpuload_method(dataset, "_lazy_reader") else None
 
 
-def _is_gpuload_with(dataset: Any, method: str) -> bool:
+def _has_gpuload_method(dataset: Any, method: str) -> bool:
     return type(dataset).__module__.startswith("gpuload.datasets.") and hasattr(type(dataset), method)
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
     """Return the block boundaries of a map-style dataset, from its method ``blocks()``, as int64: the first sample of
-    each block, which is read as a unit, and the length. None if the dataset has no such blocks.
+    each block, then the length. Each block is read as a unit. Return None if the dataset has no blocks.
 
     Raises:
-        TypeError, ValueError: the method returned something else.
+        TypeError, ValueError: the method returned anything else.
     """
     blocks: Any = getattr(dataset, "blocks", None)
     if not callable(blocks) or (starts := blocks()) is None:
@@ -194,7 +197,7 @@ def natural_blocks(dataset: Any) -> np.ndarray | None:
 
 
 def row_bytes(dataset: Any) -> int:
-    """Return the size of each image in bytes if workers copy the images unchanged from an array; else 0."""
+    """Return the number of bytes per image if workers copy the images unchanged from an array; otherwise 0."""
     return dataset._row_bytes if _kind(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
 
 

@@ -1,8 +1,8 @@
 """Litter: files that other programs leave in image folders, such as Jupyter's checkpoints, thumbnails of network
 drives, macOS's metadata, and recycle bins.
 
-Litter is never a sample or a class: `ImageFolder`, `ImageFiles`, file name patterns and tar archives skip it, and write
-one log line that says how much was skipped.
+Litter is never a sample or a class: `ImageFolder`, `ImageFiles`, file name patterns and tar archives skip it, and log
+one line with the number of skipped files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LITTER: Final = re.compile(
     rb"(?:\.ipynb_checkpoints|@eaDir|\.@__thumb|#recycle|\$RECYCLE\.BIN|__MACOSX|\.AppleDouble|\.Trashes|\.Trash(?:-\d+)?)"
     rb"(?:/|$)|\._[^/]*$)"
 )
-STARTS: Final = frozenset(b".@#$_")  # the first characters of litter's names, for a cheap test
-SHOWN: Final = 3
+STARTS: Final = frozenset(b".@#$_")  # the first characters of litter's names, for a cheap check before the regex
+SHOWN: Final = 3  # maximum number of paths in the log line
 
 
 def is_litter(name: bytes) -> bool:
@@ -36,7 +36,7 @@ def is_litter(name: bytes) -> bool:
 
 @dataclass
 class SkippedFiles:
-    """The number of skipped files and folders, and the first few paths."""
+    """The number of skipped files and folders, and the paths of the first few."""
 
     files: int = 0
     folders: int = 0

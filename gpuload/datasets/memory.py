@@ -39,10 +39,10 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         if error.errno != errno.EFBIG:
             raise
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        fits = limit >> 20 << 20  # a ring consists of complete pages
+        fits = limit >> 20 << 20  # rounded down to MiB: a ring consists of complete pages
         raise LimitError(
-            f"shared memory of {nbytes:,} bytes ({purpose}) is more than the {limit:,} bytes that a file may have "
-            "here; raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program)"
+            f"shared memory of {nbytes:,} bytes ({purpose}) exceeds this process's file size limit of {limit:,} "
+            "bytes; raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program)"
             + (f", or pass Loader(ring_bytes={fits})" if purpose == "ring" and fits else "")
         ) from error
     return descriptor

@@ -21,7 +21,7 @@ __all__ = ["Mix", "find_mix"]
 
 MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that shares of a remainder fit into 64 bits
 DENOMINATOR: Final = 10**6  # a weight within 1e-12 of a fraction with this maximum denominator is rounded: 0.7 is 7/10
-KINDS: Final = (  # kinds of leaves; a leaf of any other type may be an image or a target of another library
+KINDS: Final = (  # kinds of leaves, by type; a leaf of any other type may be an image or a target of another library
     ((Encoded, Image), "image"),
     (Mask, "mask"),
     (Boxes, "boxes"),
@@ -41,18 +41,18 @@ class Mix(Joined):
     replaced by a sample of the same data set.
 
     The index of a sample counts through all data sets, one after the other, as with ``+``. ``len(mix)`` is the total
-    number of samples, `length` the number of positions in an epoch. (An epoch of fewer than 1,024 positions has only
-    approximate shares, but several such epochs together have the exact shares.)
+    number of samples, `length` the number of positions in an epoch. (The shares are only approximate in an epoch of
+    fewer than 1,024 positions, but exact over several such epochs.)
 
     Args:
-        datasets: the data sets, whose samples must have the same form; use ``dataset.map(fn)`` to convert them.
+        datasets: the data sets, whose samples must have the same structure; convert them with ``dataset.map(fn)``.
         weights: the relative frequency of each data set, positive numbers on any scale: ``[7, 3]`` gives the shares
             0.7 and 0.3.
         length: the number of positions in an epoch. Default: the total number of samples.
 
     Raises:
-        TypeError: an item is iterable, or is not a data set; a weight is not a number; gpuload's data sets have samples
-            of different forms (their first samples are read).
+        TypeError: an item is iterable, or is not a data set; a weight is not a number; the first samples of gpuload's
+            data sets differ in structure (only gpuload's data sets are checked).
         ValueError: a data set is empty; the number of weights differs from the number of data sets; a weight is not
             finite and positive; `length` is not positive.
 
@@ -78,13 +78,13 @@ class Mix(Joined):
         if length is not None and length < 1:
             raise ValueError(f"Mix(length=…) must be at least 1, got {length}")
         self.length = len(self) if length is None else length
-        _check_forms(datasets)
+        _check_structures(datasets)
 
     def map(self, fn: Callable[[Any], Any]) -> Mix:
         """Return this mix with a function applied to each sample, in the workers."""
         return Mix([Mapped(dataset, fn) for dataset in self.datasets], self.weights, length=self.length)
 
-    __add__ = Dataset.__add__  # unlike `Joined`, keep a Mix in one piece
+    __add__ = Dataset.__add__  # `Joined.__add__` would concatenate the datasets without their weights
 
     def __repr__(self) -> str:
         return f"Mix({self.datasets!r}, weights={self.weights!r}, length={self.length})"
@@ -153,7 +153,7 @@ def _check_weights(weights: Any, count: int) -> list[float]:
 
 def _integer_parts(weights: list[float]) -> tuple[int, ...]:
     """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
-    rounded to one part in `MAX_PARTS`."""
+    rounded to multiples of 1 / `MAX_PARTS`."""
     total = sum(map(Fraction, weights))
     shares = [_simplify(Fraction(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))
@@ -169,37 +169,37 @@ def _simplify(share: Fraction) -> Fraction:
     return fraction if abs(fraction - share) <= share / 10**12 else share
 
 
-def _check_forms(datasets: list[Any]) -> None:
-    """Refuse data sets whose first samples have different forms. Only gpuload's data sets are checked: reading a sample
+def _check_structures(datasets: list[Any]) -> None:
+    """Refuse data sets whose first samples differ in structure. Only gpuload's data sets are checked: reading a sample
     of a user's data set may open a file, after which the data set could not be sent to workers."""
     reference: tuple[list[Any], str] | None = None
     for number, dataset in enumerate(datasets):
-        if not draws_nothing(dataset, stored=True):
+        if not draws_nothing(dataset, allow_plain_containers=True):
             continue
         leaves: list[Any] = []
         try:
-            form = flatten(dataset[0], leaves)
+            structure = flatten(dataset[0], leaves)
         except Exception:  # a damaged file is reported when its sample is loaded
             continue
-        parts = _form_parts(form, iter(leaves))
-        name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
+        parts = _structure_parts(structure, iter(leaves))
+        name = f"datasets[{number}] ({type(dataset).__name__}) yields {describe(structure, leaves)}"
         if reference is None:
             reference = parts, name
         elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same form, but {reference[1]}, and {name}; convert them "
-                "with .map(fn)"
+                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {name}; "
+                "convert them with .map(fn)"
             )
 
 
-def _form_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
-    """Return the containers and the kinds of leaves of a sample in depth-first order, "" for an unknown kind. Lists may
+def _structure_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
+    """Return the containers and the kinds of leaves of a sample in depth-first order; an unknown kind is "". Lists can
     have any length, so their content is ignored."""
     if node == LEAF:
         leaf = next(leaves)
         return [next((kind for types, kind in KINDS if isinstance(leaf, types)), "")]
     kind, cls, keys, children = node
-    inside = [part for child in children for part in _form_parts(child, leaves)]
+    inside = [part for child in children for part in _structure_parts(child, leaves)]
     return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *inside]
 
 

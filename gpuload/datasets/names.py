@@ -1,4 +1,4 @@
-"""Replacements for arguments of other libraries' datasets, for the error message about an unknown argument."""
+"""Replacements for the arguments of other libraries' datasets, named in the error for an unknown argument."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from gpuload.errors import explains_foreign_arguments
 
 __all__ = ["dataset_arguments"]
 
-IN_BATCHES: Final = "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])"
-BY_LOADER: Final = "gpuload.Loader(dataset, shuffle=True) shuffles samples, and divides them among ranks and workers"
+TRANSFORM_IN_BATCHES: Final = "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])"
+SHUFFLE_IN_LOADER: Final = (
+    "gpuload.Loader(dataset, shuffle=True) shuffles samples, and divides them among ranks and workers"
+)
 
-INSTEAD: Final = {
+REPLACEMENTS: Final = {
     # torchvision
-    "transform": IN_BATCHES,
-    "transforms": IN_BATCHES,
+    "transform": TRANSFORM_IN_BATCHES,
+    "transforms": TRANSFORM_IN_BATCHES,
     "target_transform": "change its label array before creating the Loader: dataset.labels = table[dataset.labels]",
     "loader": "samples contain the bytes of files, which the Loader decodes; decode=gpuload.Decode(…) sets the options",
     "is_valid_file": "extensions=('.jpg', …) selects the files that are images",
@@ -23,17 +25,17 @@ INSTEAD: Final = {
     "annFile": "write annotations=…",
     # WebDataset
     "urls": "write shards=…",
-    "shardshuffle": BY_LOADER,
-    "nodesplitter": BY_LOADER,
-    "workersplitter": BY_LOADER,
+    "shardshuffle": SHUFFLE_IN_LOADER,
+    "nodesplitter": SHUFFLE_IN_LOADER,
+    "workersplitter": SHUFFLE_IN_LOADER,
     "resampled": "gpuload.Loader(dataset, weights=np.ones(len(dataset))) draws with replacement",
     "handler": "gpuload.Loader(dataset, on_error='skip') skips samples that fail",
     "cache_dir": "gpuload.Cached(dataset, bytes_limit, where='disk', path=…) caches samples on a local disk",
     # common to many libraries
-    "shuffle": BY_LOADER,
-    "batch_size": "gpuload.Loader(dataset, batch_size=…) makes batches",
+    "shuffle": SHUFFLE_IN_LOADER,
+    "batch_size": "gpuload.Loader(dataset, batch_size=…) sets the batch size",
     "num_workers": "gpuload.Loader(dataset, num_workers=…) reads in several processes",
 }
 
-dataset_arguments = explains_foreign_arguments(INSTEAD.get)
+dataset_arguments = explains_foreign_arguments(REPLACEMENTS.get)
 """A decorator for the ``__init__`` of a dataset: the error for another library's argument names the replacement."""

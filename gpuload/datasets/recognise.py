@@ -2,9 +2,9 @@
 
 Only a leaf that is declared as an image is an image: `Encoded`, `Image`, a PIL image, torchvision's `Image` or `Video`.
 A plain array is data. There is one exception: if the transforms need an image and the sample declares none, the only
-array that can be an image is used. This is a uint8 array H×W×C or tensor C×H×W of one to four channels, a list of such
-frames, or a clip with one more axis. If another leaf could be the image too, or if the array has the name of a mask,
-the sample is refused instead.
+array that can be an image is used. This can be a uint8 array H×W×C or tensor C×H×W of one to four channels, a list of
+such frames, or a clip with one more axis. If another leaf could also be the image, or if the array has the name of a
+mask, a TypeError is raised instead.
 
 *Strays* are leaves that were probably meant to be targets: masks, boxes and keypoints in plain arrays, which stay
 unchanged while the transforms move their image, and images that look like masks. Workers look for strays in their first
@@ -21,8 +21,18 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoints, Mask, Target, too_deep
-from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
+from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoints, Mask, Target, explain_deep_pixels
+from gpuload.datasets.tree import (
+    LEAF,
+    Structure,
+    dtype_of,
+    is_tensor,
+    kind_of,
+    leaf_count,
+    places_of,
+    unfold,
+    walk_places,
+)
 from gpuload.errors import DecodeError
 
 __all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_unrecognized_targets", "is_image_array", "unfold_clips"]
@@ -42,8 +52,8 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
 
     Args:
         structure, leaves: the flattened sample.
-        plain: whether there are no gpuload transforms. Then only declared images are images, and TVTensors that gpuload
-            could not transform stay unchanged.
+        plain: whether there are no gpuload transforms. If so, only declared images count as images, and TVTensors that
+            gpuload cannot transform stay unchanged.
 
     Raises:
         DecodeError: a PIL image has more than 8 bits per channel.
@@ -78,7 +88,8 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
-    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels, or with 4 `axes` a clip."""
+    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes`, whether it
+    is a clip of such frames."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
     return (
@@ -93,8 +104,8 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 def unfold_clips(
     structure: Structure, leaves: list[Any], images: Images, targets: Targets, counts: Sequence[int] = ()
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Turn each frame of a sample's clips into a separate leaf, which is an image. With `counts`, keep only the frames
-    that `fewer_frames` chooses."""
+    """Turn each frame of a sample's clips into a separate image leaf. With `counts`, keep only the frames that
+    `fewer_frames` chooses."""
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
@@ -124,14 +135,14 @@ def unfold_clips(
 def fewer_frames(
     counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Reduce each clip of a sample to this many frames, spaced evenly as by torch's ``linspace``; several counts are
-    applied one after the other. A clip is either a list of images, or a clip from `unfold_clips`, which has already
+    """Reduce each clip of a sample to this many frames, spaced evenly as by torch's ``linspace``. Several counts are
+    applied one after the other. A clip is either a list of images, or comes from `unfold_clips`, which has already
     chosen its frames.
 
     Raises:
         TypeError: there is no clip.
     """
-    remaining: list[int] = []  # the remaining leaves, in order
+    remaining: list[int] = []  # the numbers of the leaves to keep, in order
     clips: list[range] = []
 
     def walk(node: Structure, at: int) -> Structure:
@@ -176,8 +187,8 @@ def _spaced_evenly(counts: Sequence[int], length: int) -> list[int]:
 
 
 def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
-    """Return the array that must be the image, or the arrays in the list of frames that must be; empty if there is no
-    candidate.
+    """Return the array that must be the image, or all frames of the list that must be the clip, keyed by leaf number.
+    The result is empty if there is no candidate.
 
     Raises:
         TypeError: there are several candidates, or the only one has the name of a mask.
@@ -225,8 +236,8 @@ def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
 
 @functools.lru_cache(64)
 def _names_of(structure: Structure) -> list[str]:
-    """Return the innermost name in the place of each leaf."""
-    return [name for node, _, name in located(structure) if node == LEAF]
+    """Return the innermost name in each leaf's place."""
+    return [name for node, _, name in walk_places(structure) if node == LEAF]
 
 
 def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
@@ -245,7 +256,7 @@ def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
 def _from_pil(image: Any, place: str) -> Image:
     if image.mode not in ("L", "RGB", "RGBA"):
         name = "this PIL image" if place == "sample" else f"the PIL image {place}"
-        if (complaint := too_deep(name, image.mode)) is not None:
+        if (complaint := explain_deep_pixels(name, image.mode)) is not None:
             raise DecodeError(complaint)
         image = image.convert("RGB")
     return Image(np.asarray(image))
@@ -271,11 +282,11 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 def find_unrecognized_targets(
     structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
 ) -> str:
-    """Return a warning about a sample's strays; "" if it has none.
+    """Return a warning about a sample's strays; "" if there are none.
 
     Args:
         structure, leaves: the flattened sample.
-        pictures: the sample's images in the workers' form (`gpuload.workers.sample.Picture`), keyed by leaf.
+        pictures: the sample's images as `gpuload.workers.sample.Picture` objects, keyed by leaf number.
         targets: the leaves that are targets.
         moves: whether the transforms move pixels.
     """
@@ -290,7 +301,7 @@ def find_unrecognized_targets(
     coloured = {size for leaf, size in sizes_hw.items() if leaf not in grey}
     numbers = itertools.count()
     remarks: dict[str, str] = {}
-    for node, place, name in located(structure):
+    for node, place, name in walk_places(structure):
         remark = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
@@ -311,7 +322,7 @@ def find_unrecognized_targets(
 
 
 def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
-    """Return a remark if a leaf that is data seems to belong to an image whose pixels move, else ""."""
+    """Return a remark if a plain array seems to belong to an image whose pixels move, else ""."""
     if not isinstance(value, np.ndarray) and not is_tensor(value):
         return ""
     shape = tuple(value.shape)

@@ -1,8 +1,9 @@
-"""`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that makes its batches.
+"""`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that produces its
+batches.
 
-This module has only the user's object: the dataset and the memory limit. `gpuload.loader.device_cache` creates the
-cached data and stores it in `on_device` for the lifetime of this object. It exists in the main process only, and is not
-sent to workers.
+This module only defines the object that a user creates, with the dataset and the memory limit.
+`gpuload.loader.device_cache` creates the cached data and stores it in `on_device`, where it lives as long as this
+object. The data exists in the main process only, and is not sent to workers.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
 
 class DeviceCached(View):
-    """A map-style dataset that is cached, decoded, in the memory of the device where a `Loader` makes its batches.
+    """A map-style dataset that is cached, decoded, in the memory of the device where a `Loader` produces its batches.
 
     The first `iter()` of a `Loader` reads and decodes every sample once; after that, no file is read and no worker
-    runs. Images and masks are cached at full size on the device; labels, boxes and all other leaves stay in main
+    runs. Images and masks are cached at full size on the device; labels, boxes and all other values stay in main
     memory. With ``device="cpu"``, everything is in main memory. Batches are bit-identical to those of the uncached
     dataset, and a loader's state can be resumed with or without the cache.
 
     If the dataset draws random numbers, the cache keeps the first draw: augment in ``Loader(transforms=…)``. Each rank
-    caches the entire dataset; loaders that read samples in the same way share the cached data. Torch's `Subset` and
-    `random_split` can be placed around a `DeviceCached`; all other nested datasets must be inside. See docs/reading.md.
+    caches the entire dataset; loaders that read samples in the same way share the cached data. A torch
+    `Subset`, such as from `random_split`, can contain a `DeviceCached`; any other dataset must be inside it. See
+    docs/reading.md.
 
     Args:
         dataset: the dataset to cache.
@@ -40,7 +42,7 @@ class DeviceCached(View):
     Raises:
         TypeError: the dataset is not map-style; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
         ValueError: `bytes_limit` is not positive.
-        LimitError: from `iter()`: the dataset does not fit; the message has the figures.
+        LimitError: from `iter()`: the dataset does not fit; the message states both sizes.
 
     Example:
         >>> import gpuload as gl, numpy as np

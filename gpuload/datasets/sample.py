@@ -39,13 +39,13 @@ __all__ = [
     "Target",
     "as_meta",
     "check_mode",
+    "explain_deep_pixels",
     "format_name",
     "from_xyxy",
     "plain_meta",
     "read",
     "takes_meta",
     "to_xyxy",
-    "too_deep",
 ]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
@@ -66,7 +66,7 @@ DEEP: Final[dict[str, str]] = {
 
 
 def check_mode(mode: Mode, name: str = "mode") -> Mode:
-    """Return the mode; raise ValueError if there is no such mode."""
+    """Return the mode if it is valid; otherwise raise ValueError."""
     if mode not in MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
     return mode
@@ -168,12 +168,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """A number for each pixel of an image, such as its class, which moves with the pixel and is never interpolated.
+    """A number for each pixel of an image, such as its class. It moves with the pixel and is never interpolated.
 
     Args:
         array: H×W, or N×H×W for N masks of one image, such as one per instance: bool, integers or floats, or anything
-            that `numpy.asarray` converts to them. Or an `Encoded` file whose stored values are the mask: palette
-            indices, or grey levels of 8 bits (uint8) or more (int32), never colours.
+            that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are the
+            mask: palette indices, or grey levels of 8 bits (uint8) or more (int32), never colours.
 
     Attributes:
         array: the array, or the `Encoded`. Integer types that torch lacks are widened.
@@ -288,7 +288,7 @@ LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are
 
 
 class MetaDict(dict[Any, Any]):
-    """A dict that counts as one leaf: metadata, which a batch contains unchanged, in a list."""
+    """A dict that counts as one leaf of a sample: metadata, which batches contain unchanged, in a list."""
 
 
 class MetaList(list[Any]):
@@ -308,7 +308,8 @@ class MetaFloat(float):
 
 
 class MetaValue:
-    """Metadata whose type cannot be subclassed, such as None; it equals the original, with the same truth value."""
+    """Metadata whose type cannot be subclassed, such as None. It equals the original value, and has the same truth
+    value."""
 
     __slots__ = ("value",)
 
@@ -333,8 +334,8 @@ META: Final = frozenset({*_PLAIN, MetaValue})
 
 
 def as_meta(value: Any) -> Any:
-    """Return a value, such as a sample's JSON, as a leaf that is collated to a list of the samples' values. The leaf is
-    equal to the value, and an instance of a subclass of its type where Python allows one.
+    """Return a value, such as a sample's JSON, as a leaf, so that a batch has the samples' values in a list. The leaf
+    equals the value, and is an instance of a subclass of its type if that type can be subclassed.
 
     Example:
         >>> as_meta({"caption": None}), as_meta(None) == None
@@ -352,7 +353,7 @@ def plain_meta(value: Any) -> Any:
 
 
 def takes_meta(collate_fn: Any) -> bool:
-    """Return whether a `collate_fn` expects metadata leaves, as gpuload's own do; any other expects plain objects."""
+    """Return whether a `collate_fn` expects metadata leaves, as gpuload's functions do; others expect plain objects."""
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
@@ -369,7 +370,7 @@ def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
 def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     """Refuse an image of more than 4 channels whose shape suggests that it has another layout."""
     height, width, channels = shape
-    # The number of channels, and the length of another axis, if the array had the other layout.
+    # The number of channels, and the length of a spatial axis, if the array had the other layout.
     other_channels, other_axis = (height, width) if layout != "CHW" else (width, height)
     if other_channels <= 4 < other_axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
@@ -379,8 +380,8 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
 
 
 def _as_numbers(name: str, value: Any) -> np.ndarray:
-    """Return the user's numbers as an array of a dtype that torch also has. A mask on a device, for `gpuload.Augment`,
-    is returned unchanged."""
+    """Convert the user's numbers to an array of a dtype that torch also has. Return a mask on a device, for
+    `gpuload.Augment`, unchanged."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
@@ -390,7 +391,7 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
         )
     array = np.asarray(value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
-        array = array.astype(np.float32)  # as torch.tensor does
+        array = array.astype(np.float32)  # like torch.tensor
     kind = array.dtype.kind
     if kind not in "biuf" and name == "Mask":
         _refuse_file(
@@ -408,7 +409,7 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
 
 
 def _refuse_file(name: str, value: Any, remedy: str) -> None:
-    """Raise TypeError if the value is a file or path instead of an array."""
+    """Raise TypeError if the value is a file or a path instead of an array."""
     if isinstance(value, str | bytes | os.PathLike | Encoded):
         kind = "bytes" if isinstance(value, bytes) else f"an {value!r}"
         got = f"the path {os.fspath(value)!r}" if isinstance(value, str | os.PathLike) else kind
@@ -436,8 +437,11 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
-    """Return the name of a box format, given as a string of any case or torchvision's BoundingBoxFormat; raise
-    ValueError if there is no such format."""
+    """Return the name of a box format, given as a string (in any case) or as torchvision's BoundingBoxFormat.
+
+    Raises:
+        ValueError: the format is unknown.
+    """
     box_format = getattr(value, "value", value)
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
@@ -451,8 +455,8 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
     """Convert boxes (n, 4) to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
-    (half a width may not be), else float64. Edges of float32 boxes are rounded to float32, as in torchvision: with more
-    digits, a box that ends at the image's border would extend beyond it."""
+    (in ``"cxcywh"``, half a width may not be an integer), else float64. Edges of float32 boxes are rounded to float32,
+    as in torchvision: with more digits, a box that ends at the image's border would extend beyond it."""
     are_integers = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
     boxes = boxes.astype(np.int64 if are_integers else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":
@@ -463,7 +467,7 @@ def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
 
 
 def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """Convert boxes of left, top, right, bottom to `box_format` and `dtype`."""
+    """Convert boxes from left, top, right, bottom to `box_format` and `dtype`."""
     boxes = boxes.copy()
     if box_format != "xyxy":
         boxes[:, 2:] -= boxes[:, :2]
@@ -473,20 +477,20 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
     return boxes.astype(dtype)
 
 
-def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | None:
-    """Return an explanation and remedy if an image of this Pillow mode does not fit into 8 bits, else None.
+def explain_deep_pixels(name: str, mode: str, code: str = "gpuload.Image(array)") -> str | None:
+    """Return an explanation with a remedy if an image of this Pillow mode has more than 8 bits per channel, else None.
 
-    `what` names the image in the message; `way` is the code that keeps its values.
+    `name` is the image's name in the message; `code` is code that preserves its values.
 
     Example:
-        >>> too_deep("this PNG", "RGB")
-        >>> too_deep("this PNG", "I;16").partition(",")[0]
+        >>> explain_deep_pixels("this PNG", "RGB")
+        >>> explain_deep_pixels("this PNG", "I;16").partition(",")[0]
         "this PNG holds 16 bits per pixel (Pillow mode 'I;16')"
     """
     if mode not in DEEP:
         return None
     return (
-        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; to keep its values, "
-        f"yield {way}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
+        f"{name} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; to keep its values, "
+        f"yield {code}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
         "gpuload.Mask"
     )

@@ -2,15 +2,16 @@
 
 Runs once, in the main process, when a dataset is created. Names are handled as bytes, so the locale and the order of
 `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read, so
-only one folder's names exist as objects at a time. The result of a long scan is cached on disk.
+only one folder's names exist as objects at a time. For a large root, the result is cached on disk.
 
 The order is the same as in torchvision's ImageFolder: folders are sorted by path (`a-b` before `a/b`, since "-" comes
-before "/"), files in a folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
+before "/"), and files in a folder by name. torchvision compares text instead of bytes, which gives the same order for
+UTF-8 names.
 
-Memory layout of `Paths`, which packs millions of paths into one byte buffer: `data` is uint8, all paths (relative to
-the root, in the file system's encoding) one after the other. Path i is `data[offsets[i] : offsets[i + 1]]`; `offsets`
-is uint32, or int64 from 4 GiB of paths on. Both are plain arrays, so pickle protocol 5 sends them out-of-band, and all
-workers map one copy.
+Memory layout of `Paths`, which packs millions of paths into one byte buffer: `data` is uint8 and contains all paths
+(relative to the root, in the file system's encoding) one after the other. Path i is
+`data[offsets[i] : offsets[i + 1]]`; `offsets` is uint32, or int64 if the paths take 4 GiB or more. Both are plain
+arrays, so pickle protocol 5 sends them out-of-band, and all workers map one copy.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import numpy as np
 
 from gpuload.datasets.litter import STARTS, SkippedFiles, is_litter
 
-__all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path"]
+__all__ = ["Lazy", "Paths", "Scanner", "full_path", "normalize_index"]
 
 Entry = TypeVar("Entry")
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as in os.fsdecode
-WIDE_BYTES: Final = 1 << 32  # from this size on, offsets do not fit into uint32
-SETTLED_NS: Final = 2_000_000_000  # a folder that changed so recently could change again and keep its time
+WIDE_BYTES: Final = 1 << 32  # offsets into this many bytes or more do not fit into uint32
+SETTLED_NS: Final = 2_000_000_000  # a folder modified this recently could be modified again without changing its mtime
 
 
 class Scanner:
@@ -45,12 +46,12 @@ class Scanner:
         follow_links: whether links may point outside the root.
 
     Attributes:
-        left_out: a count of the skipped files of other programs, see `gpuload.datasets.litter`.
+        skipped_files: the number of skipped files of other programs, see `gpuload.datasets.litter`.
     """
 
     def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
-        self.root, self._root = root, os.fsencode(root)
-        self._real_root = os.path.realpath(self._root)
+        self.root, self._root_bytes = root, os.fsencode(root)
+        self._real_root = os.path.realpath(self._root_bytes)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
         self.skipped_files = SkippedFiles()
@@ -76,7 +77,7 @@ class Scanner:
             for entry, is_folder in self._entries(folder):
                 if is_folder:
                     pending.append(prefix + entry.name)
-                elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
+                elif entry.name.lower().endswith(self._extensions) and self._is_file_or_broken_link(entry):
                     names.append(prefix + entry.name)
             if names:
                 names.sort()
@@ -85,9 +86,10 @@ class Scanner:
         lengths = [np.zeros(0, np.uint32), *(lengths for _, lengths in parts)]
         return Paths.pack(self.root, b"".join(names for names, _ in parts), np.concatenate(lengths))
 
-    def cached(self, selection: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return the result of `build`, which uses this scanner. For a large root, the result is cached under the key
-        `selection` until a folder changes: adding, removing or renaming a file changes its folder's time."""
+    def cached(self, cache_key: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the result of `build`, which uses this scanner. For a large root, the result is cached under
+        `cache_key` until a folder changes: adding, removing or renaming a file changes its folder's modification
+        time."""
         from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
         started = time.time_ns()
@@ -104,15 +106,15 @@ class Scanner:
         def is_cacheable(arrays: dict[str, np.ndarray]) -> bool:
             return int(arrays["times"].max()) < started - SETTLED_NS
 
-        return cached(self.root, ["scan 2", *selection], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
+        return cached(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
 
     def _time_of(self, folder: bytes) -> int:
-        return os.stat(os.path.join(self._root, folder)).st_mtime_ns
+        return os.stat(os.path.join(self._root_bytes, folder)).st_mtime_ns
 
     def _entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
-        """Yield the entries of a folder, without litter, and whether each is a folder."""
+        """Yield each entry of a folder and whether it is a folder; skip litter."""
         self._times[folder] = self._time_of(folder)
-        with os.scandir(os.path.join(self._root, folder)) as entries:
+        with os.scandir(os.path.join(self._root_bytes, folder)) as entries:
             for entry in entries:
                 if entry.name[0] in STARTS and is_litter(entry.name):
                     is_folder = entry.is_dir(follow_symlinks=False)
@@ -129,18 +131,19 @@ class Scanner:
             raise self._circular_link(entry.path) if error.errno == errno.ELOOP else error from None
         if entry.is_symlink():
             self._check_inside(entry)
-            self._check_no_circle(entry, folder)
+            self._check_no_cycle(entry, folder)
         return True
 
-    def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
-        """Return whether an entry that is not a folder is a regular file. Reading a pipe might never end."""
+    def _is_file_or_broken_link(self, entry: os.DirEntry[bytes]) -> bool:
+        """Return whether an entry is a regular file or a broken link. Other entries are skipped: reading a pipe might
+        never end."""
         if not entry.is_symlink():
             return entry.is_file(follow_symlinks=False)
         self._check_inside(entry)
         try:
             return stat.S_ISREG(entry.stat().st_mode)
         except FileNotFoundError:
-            return True  # the link is broken: reading this sample raises the error
+            return True  # keep the broken link, so that reading this sample raises the error
 
     def _check_inside(self, link: os.DirEntry[bytes]) -> None:
         if self._follow_links:
@@ -148,14 +151,14 @@ class Scanner:
         target = os.path.realpath(link.path)
         if target != self._real_root and not target.startswith(self._real_root.rstrip(b"/") + b"/"):
             raise ValueError(
-                f"{os.fsdecode(link.path)!r} is a link that points outside {os.fsdecode(self._root)!r}, to "
+                f"{os.fsdecode(link.path)!r} is a link that points outside {os.fsdecode(self._root_bytes)!r}, to "
                 f"{os.fsdecode(target)!r}. To follow such links, pass follow_links=True"
             )
 
-    def _check_no_circle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
-        """Refuse a link to one of its parent folders: every circle contains such a link."""
+    def _check_no_cycle(self, link: os.DirEntry[bytes], folder: bytes) -> None:
+        """Refuse a link to one of its parent folders: every cycle contains such a link."""
         target = link.stat()
-        ancestor = self._root
+        ancestor = self._root_bytes
         for name in [b"", *folder.split(b"/")]:
             ancestor = os.path.join(ancestor, name)
             if os.path.samestat(target, os.stat(ancestor)):
@@ -182,8 +185,9 @@ def full_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(full)
 
 
-def from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """Convert an index that may be negative to one that counts from 0; `text` gives the valid range in the error."""
+def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
+    """Convert an index that may be negative to one that counts from 0; `text` is the end of the IndexError's
+    message."""
     try:
         number = index.__index__()
     except AttributeError:
@@ -194,9 +198,9 @@ def from_start(index: SupportsIndex, count: int, text: str) -> int:
 
 
 class Lazy(Sequence[Entry]):
-    """A sequence that builds each entry on access, by `_entry(number)` with 0 ≤ number < length."""
+    """A sequence that builds each entry on access, by calling `_entry(number)` with 0 ≤ number < length."""
 
-    _entries = "paths"  # the noun for the entries in errors
+    _entry_noun = "paths"  # the noun for the entries in error messages
 
     def _entry(self, number: int) -> Entry:
         raise NotImplementedError
@@ -211,7 +215,7 @@ class Lazy(Sequence[Entry]):
         count = len(self)
         if type(index) is int and 0 <= index < count:  # the fast path for samples, without formatting a message
             return self._entry(index)
-        return self._entry(from_start(index, count, f"there are {count} {self._entries}"))
+        return self._entry(normalize_index(index, count, f"there are {count} {self._entry_noun}"))
 
 
 class Paths(Lazy[str]):
@@ -249,7 +253,7 @@ class Paths(Lazy[str]):
 
     @classmethod
     def joined(cls, root: str, parts: Sequence[Paths]) -> Paths:
-        """Concatenate several parts, all below one root."""
+        """Concatenate several `Paths` with the same root."""
         lengths = [np.diff(part.offsets) for part in parts]
         return cls.pack(
             root, bytearray().join(part.data.data for part in parts), np.concatenate([np.zeros(0, np.int64), *lengths])
@@ -257,8 +261,8 @@ class Paths(Lazy[str]):
 
     @classmethod
     def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
-        """Pack absolute paths, or paths relative to the working directory: below the root if it contains them all, else
-        below ``/``."""
+        """Pack paths, which are absolute or relative to the working directory. The result is relative to the root if
+        all paths are inside it; otherwise, it is relative to ``/``."""
         names = [os.fsencode(path) for path in paths]
         prefix = os.path.join(os.fsencode(root), b"")
         if prefix and all(name.startswith(prefix) for name in names):

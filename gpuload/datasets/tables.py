@@ -1,7 +1,7 @@
 """Datasets of plain data in memory, which are read one batch at a time, without a call per sample.
 
 Runs in workers; no torch. The datasets are arrays and tensors, whose rows are samples; lists, tuples and dicts of
-samples; torch's `TensorDataset`; and `StackDataset` and `Subset` of these. Subclasses do not count, since they may
+samples; torch's `TensorDataset`; and `StackDataset` and `Subset` of these. Subclasses do not qualify, since they may
 behave differently.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.tree import LEAF, Structure, is_plain_tensor, sorted_keys, transposed
+from gpuload.datasets.tree import LEAF, Structure, is_plain_tensor, sorted_keys, transpose_samples
 
-__all__ = ["NUMBERS", "Picked", "picked"]
+__all__ = ["NUMBERS", "SelectedRows", "select_columns"]
 
 NUMBERS: Final = frozenset(np.dtype(code).name for code in "?bhiqBHIQefdFD")  # numpy's dtypes that torch has too
 
@@ -23,8 +23,8 @@ Columns = tuple[Structure, Sequence[Sequence[Any]]]
 
 
 @dataclass(slots=True, frozen=True)
-class Picked(Sequence[np.ndarray]):
-    """Selected rows of an array, not yet copied: `array` is M×…, `rows` is int64 (N,), each in 0 … M-1."""
+class SelectedRows(Sequence[np.ndarray]):
+    """Selected rows of an array, not copied yet: `array` is M×…; `rows` is int64 (N,), with values in 0 … M-1."""
 
     array: np.ndarray
     rows: np.ndarray
@@ -36,57 +36,57 @@ class Picked(Sequence[np.ndarray]):
         return self.array[self.rows[number]]
 
 
-def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Columns | None:
-    """Return the structure of the samples with these keys, and for each leaf its values in all samples. None means that
+def select_columns(dataset: Any, keys: np.ndarray | list[Any]) -> Columns | None:
+    """Return the structure of the samples with these keys, and the values of each leaf in all samples. None means that
     the samples must be read one by one."""
     if not isinstance(keys, np.ndarray) or keys.dtype.kind not in "iu" or not len(keys):
         return None
     kind = type(dataset)
     if kind is np.ndarray or kind is np.memmap:
-        return _of_array(dataset, keys)
+        return _array_columns(dataset, keys)
     if kind in (list, tuple, dict):
         try:
             samples = [dataset[key] for key in keys.tolist()]
         except LookupError:  # reading one by one finds the invalid key
             return None
-        return transposed(samples)
+        return transpose_samples(samples)
     if is_plain_tensor(kind):
-        return _of_tensor(dataset, keys)
+        return _tensor_columns(dataset, keys)
     if kind.__module__ != "torch.utils.data.dataset":
         return None
     name = kind.__name__
     if name in ("TensorDataset", "StackDataset"):
         parts: Any = dataset.tensors if name == "TensorDataset" else dataset.datasets
         names = sorted_keys(parts) if isinstance(parts, dict) else None
-        return _combined(parts if names is None else [parts[name] for name in names], keys, names)
+        return _combine_columns(parts if names is None else [parts[name] for name in names], keys, names)
     if name == "Subset" and keys.min() >= 0 and keys.max() < len(dataset.indices):
         indices = dataset.indices
-        return picked(dataset.dataset, np.array([indices[key] for key in keys.tolist()]))
+        return select_columns(dataset.dataset, np.array([indices[key] for key in keys.tolist()]))
     return None
 
 
-def _of_array(array: np.ndarray, keys: np.ndarray) -> Columns | None:
+def _array_columns(array: np.ndarray, keys: np.ndarray) -> Columns | None:
     is_usable = array.ndim and array.dtype.name in NUMBERS and array.dtype.isnative
     if not is_usable or keys.min() < 0 or keys.max() >= len(array):  # reading one by one reports the invalid key
         return None
-    return LEAF, [Picked(array, keys)]
+    return LEAF, [SelectedRows(array, keys)]
 
 
-def _of_tensor(tensor: Any, keys: np.ndarray) -> Columns | None:
+def _tensor_columns(tensor: Any, keys: np.ndarray) -> Columns | None:
     is_special = tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
     if is_special or str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
         return None
     if str(tensor.dtype).removeprefix("torch.") not in NUMBERS:
         return None
-    return _of_array(tensor.detach().numpy(), keys)
+    return _array_columns(tensor.detach().numpy(), keys)
 
 
-def _combined(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Columns | None:
-    """Return rows of several datasets, combined in a tuple, or in a dict with these names."""
+def _combine_columns(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Columns | None:
+    """Return the columns of samples that combine several datasets in a tuple, or in a dict with these names."""
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
     for part in parts:
-        if (samples := picked(part, keys)) is None:
+        if (samples := select_columns(part, keys)) is None:
             return None
         children.append(samples[0])
         leaves += samples[1]

@@ -1,4 +1,5 @@
-"""Samples as their *structure* (nested containers, hashable) and their leaves: flattened, named and rebuilt.
+"""Splits samples into their *structure* (nested containers, hashable) and their leaves, names the leaves, and rebuilds
+samples.
 
 Runs in workers and in the main process; imports no torch.
 """
@@ -21,8 +22,8 @@ __all__ = [
     "LEAF",
     "Keys",
     "Structure",
-    "any_of",
-    "assembled",
+    "assemble",
+    "convert_to_type",
     "describe",
     "difference",
     "dtype_of",
@@ -30,25 +31,25 @@ __all__ = [
     "is_plain_tensor",
     "is_tensor",
     "is_tensor_type",
+    "join_places",
     "kind_of",
     "labels_of",
     "leaf_count",
-    "located",
-    "made_like",
     "names_of",
     "places_of",
     "rebuild",
     "sorted_keys",
-    "transposed",
+    "transpose_samples",
     "unflatten",
     "unfold",
+    "walk_places",
 ]
 
 LEAF = "*"
 VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
 PLAIN = frozenset({*VALUES, *LEAVES, *META})  # types whose objects are always leaves
-# Either LEAF or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list",
-# "dict", "dataclass", and "clip": frames, one leaf each, which become one tensor.
+# Either LEAF or (kind, type or None, keys or None, children), as nested, hashable tuples. The kinds are "tuple",
+# "list", "dict", "dataclass", and "clip", whose frames are one leaf each and become one tensor.
 Structure = Any
 
 
@@ -85,15 +86,15 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     return (name, cls, keys, tuple([flatten(child, leaves) for child in children]))
 
 
-def transposed(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
-    """Return the common structure of samples, and for each leaf its values in all samples. None means the samples must
-    be flattened one by one: they differ in structure, or are not tuples, lists and dicts of plain values."""
+def transpose_samples(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
+    """Return the common structure of samples, and the values of each leaf in all samples. None means that the samples
+    must be flattened one by one: they differ in structure, or are not tuples, lists and dicts of plain values."""
     leaves: list[Sequence[Any]] = []
-    structure = None if type(None) in set(map(type, samples)) else _transposed(samples, leaves)
+    structure = None if type(None) in set(map(type, samples)) else _transpose(samples, leaves)
     return None if structure is None else (structure, leaves)
 
 
-def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure | None:
+def _transpose(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure | None:
     kinds = set(map(type, samples))
     kind = next(iter(kinds))
     if kinds <= VALUES or (len(kinds) == 1 and (issubclass(kind, np.generic) or is_plain_tensor(kind))):
@@ -112,25 +113,25 @@ def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structur
         if len(set(map(len, samples))) > 1:
             return None
         columns = zip(*samples, strict=True)
-    children = [_transposed(column, leaves) for column in columns]
+    children = [_transpose(column, leaves) for column in columns]
     return None if None in children else (kind.__name__, None, keys, tuple(children))
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
     """Replace leaves with clips whose frames are leaves; `lengths` has the number of frames, keyed by leaf number."""
-    return _unfolded(structure, itertools.count(), lengths)
+    return _unfold(structure, itertools.count(), lengths)
 
 
-def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int]) -> Structure:
+def _unfold(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int]) -> Structure:
     if node == LEAF:
         length = lengths.get(next(numbers))
         return LEAF if length is None else ("clip", None, None, (LEAF,) * length)
     kind, cls, keys, children = node
-    return (kind, cls, keys, tuple([_unfolded(child, numbers, lengths) for child in children]))
+    return (kind, cls, keys, tuple([_unfold(child, numbers, lengths) for child in children]))
 
 
 def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the keys of a dict in the form that its structure contains."""
+    """Return the keys of a dict as stored in its structure: sorted if possible, else in their original order."""
     order = tuple(order)
     try:
         keys = tuple(sorted(order))
@@ -144,10 +145,10 @@ def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """Build a container of a sample or batch from its parts; a dict's keys keep their original order."""
+    """Build a container of a sample or batch from its children; a dict's keys keep their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
-        return parts if cls is None else made_like(cls, parts)
+        return parts if cls is None else convert_to_type(cls, parts)
     if kind == "clip":
         return _clip(parts)
     if kind == "tuple":
@@ -157,15 +158,15 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
         return cls(**items)
     if isinstance(keys, Keys):
         items = {key: items[key] for key in keys.order}
-    return items if cls is None else made_like(cls, items)
+    return items if cls is None else convert_to_type(cls, items)
 
 
-def made_like(cls: type, plain: Any) -> Any:
-    """Convert a dict or list to the user's type; return `plain` itself if that is not possible."""
+def convert_to_type(cls: type, plain: Any) -> Any:
+    """Convert a dict or list to the user's type; return `plain` unchanged if that is not possible."""
     try:
         return cls(plain)
     except TypeError:
-        with contextlib.suppress(Exception):  # a defaultdict can be filled
+        with contextlib.suppress(Exception):  # a defaultdict, for example, can be updated
             instance = cls()
             instance.update(plain)
             return instance
@@ -173,7 +174,8 @@ def made_like(cls: type, plain: Any) -> Any:
 
 
 def _clip(frames: list[Any]) -> Any:
-    """Stack finished frames C×H×W to a tensor T×C×H×W. If each frame is a list of views, return one tensor per view."""
+    """Stack finished frames C×H×W into a tensor T×C×H×W. If each frame is a list of views, return one tensor per
+    view."""
     if isinstance(frames[0], list):
         return [_clip(list(view)) for view in zip(*frames, strict=True)]
     return sys.modules["torch"].stack(frames)
@@ -186,24 +188,25 @@ def leaf_count(node: Structure) -> int:
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """Rebuild a sample from its structure and its leaves in depth-first order."""
     remaining = iter(leaves)
-    return assembled(structure, lambda within: next(remaining), keep_tuples=True)
+    return assemble(structure, lambda within: next(remaining), keep_tuples=True)
 
 
-def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """Build an object of this structure. `leaf` returns the leaves: it is called in depth-first order with the kind of
-    the leaf's container. Plain tuples become lists unless `keep_tuples`.
+def assemble(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
+    """Build an object of this structure. `leaf` is called for each leaf in depth-first order, with the kind of the
+    leaf's container, and returns the leaf. Plain tuples become lists unless `keep_tuples`.
 
-    (An inner function that calls itself would be a reference cycle, and keep a batch alive until garbage collection.)
+    (This is not a recursive inner function, which would be a reference cycle and keep a batch alive until garbage
+    collection.)
     """
     if node == LEAF:
         return leaf(within)
     kind, cls, _, children = node
-    parts = [assembled(child, leaf, keep_tuples=keep_tuples, within=kind) for child in children]
+    parts = [assemble(child, leaf, keep_tuples=keep_tuples, within=kind) for child in children]
     return parts if kind == "tuple" and cls is None and not keep_tuples else rebuild(node, parts)
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
-    """Describe a structure as text, ``(·, {'label': ·})``, or with leaves, ``(uint8 array 48×64, {'label': int})``."""
+    """Describe a structure as text: ``(·, {'label': ·})``, or with leaves ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
         return "·" if leaves is None else kind_of(next(iter(leaves)))
     kind, cls, keys, children = structure
@@ -228,16 +231,16 @@ def labels_of(node: Structure) -> list[str]:
 
 
 def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
-    """Return the name of each leaf, its path joined by dots, in depth-first order."""
+    """Return the name of each leaf (its path, joined by dots) in depth-first order."""
     if structure == LEAF:
         return [".".join(path)]
     children = zip(labels_of(structure), structure[3], strict=True)
     return [name for label, child in children for name in names_of(child, (*path, label))]
 
 
-def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
+def walk_places(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
     """Yield every container and leaf in depth-first order, with its place, such as ``sample[1]["masks"]``, and the
-    innermost name in that place. The frames of a clip share one place."""
+    innermost name in that place, here ``masks``. The frames of a clip share one place."""
     yield node, place, name
     if node == LEAF:
         return
@@ -245,25 +248,25 @@ def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[
     fields = getattr(cls, "_fields", None) if kind == "tuple" else None
     for number, child in enumerate(children):
         if kind == "clip":
-            yield from located(child, place, name)
+            yield from walk_places(child, place, name)
         elif kind == "dict":
             key = keys[number]
-            yield from located(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
+            yield from walk_places(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
         elif kind == "dataclass" or fields:
             field = (keys or fields or ())[number]
-            yield from located(child, f"{place}.{field}", field)
+            yield from walk_places(child, f"{place}.{field}", field)
         else:
-            yield from located(child, f"{place}[{number}]", name)
+            yield from walk_places(child, f"{place}[{number}]", name)
 
 
 @functools.lru_cache(64)
 def places_of(structure: Structure) -> list[str]:
     """Return the place of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
-    return [place for node, place, _ in located(structure) if node == LEAF]
+    return [place for node, place, _ in walk_places(structure) if node == LEAF]
 
 
-def any_of(structure: Structure, leaves: Iterable[int]) -> str:
-    """Return the places of alternative leaves: ``sample[0] or sample[1]``."""
+def join_places(structure: Structure, leaves: Iterable[int]) -> str:
+    """Return the places of these leaves, joined with "or", for a message: ``sample[0] or sample[1]``."""
     return " or ".join(dict.fromkeys(places_of(structure)[leaf] for leaf in leaves))
 
 
@@ -288,7 +291,7 @@ def difference(first: Structure, second: Structure, path: tuple[str, ...] = ()) 
                 (second_labels, first_labels, "second"),
             )
         ]
-        hint = f"; collate_fn=gpuload.keep({name}) keeps dicts of any form, in a list" if path else ""
+        hint = f"; collate_fn=gpuload.keep({name}) keeps dicts with any keys, in a list" if path else ""
         return f" (the keys of {name} differ: {parts[0]}, {parts[1]}{hint})"
     if len(first_labels) != len(second_labels):
         hint = ""
@@ -313,7 +316,7 @@ def dtype_of(leaf: Any) -> str:
 
 
 def is_plain_tensor(kind: type) -> bool:
-    """Return whether a type is torch's Tensor, and not a subclass."""
+    """Return whether a type is torch's Tensor itself, not a subclass."""
     return (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 

@@ -58,7 +58,7 @@ class FolderCopy:
     """
 
     def __init__(self, samples: list[Any]) -> None:
-        self.samples: Any = _packed(samples)
+        self.samples: Any = _pack_samples(samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -74,7 +74,7 @@ class FolderCopy:
 
 
 class SubsetCopy:
-    """A selection of samples from a copy, the counterpart of torch's `Subset`."""
+    """A copy of a torch `Subset` of a copied dataset."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices
@@ -90,8 +90,8 @@ class SubsetCopy:
         self.dataset.will_need([self.indices[index] for index in indices])
 
 
-def _packed(samples: list[Any]) -> Sequence[Any]:
-    """Pack (path, label) pairs; samples of any other form stay in a list."""
+def _pack_samples(samples: list[Any]) -> Sequence[Any]:
+    """Pack (path, label) pairs; return other samples unchanged."""
     if not all(type(sample) is tuple and len(sample) == 2 and type(sample[0]) is str for sample in samples):
         return samples
     names = [path for path, _ in samples]

@@ -1,11 +1,12 @@
-"""`get_worker_info()`: the worker that reads this dataset. Needs no torch; `gpuload.workers.main` sets the value."""
+"""`get_worker_info()`: describes the worker that reads this dataset. Needs no torch; `gpuload.workers.main` sets the
+value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap"]
+__all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap_worker_info"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class Process:
-    """The role of this process.
+    """The state of this process.
 
     Attributes:
         info: the value that `get_worker_info` returns.
         was_asked: whether gpuload's or torch's `get_worker_info` was called.
-        is_worker: whether the process may die, since another process then takes over its work.
+        is_worker: whether this is a worker process; if it dies, another worker takes over its work.
     """
 
     info: WorkerInfo | None = None
@@ -66,7 +67,7 @@ def get_worker_info() -> WorkerInfo | None:
     return THIS_PROCESS.info
 
 
-def swap(info: WorkerInfo | None) -> WorkerInfo | None:
+def swap_worker_info(info: WorkerInfo | None) -> WorkerInfo | None:
     """Replace the current worker info, and return the previous one."""
     previous, THIS_PROCESS.info = THIS_PROCESS.info, info
     return previous

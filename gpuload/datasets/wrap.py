@@ -1,9 +1,9 @@
 """`wrap`: makes datasets of torchvision and Hugging Face yield the bytes of images instead of decoded images.
 
 Runs in the main process; the result is copied to the workers, which read the files. Neither library is imported here:
-their classes are recognised by name. A wrapped torchvision dataset has only its data, in a few buffers: packed paths
-(`gpuload.datasets.scan`), labels as an array, COCO's annotations as JSON (`gpuload.datasets.coco`). So workers share
-one copy, and do not import torch to read it. Hugging Face's datasets are in `gpuload.datasets.hugging_face`.
+their classes are recognised by name. A wrapped torchvision dataset consists of a few buffers: packed paths
+(`gpuload.datasets.scan`), an array of labels, and COCO's annotations as JSON (`gpuload.datasets.coco`). So workers
+share one copy, and do not import torch to read it. Hugging Face's datasets are in `gpuload.datasets.hugging_face`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS: Final = "datasets.arrow_dataset"
 STREAM: Final = "datasets.iterable_dataset"
 CONTAINERS: Final = {(TORCH, "Subset"), (TORCH, "ConcatDataset")}
 SEQUENCE: Final = ("__getitem__", "__len__", "__getitems__")
-# Loaders that do nothing but load an image, so reading its bytes instead changes nothing.
+# Loaders that only load an image, so reading its bytes instead has no side effects.
 LOADERS: Final = {
     (FOLDER, "default_loader"),
     (FOLDER, "pil_loader"),
@@ -72,21 +72,21 @@ def wrap(
             - torch's Subset or ConcatDataset of these
             - a gpuload dataset, which is returned unchanged
         mode: the channels to decode to, see `Encoded`. Default: the mode of ``datasets.Image(mode=…)``, else ``"RGB"``.
-        annotations: the form of a CocoDetection's target. By default, it is a dict with ``"boxes"`` (`Boxes`, float32,
-            left, top, right, bottom), ``"labels"`` (the category ids in the file, int64) and ``"image_id"``. ``"area"``
-            (float32) and ``"iscrowd"`` (int64) are added if all annotations have them. ``"masks"`` (`Mask`, uint8
-            n×H×W) are added if any annotation has them, and so are ``"keypoints"`` (`Keypoints`, float32 n×k×2, zeros
-            for unlabelled points) with ``"visibility"`` (int64 n×k, COCO's 0, 1 or 2). Images without annotations have
-            the same fields, with n = 0. To select optional fields, pass a tuple of ``"masks"``, ``"keypoints"`` or
-            both; ``()`` selects neither, which is faster. ``"raw"`` keeps torchvision's list of annotations; it is the
-            default if the dataset has a `target_transform`, which takes that list.
+        annotations: the structure of a CocoDetection's target. By default, the target is a dict with ``"boxes"``
+            (`Boxes`, float32, left, top, right, bottom), ``"labels"`` (the category ids in the file, int64) and
+            ``"image_id"``. ``"area"`` (float32) and ``"iscrowd"`` (int64) are added if all annotations have them.
+            ``"masks"`` (`Mask`, uint8 n×H×W) are added if any annotation has them, and so are ``"keypoints"``
+            (`Keypoints`, float32 n×k×2, zeros for unlabelled points) with ``"visibility"`` (int64 n×k, COCO's 0, 1 or
+            2). Images without annotations have the same fields, with n = 0. To select optional fields, pass a tuple of
+            ``"masks"``, ``"keypoints"`` or both; ``()`` selects neither, which is faster. ``"raw"`` keeps torchvision's
+            list of annotations; it is the default if the dataset has a `target_transform`, which takes that list.
         crowds: False skips crowd annotations (``iscrowd``), which detectors are not trained on.
 
     Workers read a ``datasets.Dataset`` with pyarrow alone if that gives the same samples. They read a stream with
-    `datasets`, which divides it among ranks and workers; its state is saved (docs/data.md).
+    `datasets`, which divides it among ranks and workers; its state is part of the loader's state (docs/data.md).
 
-    Hugging Face turns images upright according to their EXIF tags, torchvision does not: to get Hugging Face's pixels,
-    give the Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a
+    Hugging Face turns images upright according to their EXIF tags; torchvision does not. To get Hugging Face's pixels,
+    pass ``decode=Decode(exif=True)`` to the Loader. Missing images (None) stay None. While reading, OSError names a
     missing file.
 
     Raises:
@@ -154,7 +154,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
     if is_iterable(dataset):
         raise TypeError(
             f"{got}, an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave "
-            "decoding to gpuload, let it yield gpuload.Encoded(bytes) instead of images"
+            "decoding to gpuload, have it yield gpuload.Encoded(bytes) instead of images"
         )
     raise TypeError(f"{got}; {SUPPORTED}. {OTHER_DATASETS}")
 
@@ -178,7 +178,7 @@ class WrappedFolder(ImageFileDataset):
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
         self._name = type(dataset).__name__
 
-    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
+    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
         if isinstance(self.targets, np.ndarray):
             target = int(target)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.datasets.sample import Encoded, Mode, too_deep
+from gpuload.datasets.sample import Encoded, Mode, explain_deep_pixels
 from gpuload.decode.cut import cuts
 from gpuload.decode.grid import Cut
 from gpuload.decode.header import (
@@ -117,7 +117,7 @@ class Decoder:
         alternative = "gpuload.Encoded(data, mode='unchanged')"
         if mode == "unchanged":
             alternative = f"gpuload.Image(array){' with the result of tifffile.imread' * (header.format == 'TIFF')}"
-        if (complaint := too_deep(f"this {header.format}", header.mode, alternative)) is not None:
+        if (complaint := explain_deep_pixels(f"this {header.format}", header.mode, alternative)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
             return CHANNELS[mode]

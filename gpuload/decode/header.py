@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.files import no_image, sniff, too_large
+from gpuload.datasets.files import explain_large_file, explain_non_image, sniff
 from gpuload.decode.options import Decode
 from gpuload.decode.pillow_images import PillowImage, Region, open_image, quiet
 from gpuload.decode.tiff import remedy
@@ -92,7 +92,7 @@ def read_header(data: bytes, options: Decode) -> Header:
             pixels, scans or memory than `options` allow.
     """
     if options.max_bytes is not None and len(data) > options.max_bytes:
-        raise DecodeError(too_large(len(data), options.max_bytes))
+        raise DecodeError(explain_large_file(len(data), options.max_bytes))
     if data.startswith(SOI):
         jpeg, scans = scan_markers(data), 1
         if jpeg is None:
@@ -114,7 +114,7 @@ def read_header(data: bytes, options: Decode) -> Header:
     if name is None:
         if not data:
             raise DecodeError("the file is empty (0 bytes); expected an image")
-        raise DecodeError(no_image(data, len(data)))
+        raise DecodeError(explain_non_image(data, len(data)))
     return _by_pillow(data, name, options)
 
 

@@ -1,5 +1,5 @@
-"""The properties of one image as named numbers: those of its file (`ROW`), and those of its pixels (`PIXELS`).
-Workers run this in datasets that inspect the samples of other datasets. No torch.
+"""The properties of one image as named numbers: properties of its file (`ROW`) and of its pixels (`PIXELS`). Workers
+run this in datasets that inspect the samples of other datasets. No torch.
 
 A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
 a limit of `Decode` is not damaged. All sums over pixels are integers, so mean and std depend neither on the order of
@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import Encoded, Image, too_deep
+from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import PROGRESSIVE, Header, JpegHeader, ends, read_header, read_orientation, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "CHANNELS", "DAMAGED", "FORMATS", "GOOD", "KINDS", "MODES", "NAMED", "OF_FILE", "PIXELS", "REFUSED", "ROW",
-    "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
+    "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "FORMAT_BY_ENDING", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
+    "ROW", "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -35,12 +35,12 @@ SAMPLINGS: Final = ("", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "other")
 FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
 }  # fmt: skip
-# The formats that file names imply, for comparison with the content. Endings are compared without case.
-NAMED: Final = {
+# The format that each file name ending implies, for comparison with the content. Endings are compared in lower case.
+FORMAT_BY_ENDING: Final = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
     ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
-GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is a row that is not filled in yet
+GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 means that the row is not filled in yet
 KINDS: Final = ("progressive", "restart_markers", "profile", "alpha", "deep", "misnamed")
 
 ROW: Final = np.dtype(
@@ -53,13 +53,13 @@ ROW: Final = np.dtype(
 """One row per image. `digest` is a 128-bit hash of the file. `which` is the number of the data set, `index` the number
 of the sample in that data set, and `label` the number of the class, or -1. `measured` says whether the pixels were
 measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
-file, `OF_FILE`; `gather` fills in all others."""
-OF_FILE: Final = list(ROW.names or ())[:-6]
+file, `FILE_FIELDS`; `gather` fills in all others."""
+FILE_FIELDS: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics
 LEVELS: Final = 4  # the number of channels with a histogram of levels
-STRIP: Final = 1 << 20  # pixels that are counted at a time
-FLAT: Final = 2.0  # an image whose levels have a smaller standard deviation is blank
+STRIP: Final = 1 << 20  # the number of pixels that are counted at a time
+FLAT: Final = 2.0  # an image whose levels have a smaller standard deviation counts as blank
 
 PIXELS: Final = np.dtype(
     [
@@ -67,8 +67,8 @@ PIXELS: Final = np.dtype(
         ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
     ]
 )  # fmt: skip
-"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. For 16 bits, `levels`
-counts the values of the upper 8."""
+"""The pixels of one image. `bits` is 8 or 16, or 0 for floats; if it is 0, only `channels` is set. For 16 bits,
+`levels` counts the values of the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
@@ -109,7 +109,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
 
 
 def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
-    """Return the name of a sample's class; "" if it has none. Without a `label`, because the sample cannot be read, use
+    """Return the name of a sample's class; "" if it has none. If `label` is None because the sample cannot be read, use
     the data set's `labels`."""
     labels = getattr(dataset, "labels", None)
     if label is None and isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
@@ -124,8 +124,8 @@ def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
 
 
 def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
-    """Fill in the fields of a `ROW` that describe the file. If an error says that the file is damaged, or exceeds a
-    limit, the fields filled in so far keep their values."""
+    """Fill in the fields of a `ROW` that describe the file. If the file is damaged or exceeds a limit, raise an error;
+    the fields filled in so far keep their values."""
     row["orientation"] = 1
     if isinstance(image, Image):
         pixels = _first_frame(image)
@@ -167,18 +167,18 @@ def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
     row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named_format = NAMED.get(os.path.splitext(image.source or "")[1].lower())
+    named_format = FORMAT_BY_ENDING.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
     row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
     row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
     row["alpha"] = header.mode in ("LA", "PA", "RGBA")
     opened = header.opened
-    row["deep"] = opened is not None and (opened.dtype != "uint8" or too_deep("", header.mode) is not None)
+    row["deep"] = opened is not None and (opened.dtype != "uint8" or explain_deep_pixels("", header.mode) is not None)
     row["misnamed"] = named_format is not None and named_format != header.format
 
 
 def _digest(*parts: Any) -> np.ndarray:
-    """Return a 128-bit hash of some bytes, as two signed numbers."""
+    """Return a 128-bit hash of these bytes, as two signed numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -188,7 +188,7 @@ def _digest(*parts: Any) -> np.ndarray:
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
     is_deep = decoder.dtype(header) != "uint8" and (
-        too_deep("", header.mode) is not None or encoded.mode == "unchanged"
+        explain_deep_pixels("", header.mode) is not None or encoded.mode == "unchanged"
     )
     return decoder.decode(Encoded(encoded.data, "unchanged" if is_deep else encoded.mode), header)
 
@@ -219,7 +219,7 @@ def _orientation(data: bytes, header: Header) -> int:
 
 
 def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray) -> None:
-    """Fill in `PIXELS`. Errors of the decoder are not caught."""
+    """Fill in a `PIXELS` record. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
     record["channels"] = channels
@@ -248,7 +248,7 @@ def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray)
 
 class InspectedImages:
     """A dataset that inspects images of other datasets. Yields the number of the image's row, its `ROW` or `PIXELS` as
-    bytes, the name of its class, and the cause of its damage, "" for none.
+    bytes, the name of its class, and the cause of its damage ("" for none).
 
     Args:
         datasets: the data sets.

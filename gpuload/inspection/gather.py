@@ -1,5 +1,5 @@
-"""Inspection with the workers of a `Loader`. It stores a row of numbers per image, about 75 bytes, so a million images
-take 75 MB. Runs in the main process.
+"""Inspects data sets with the workers of a `Loader`. Each image takes a row of numbers of about 75 bytes, so a million
+images take 75 MB. Runs in the main process.
 
 If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
 """
@@ -14,18 +14,18 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import GpuloadError
-from gpuload.inspection.files import DAMAGED, GOOD, OF_FILE, PIXELS, ROW, InspectedImages, class_of
+from gpuload.inspection.files import DAMAGED, FILE_FIELDS, GOOD, PIXELS, ROW, InspectedImages, class_of
 from gpuload.loader.loader import Loader
 from gpuload.workers.faults import Faults
 
-__all__ = ["Gathered", "Tell", "gather", "gather_pixels"]
+__all__ = ["Gathered", "ProgressCallback", "gather", "gather_pixels"]
 
 BATCH: Final = 256
-MAX_CAUSES: Final = 10_000  # causes that are stored; all damaged images are counted
-MAX_CLASSES: Final = 100_000  # if there are more labels, they are not classes
+MAX_CAUSES: Final = 10_000  # the maximum number of stored causes; all damaged images are counted
+MAX_CLASSES: Final = 100_000  # more distinct labels than this are not treated as classes
 
-Tell = Callable[[int, int], None]
-"""A progress callback: takes the number of completed images, and the number of all images."""
+ProgressCallback = Callable[[int, int], None]
+"""A progress callback: takes the number of completed images and the total number of images."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Gathered:
         rows: one `ROW` per inspected image, in the order of the data sets.
         classes: the class names of all data sets; the rows' labels are positions in this list.
         causes: the causes of damage or refusal, keyed by row; only the first 10,000.
-        drawn: whether the decoded images are a random selection.
+        drawn: whether only a random selection of the images is decoded.
         groups: the sums over all measured images, keyed by channels and bits.
     """
 
@@ -82,7 +82,7 @@ class Gathered:
         return self.classes[label] if self.classes and label >= 0 else None
 
     def name_of(self, row: int, *, full: bool = False) -> str:
-        """Return an image's path, relative to the data set's root unless `full`; if it has none, its key or index."""
+        """Return an image's path, relative to the data set's root unless `full`; without a path, its key or index."""
         dataset, index = self.datasets[self.rows["which"][row]], int(self.rows["index"][row])
         if isinstance(dataset, list):
             return getattr(dataset[index], "source", None) or f"sample {index}"
@@ -106,7 +106,7 @@ def gather(
     limit: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    tell: Tell = lambda done, total: None,
+    update_progress: ProgressCallback = lambda done, total: None,
 ) -> Gathered:
     """Check the files of all samples, or of `limit` random samples of each data set.
 
@@ -125,8 +125,8 @@ def gather(
     def number_of(name: str) -> int:
         return numbers.setdefault(name, len(numbers)) if name and len(numbers) <= MAX_CLASSES else -1
 
-    for at, records, labels in _batches(gathered, np.arange(len(rows)), workers, tell, pixels=False):
-        for name in OF_FILE:
+    for at, records, labels in _batches(gathered, np.arange(len(rows)), workers, update_progress, pixels=False):
+        for name in FILE_FIELDS:
             rows[name][at] = records[name]
         rows["label"][at] = [number_of(name) for name in labels]
     for row in np.flatnonzero((rows["label"] < 0) & (rows["nbytes"] == 0)).tolist():  # these files killed workers
@@ -144,15 +144,17 @@ def gather_pixels(
     max_images: int | None,
     seed: int = 0,
     workers: int | None = None,
-    tell: Tell = lambda done, total: None,
+    update_progress: ProgressCallback = lambda done, total: None,
 ) -> None:
-    """Decode all images that are not damaged, or at most `max_images` random images, and add up their pixels."""
+    """Decode all undamaged images, or at most `max_images` random ones, and add up their pixels."""
     rows = gathered.rows
     good_rows = np.flatnonzero(rows["state"] == GOOD)
     selected_rows = _draw(np.random.default_rng(seed), good_rows, max_images)
     gathered.drawn = len(selected_rows) < len(good_rows)
-    for at, records, _ in _batches(gathered, selected_rows, workers, tell, pixels=True) if len(selected_rows) else ():
-        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+    for at, records, _ in (
+        _batches(gathered, selected_rows, workers, update_progress, pixels=True) if len(selected_rows) else ()
+    ):
+        is_new = (records["bits"] > 0) & ~rows["measured"][at]  # a sample that replaces a skipped sample occurs twice
         at, records = at[is_new], records[is_new]
         rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, records["flat"], records["digest"]
         kinds = records[["channels", "bits"]]
@@ -161,14 +163,14 @@ def gather_pixels(
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:
-    """Return `count` random numbers out of `numbers`, in order; None means all."""
+    """Draw `count` of the `numbers` at random, and return them in order; None means all."""
     if count is None or count >= len(numbers):
         return numbers
     return np.sort(rng.choice(numbers, count, replace=False, shuffle=False))
 
 
 def _batches(
-    gathered: Gathered, numbers: np.ndarray, workers: int | None, tell: Tell, *, pixels: bool
+    gathered: Gathered, numbers: np.ndarray, workers: int | None, update_progress: ProgressCallback, *, pixels: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
     Record the images that are damaged or killed a worker."""
@@ -176,13 +178,13 @@ def _batches(
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with Loader(images, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)
-        tell(0, len(images))
+        update_progress(0, len(images))
         for batch, (at, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(at.tolist(), causes, strict=True):
                 if cause:
                     gathered.note_damage(row, cause)
             yield at.numpy(), records.numpy().view(dtype)[:, 0], labels
-            tell(min(len(images), batch * BATCH), len(images))
+            update_progress(min(len(images), batch * BATCH), len(images))
         for error in loader.errors:
             place: Any = error.index
             gathered.note_damage(int(numbers[place]), error.cause)

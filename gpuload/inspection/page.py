@@ -1,10 +1,10 @@
-"""The page, one self-contained HTML file that works offline and without scripts, and its pictures.
+"""Creates the page, a self-contained HTML file that works offline and without scripts, and its pictures.
 
 Texts from the data (names of files and classes, causes) are untrusted: jinja2 escapes them, invisible characters are
 shown as escapes, and a content security policy forbids everything but the page's own pictures and style.
 
 Pictures are small JPEGs in data URIs, which show the original images and the output of a recipe. They come from a
-`Loader`, as in training; each epoch gives every image another random draw.
+`Loader`, as in training; in each epoch, every image gets a new random draw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHOWN: Final = {
     "files": 200,  # damaged images
     "classes": 24,  # classes with a bar
 }
-WIDTH, HEIGHT = 320, 96  # of a chart, in its own units
+WIDTH, HEIGHT = 320, 96  # the size of a chart, in its own units
 SIDE: Final = 176  # the longer side of a picture, in pixels
 QUALITY: Final = 82
 
@@ -45,8 +45,8 @@ QUALITY: Final = 82
 
 
 def choose_rows(gathered: Gathered, images: int) -> list[int]:
-    """Return rows for a contact sheet, spread over the data and over as many classes as possible. All have the most
-    frequent mode of the measured images, since the images of a batch must have the same number of channels."""
+    """Return rows for a contact sheet, spread over the data and over as many classes as possible. All have the mode
+    that is most frequent among the measured images: a batch needs images with the same number of channels."""
     rows = np.flatnonzero(gathered.rows["measured"])
     if not len(rows) or not images:
         return []
@@ -100,8 +100,8 @@ def pictures(
     seed: int = 0,
     workers: int | None,
 ) -> dict[int, list[str]]:
-    """Return small pictures of images as data URIs, keyed by row: without a recipe, the entire images, except those
-    that cannot be shown; with a recipe, its output for each draw.
+    """Return small pictures of images as data URIs, keyed by row. Without a recipe, these are the entire images,
+    without images that cannot be shown; with a recipe, they are its output for each draw.
 
     Args:
         sides: the longer side of the picture in pixels, keyed by row.
@@ -119,7 +119,7 @@ def pictures(
     needs_equal_sizes = chain.module is not None or chain.mixing is not None
     loader = Loader(
         SelectedImages(gathered.datasets, gathered.rows[rows]),
-        1 if recipe is None else len(rows),  # several large images together could exceed the memory
+        1 if recipe is None else len(rows),  # several large images in one batch could exceed the memory
         transforms=recipe or (),
         num_workers=workers,
         device="cpu",
@@ -130,7 +130,7 @@ def pictures(
     )
     with loader, warnings.catch_warnings():
         if recipe is None:
-            warnings.simplefilter("ignore", RuntimeWarning)  # about skipped images
+            warnings.simplefilter("ignore", RuntimeWarning)  # warnings about skipped images
         for _ in range(draws):
             for batch, info in loader:
                 images = batch[0] if isinstance(batch, list | tuple) else batch
@@ -226,8 +226,8 @@ def _share(part: int, total: int) -> str:
 
 
 def _outline(counts: list[int], max_count: int) -> str:
-    """Return the outline of a bar chart as the points of a polygon. Counts above `max_count` are cut off, such as the
-    counts of clipped levels at both ends."""
+    """Return the outline of a bar chart as the points of a polygon. Counts above `max_count`, such as the counts of
+    clipped levels at both ends, are cut off."""
     step = WIDTH / (len(counts) - 1)
     points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / max_count)):.1f}" for at, count in enumerate(counts)]
     return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

@@ -1,7 +1,7 @@
-"""The summary of all rows as plain values, with advice: the source of ``--json``, of the terminal's output, and of the
-page.
+"""Summarises all rows as plain values, with advice. ``--json``, the terminal's output and the page are based on this
+summary.
 
-docs/inspecting.md explains each entry. Texts can contain any character that a file name can.
+docs/inspecting.md explains each entry. Texts can contain any character that can occur in a file name.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from gpuload.decode.options import Decode
 from gpuload.inspection.files import DAMAGED, FORMATS, GOOD, KINDS, MODES, REFUSED, SAMPLINGS
 from gpuload.inspection.gather import Gathered
 
-__all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ignored_in", "is_bad", "summarise"]
+__all__ = [
+    "IN_ROOT",
+    "LITTER",
+    "MAX_LISTED",
+    "Advice",
+    "advise",
+    "group_equal_rows",
+    "ignored_in",
+    "is_bad",
+    "summarise",
+]
 
-LISTED: Final = 1000  # the maximum number of images or groups in a list; all are counted
+MAX_LISTED: Final = 1000  # the maximum number of images or groups in a list; counts include all
 BINS: Final = 32
 SMALL_CLASS: Final = 10  # a class with fewer images is reported as small
 SMALL_SIDE: Final = 32  # pixels
@@ -33,7 +43,8 @@ LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice. `ignored` counts the skipped files of each data set, keyed by ending."""
+    """Return the summary, without advice. `ignored` has the number of skipped files of each data set, keyed by
+    ending."""
     rows = gathered.rows
     return {
         "data": [
@@ -53,8 +64,8 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
             "drawn": gathered.drawn,
             "bytes": int(rows["nbytes"].sum()),
         },
-        "damaged": _states(gathered, DAMAGED),
-        "refused": _states(gathered, REFUSED),
+        "damaged": _images_in_state(gathered, DAMAGED),
+        "refused": _images_in_state(gathered, REFUSED),
         "sizes": _sizes(rows[rows["state"] == GOOD]),
         "formats": _formats(rows[rows["width"] > 0]),
         "classes": _classes(gathered),
@@ -64,12 +75,12 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
 
 
 def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
-    """Count the files in a folder that an image data set skips, by ending, the most frequent first.
+    """Count the files in a folder that an image data set skips, keyed by ending, most frequent first.
 
     Args:
         root: a folder; links to folders are not followed.
         extensions: the endings of images, lower case, with the dot.
-        classes: whether images must be in class folders, so that images directly in the root are skipped, too.
+        classes: whether images must be in class folders, so that images directly in the root are also skipped.
     """
     counts: Counter[str] = Counter()
     endings = tuple(extensions)
@@ -86,10 +97,10 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
     return dict(counts.most_common())
 
 
-def _states(gathered: Gathered, state: int) -> dict[str, Any]:
-    """Return the images in a state: damaged, or refused by a limit."""
+def _images_in_state(gathered: Gathered, state: int) -> dict[str, Any]:
+    """Return the images with this state, damaged or refused."""
     rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:LISTED]]
+    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:MAX_LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
@@ -109,11 +120,11 @@ def _sizes(rows: np.ndarray) -> dict[str, Any]:
     width, height = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
     pixels = width * height
     return {
-        "width": _spread(width),
-        "height": _spread(height),
-        "bytes": _spread(rows["nbytes"]),
-        "aspect": _spread(width / height, log=True),
-        "pixels": _spread(pixels),
+        "width": _distribution(width),
+        "height": _distribution(height),
+        "bytes": _distribution(rows["nbytes"]),
+        "aspect": _distribution(width / height, log=True),
+        "pixels": _distribution(pixels),
         "distinct": len(np.unique(width << 32 | height)),
         "small": int((np.minimum(width, height) < SMALL_SIDE).sum()),
         "smallest": _size_at(rows, int(pixels.argmin())),
@@ -125,9 +136,9 @@ def _size_at(rows: np.ndarray, at: int) -> list[int]:
     return [int(rows["width"][at]), int(rows["height"][at])]
 
 
-def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
-    """Return the range of values, and a histogram from the 0.5th to the 99.5th percentile. The first and last bins also
-    count the values beyond them."""
+def _distribution(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
+    """Return the range of values, and a histogram from the 0.5th to the 99.5th percentile. The first and last bins
+    include the values beyond."""
     low, median, high = np.percentile(values, (0.5, 50, 99.5)).tolist()
     if low == high:
         bounds = np.array([low, high])
@@ -168,7 +179,7 @@ def _counts(codes: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _classes(gathered: Gathered) -> dict[str, Any]:
-    """Return the classes, sorted by size in descending order; empty if there are no labels."""
+    """Return the classes, sorted by size in descending order; an empty dict if there are no labels."""
     labels = gathered.rows["label"]
     if not gathered.classes or not (labels >= 0).any():
         return {}
@@ -194,27 +205,28 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
             {
                 "data": name,
                 "classes": [
-                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:LISTED].tolist()
+                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:MAX_LISTED].tolist()
                 ],
             }
             for which, name in enumerate(gathered.names)
             if (counts_by_dataset[which] == 0).any()
         ],
-        "listed": listed[:LISTED] if len(listed) <= 2 * LISTED else listed[:LISTED] + listed[-LISTED:],
+        "listed": listed[:MAX_LISTED] if len(listed) <= 2 * MAX_LISTED else listed[:MAX_LISTED] + listed[-MAX_LISTED:],
         "counts": sorted(counts.tolist(), reverse=True),
     }
 
 
 def _duplicates(gathered: Gathered) -> dict[str, Any]:
-    """Return equal files among all rows, and equal pixels in different files among the measured rows."""
+    """Return groups of identical files among all rows, and groups of different files with identical pixels among the
+    measured rows."""
     rows = gathered.rows
-    files = equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
-    pixels = equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
+    files = group_equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
+    pixels = group_equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
     pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
     return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(rows["flat"].sum())}
 
 
-def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     """Group rows with equal keys (n × k integers), and return the groups of two or more."""
     order = rows[np.lexsort(keys[rows].T)]
     starts = np.flatnonzero(np.r_[True, np.diff(keys[order], axis=0).any(axis=1)])
@@ -224,9 +236,9 @@ def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
-    """Describe groups of images: first those in several data sets, then those in several classes, then the rest."""
+    """Describe groups of images: first groups in several data sets, then groups in several classes, then all others."""
     which, label = gathered.rows["which"], gathered.rows["label"]
-    described_groups = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
+    described_groups = [(_has_distinct(which[group]), _has_distinct(label[group]), group) for group in groups]
     described_groups.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
@@ -235,10 +247,10 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
             "count": len(group),
             "images": [
                 {**_reference(gathered, row), "class": gathered.label_of(row)}
-                for row in np.sort(group)[:LISTED].tolist()
+                for row in np.sort(group)[:MAX_LISTED].tolist()
             ],
         }
-        for several_data, several_classes, group in described_groups[:LISTED]
+        for several_data, several_classes, group in described_groups[:MAX_LISTED]
     ]
     return {
         "groups": len(groups),
@@ -249,8 +261,8 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _differ(values: np.ndarray) -> bool:
-    """Return whether values differ, ignoring negative values."""
+def _has_distinct(values: np.ndarray) -> bool:
+    """Return whether there are distinct values, ignoring negative values."""
     return len(np.unique(values[values >= 0])) > 1
 
 
@@ -261,7 +273,7 @@ def _pixels(gathered: Gathered) -> dict[str, Any]:
     for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
         max_level, count = (1 << bits) - 1, group.pixels
         mean = [total / count / max_level for total in group.sums]
-        # Integers up to the square root: with floats, the subtraction would lose all digits.
+        # Use integers up to the square root: with floats, the subtraction would lose all digits.
         std = [math.sqrt(variance) / count / max_level for variance in count * group.squares - group.sums**2]
         kind = {"channels": channels, "bits": bits, "images": group.images, "pixels": count, "mean": mean, "std": std}
         kinds.append({**kind, "normalize": _normalize(mean, std)})
@@ -270,7 +282,7 @@ def _pixels(gathered: Gathered) -> dict[str, Any]:
 
 
 def _normalize(mean: list[float], std: list[float]) -> str | None:
-    """Return the code for a `Normalize`; None if a channel is constant, since its std of 0 cannot be a divisor."""
+    """Return the code for a `Normalize`; None if a channel is constant, because its std of 0 cannot be a divisor."""
     if not all(round(value, 4) > 0 for value in std):
         return None
     means, stds = (", ".join(f"{value:.4f}" for value in values) for values in (mean, std))
@@ -296,30 +308,31 @@ class Advice(NamedTuple):
     code: str = ""
 
 
-TESTED: Final = (
-    "The model is tested on its training images, and looks better than it is. Remove them from one data set."
+LEAK_TEXT: Final = (
+    "The model is evaluated on its training images, and seems better than it is. Remove them from one data set."
 )
-OVERLAP: Final = "At least one of the labels is wrong, or the classes overlap."
-TWICE: Final = "A picture that occurs twice counts twice in training."
-# The advice for a nonzero count in the summary: the level, the path of the count, the title for a count of 1, the
+LABEL_CONFLICT_TEXT: Final = "At least one of the labels is wrong, or the classes overlap."
+DUPLICATE_TEXT: Final = "Duplicates count more than once in training."
+# The advice for each nonzero count in the summary: the level, the path of the count, the title for a count of 1, the
 # explanation, and code.
-COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
+COUNT_ADVICE: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("bad", "damaged count", "image is damaged",
      "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
      'gl.Loader(…, on_error="skip")'),
-    ("odd", "refused count", "image is refused by a limit",
-     f"It exceeds a limit of Decode (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very large "
-     "picture. If you trust these files, raise the limit that the list names.",
+    ("odd", "refused count", "image is over a limit of Decode",
+     f"By default, max_pixels is {Decode().max_pixels:,}. Larger files are decompression bombs, or very large "
+     "pictures. If you trust these files, raise the limit that the list states.",
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
-    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", TESTED, ""),
-    ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", OVERLAP, ""),
-    ("note", "duplicates files surplus", "image is duplicated (the same file)", TWICE, ""),
+    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", LEAK_TEXT, ""),
+    ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", LABEL_CONFLICT_TEXT,
+     ""),
+    ("note", "duplicates files surplus", "image is duplicated (the same file)", DUPLICATE_TEXT, ""),
     ("bad", "duplicates pixels several_data", "picture is in several data sets (the same pixels in another file)",
-     TESTED, ""),
+     LEAK_TEXT, ""),
     ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
-     OVERLAP, ""),
-    ("note", "duplicates pixels surplus", "image is duplicated (the same pixels in another file)", TWICE, ""),
-    ("odd", "duplicates flat", "image of one colour", "Blank images are often a mistake; look at them.", ""),
+     LABEL_CONFLICT_TEXT, ""),
+    ("note", "duplicates pixels surplus", "image is duplicated (the same pixels in another file)", DUPLICATE_TEXT, ""),
+    ("odd", "duplicates flat", "image of one colour", "Blank images are often a mistake; check them.", ""),
     ("odd", "formats turned", "image is stored rotated or mirrored, by EXIF orientation",
      "Viewers turn such images upright; a loader does so only with this option.",
      "gl.Loader(…, decode=gl.Decode(exif=True))"),
@@ -332,28 +345,28 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("note", "formats cmyk", "image is in CMYK, for print",
      "Pillow converts CMYK to RGB without the colour profile: colours are off, and decoding takes longer.", ""),
     ("note", "formats progressive", "image is stored as progressive JPEG",
-     "Progressive JPEGs need more memory to decode, and no region can be cut out of their bytes. jpegtran converts "
+     "Progressive JPEGs need more memory to decode, and crops cannot be cut out before decoding. jpegtran converts "
      "them to sequential JPEGs without loss.", ""),
     ("note", "formats misnamed", "image has a format that differs from the file name",
-     "gpuload goes by the content; other programs may not.", ""),
+     "gpuload recognises formats by content; other programs may not.", ""),
 )  # fmt: skip
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
-    """Return whether there are damaged images, or images in several data sets, which sets the exit status."""
-    return any(advice.level == "bad" for advice in _on_counts(summary))
+    """Return whether there are damaged images, or images in several data sets; this determines the exit status."""
+    return any(advice.level == "bad" for advice in _count_advice(summary))
 
 
 def advise(summary: dict[str, Any]) -> list[Advice]:
-    """Return all advice, the worst first."""
-    sources = (_on_counts, _on_classes, _on_ignored, _on_sizes)
+    """Return all advice, worst first."""
+    sources = (_count_advice, _class_advice, _ignored_advice, _size_advice)
     advice = [item for source in sources for item in source(summary)]
     return sorted(advice, key=lambda item: ("bad", "odd", "note").index(item.level))
 
 
-def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
+def _count_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     formats = summary["formats"]
-    for level, path, title, text, code in COUNTED:
+    for level, path, title, text, code in COUNT_ADVICE:
         count: Any = summary
         for name in path.split():
             count = count[name]
@@ -361,10 +374,10 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
             text = "As RGB, they have three equal channels, which take three times the memory and copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
-            yield Advice(level, _count(count, title), text, code)
+            yield Advice(level, _title_with_count(count, title), text, code)
 
 
-def _count(count: int, title: str) -> str:
+def _title_with_count(count: int, title: str) -> str:
     """Return a title with its count: ``1 image is grey``, ``2 images are grey``."""
     noun, verb, predicate = title.split(" ", 2)
     return (
@@ -374,7 +387,7 @@ def _count(count: int, title: str) -> str:
     )
 
 
-def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
+def _class_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (classes := summary["classes"]):
         return
     if classes["imbalance"] is None or classes["imbalance"] > MAX_IMBALANCE:
@@ -395,20 +408,20 @@ def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
 
 
-def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
+def _ignored_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     for dataset in summary["data"]:
         if count := sum(dataset["ignored"].values()):
             frequent = ", ".join(f"{count:,} × {ending}" for ending, count in list(dataset["ignored"].items())[:5])
             text = f"{frequent}. If some of them are images, pass their endings."
             code = 'gl.ImageFolder(…, extensions=(".jpg", …))'
-            yield Advice("note", _count(count, f"file is skipped in {dataset['name']}"), text, code)
+            yield Advice("note", _title_with_count(count, f"file is skipped in {dataset['name']}"), text, code)
 
 
-def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
+def _size_advice(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
+        title = _title_with_count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
         text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges small images."
         yield Advice("note", title, text)
     if (median := sizes["pixels"]["median"]) > LARGE_PIXELS:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.tables import NUMBERS, Picked
+from gpuload.datasets.tables import NUMBERS, SelectedRows
 from gpuload.datasets.tree import dtype_of, is_plain_tensor, is_tensor, is_tensor_type
 from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensorSpec, ValueColumn
 from gpuload.ring.ring import align
@@ -180,7 +180,7 @@ def _block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool)
     """Return the block for a leaf's values and its filler. Return None unless the values have one type and shape and
     each has at least `min_bytes` bytes."""
     first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
-    if isinstance(values, Picked):
+    if isinstance(values, SelectedRows):
         array, rows = values.array, values.rows
         block = Block(array.shape[1:], array.dtype.name, pieces)
         return block, lambda out: array.take(rows, 0, out, "clip")  # all rows exist; mode "raise" would copy twice

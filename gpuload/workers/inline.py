@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.worker import WorkerInfo, swap
+from gpuload.datasets.worker import WorkerInfo, swap_worker_info
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import Counters
@@ -76,7 +76,9 @@ class InProcessEngine(InlineEngine):
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.set_worker_info = lambda epoch, position=None: swap(worker_info(job, 0, 1, epoch, position))
+        self._runner.source.set_worker_info = lambda epoch, position=None: swap_worker_info(
+            worker_info(job, 0, 1, epoch, position)
+        )
         super().__init__(ring, self._runner.counters)
         self._info: WorkerInfo | None = None
         self._around = around
@@ -96,8 +98,8 @@ class InProcessEngine(InlineEngine):
     @contextlib.contextmanager
     def _worker_info(self) -> Iterator[None]:
         """Set `get_worker_info()` only within this context, for the dataset but not for the loop that iterates."""
-        outer = swap(self._info)
+        outer = swap_worker_info(self._info)
         try:
             yield
         finally:
-            self._info = swap(outer)
+            self._info = swap_worker_info(outer)

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpuload.datasets.kinds import draws_nothing, is_iterable
-from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, swap
+from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, swap_worker_info
 from gpuload.errors import error_types
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
@@ -172,7 +172,7 @@ def _set_worker_info(
     files never imports torch.
     """
     info = worker_info(job, worker, workers, epoch, position)
-    swap(info)
+    swap_worker_info(info)
     if needed or "torch" in sys.modules:
         _set_torch_worker_info(info)
         if job.group is not None:

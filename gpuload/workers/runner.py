@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.files import limited
+from gpuload.datasets.files import size_limits
 from gpuload.datasets.kinds import forget, row_bytes
 from gpuload.datasets.memory import memory_file
 from gpuload.datasets.sample import takes_meta
-from gpuload.datasets.tree import Structure, flatten, transposed
+from gpuload.datasets.tree import Structure, flatten, transpose_samples
 from gpuload.decode.options import device_rows
 from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_types, one_line
 from gpuload.order.place import IterablePlace
@@ -201,7 +201,7 @@ class ChunkRunner:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with self._guarded(), limited(self.job.decode.max_bytes, self.job.decode.max_pixels):
+        with self._guarded(), size_limits(self.job.decode.max_bytes, self.job.decode.max_pixels):
             if not self._read(chunk):
                 return chunk.refusal(Status.UNWANTED)
             start = clock()
@@ -285,7 +285,7 @@ class ChunkRunner:
 
     def _stack(self, chunk: Chunk, samples: dict[int, Any]) -> None:
         """Stack samples into columns; if they cannot be stacked, flatten these and all later samples one by one."""
-        if (columns := transposed([*samples.values()])) is not None:
+        if (columns := transpose_samples([*samples.values()])) is not None:
             chunk.columns = _columns_of(samples, *columns)
             return
         self._stacks = False

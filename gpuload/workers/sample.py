@@ -21,11 +21,11 @@ from gpuload.datasets.recognise import fewer_frames, find_leaves, find_unrecogni
 from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
 from gpuload.datasets.tree import (
     Structure,
-    any_of,
     describe,
     dtype_of,
     flatten,
     is_tensor,
+    join_places,
     kind_of,
     places_of,
     unflatten,
@@ -115,7 +115,7 @@ class Sample:
     @property
     def place(self) -> str:
         """Return the place of its images in the sample, for error messages."""
-        return any_of(self.structure, self.images)
+        return join_places(self.structure, self.images)
 
     def plain(self) -> Any:
         """Return the original sample, with metadata as plain objects."""

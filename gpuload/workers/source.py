@@ -26,7 +26,7 @@ import numpy as np
 
 from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, lazy_reader
-from gpuload.datasets.tables import Columns, picked
+from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
@@ -68,7 +68,7 @@ class Source:
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
-        self.seeding = None if draws_nothing(dataset, stored=learns) else Seeding(seed, learns=learns)
+        self.seeding = None if draws_nothing(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
         self._many = fetches_many(dataset)
         self.counters = Counters()
         self._without_torch = "torch" not in sys.modules
@@ -179,7 +179,7 @@ class Source:
 
     def plain_samples(self, request: Request) -> Columns | None:
         """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
-        return picked(self._dataset, request.indices) if request.iterable is None else None
+        return select_columns(self._dataset, request.indices) if request.iterable is None else None
 
     def count(self, since_ns: int) -> int:
         """Add the time since `since_ns` to the reading time; return the current time."""

@@ -21,15 +21,15 @@ from gpuload.cli.bench import (
     Bench,
     Row,
     bottleneck,
-    candidates,
-    comparison,
-    forever,
+    comparison_table,
     images_of,
     measure_settings,
     medians,
     parts_of,
-    recommended,
+    recommend,
     remark_on,
+    repeat_epochs,
+    worker_counts,
 )
 from gpuload.errors import LimitError
 from gpuload.loader.stats import Part
@@ -57,13 +57,13 @@ def test_the_images_of_a_batch_are_found() -> None:
 
 
 def test_one_epoch_comes_after_the_other() -> None:
-    batches = forever([torch.zeros(1), torch.zeros(2)])
+    batches = repeat_epochs([torch.zeros(1), torch.zeros(2)])
     assert [len(next(batches)) for _ in range(5)] == [1, 2, 1, 2, 1]
     for empty in ([], [torch.zeros(0, 3, 4, 4)]):
         with pytest.raises(
-            ValueError, match="an epoch has no images: no sample can be loaded; gpuload inspect says why"
+            ValueError, match="an epoch has no images: no sample can be loaded; run gpuload inspect to see why"
         ):
-            list(forever(empty))
+            list(repeat_epochs(empty))
 
 
 def test_the_first_steps_do_not_count() -> None:
@@ -149,8 +149,8 @@ def test_parts_that_take_no_time_are_left_out() -> None:
 
 def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
     settings = [setting(1, 2, 500), setting(4, 2, 985), setting(8, 2, 1000), setting(4, 4, 990)]
-    assert recommended(settings) is settings[1]
-    assert recommended([setting(4, 2, 900), setting(4, 4, 1000)]).prefetch_factor == 4
+    assert recommend(settings) is settings[1]
+    assert recommend([setting(4, 2, 900), setting(4, 4, 1000)]).prefetch_factor == 4
 
 
 @pytest.mark.parametrize(
@@ -158,21 +158,21 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
     [
         (None, ""),
         ((1, 4), ""),
-        ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but that is an estimate: "
-                 "measured, 2 workers load 879 images/s"),
+        ((2, 2), "With 1 worker, loader.stats() may suggest 2 workers, but this is an estimate. "
+                 "Measured: 2 workers load 879 images/s"),
         ((9, 2), "With 1 worker, loader.stats() may suggest 9 workers. That number "
                  "was not measured: try --workers 9"),
     ],
 )  # fmt: skip
 def test_what_was_measured_goes_before_what_the_statistics_reckon(better: tuple[int, int] | None, said: str) -> None:
     settings = [setting(1, 2, 956, better), setting(2, 2, 879, (4, 2)), setting(3, 2, 431)]
-    assert recommended(settings) is settings[0]
+    assert recommend(settings) is settings[0]
     assert remark_on(settings[0], settings) == said
 
 
 @pytest.mark.parametrize(("cpus", "tried"), [(1, [1, 2]), (2, [1, 2, 3]), (8, [1, 4, 7, 8, 12])])
 def test_numbers_of_workers_around_the_cpus_are_tried(cpus: int, tried: list[int]) -> None:
-    assert candidates(cpus, max(1, cpus - 1)) == tried
+    assert worker_counts(cpus, max(1, cpus - 1)) == tried
 
 
 def test_rows_as_json() -> None:
@@ -234,7 +234,7 @@ def test_medians_and_ratios_within_rounds() -> None:
 
 def test_the_comparison_is_a_table() -> None:
     peer = Row(name="DataLoader", images_per_s=0, num_workers=2)
-    table = comparison(setting(1, 2, 0), peer, [(rate(1000, 1), rate(400, 3))])
+    table = comparison_table(setting(1, 2, 0), peer, [(rate(1000, 1), rate(400, 3))])
     cells = [list(column.cells) for column in table.columns]
     assert cells == [["images/s", "CPU s per 1,000 images"], ["1,000", "1.00"], ["400", "3.00"], ["2.50", "3.00"]]
     assert [str(column.header) for column in table.columns][1:] == [
@@ -275,11 +275,11 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
     for text in (
         "The DataLoader does the same work with simplejpeg 1.",
         "7 of 7 measurements, DataLoader, 1 worker: ",
-        f"\n2 samples cannot be loaded, and were skipped: gpuload inspect {data} names them\n",
+        f"\n2 samples cannot be loaded, and were skipped; find them with gpuload inspect {data}\n",
         "CPU s per 1,000 images",
     ):
         assert text in out, out
-    assert re.search(r"DataLoader,\s+in turn +1 worker +1 worker +ratio", out)
+    assert re.search(r"DataLoader,\s+head to head +1 worker +1 worker +ratio", out)
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_a_recipe_is_measured_alone(jpeg_folder: Path, tmp_path: Path, monkeypat
     assert (found["images"], found["batch_size"], found["recipe"], found["failed"]) == (48, 16, recipe, 0)
     assert "peer" not in found
     for text in (
-        "ImageFolder(", f"batches of 16, {recipe}", "compared on the default recipe",
+        "ImageFolder(", f"batches of 16, {recipe}", "it supports only the default recipe",
         "3 of 3 measurements", "Recommended: num_workers=",
     ):  # fmt: skip
         assert text in told
@@ -324,7 +324,7 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
         (["nowhere"], "'nowhere' does not exist; expected a folder of images, shards, or a file of a store"),
         (["{root}/a.zip"], "is unknown: expected a folder of images, or a name that ends in .tar"),
         (["{root}/empty"], "has no images in it"),
-        (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: there is no file 'none.py'"),
+        (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: the file 'none.py' does not exist"),
         (["{root}/one", "--fields", "jpg"], "--fields applies to TarShards"),
     ],
 )

@@ -27,20 +27,20 @@ from gpuload.stage import device as devices
 
 def test_without_a_terminal_there_is_a_line_for_each_tenth() -> None:
     file = io.StringIO()
-    with progress(Console(file=file), "samples", 100) as tell:
+    with progress(Console(file=file), "samples", 100) as update_progress:
         for done in range(101):
-            tell(done, note="9 MB" if done > 90 else "")
+            update_progress(done, note="9 MB" if done > 90 else "")
     lines = file.getvalue().splitlines()
     assert lines == [*(f"{tenth}0 of 100 samples" for tenth in range(1, 10)), "100 of 100 samples, 9 MB"]
 
 
 def test_a_total_may_come_later() -> None:
     file = io.StringIO()
-    with progress(Console(file=file), "images") as tell:
-        tell(1)
-        tell(5, 10)
-        tell(10)
-        tell(11)
+    with progress(Console(file=file), "images") as update_progress:
+        update_progress(1)
+        update_progress(5, 10)
+        update_progress(10)
+        update_progress(11)
     assert file.getvalue().splitlines() == ["5 of 10 images", "10 of 10 images"]
 
 
@@ -48,8 +48,8 @@ def test_a_total_may_come_later() -> None:
 def test_in_a_terminal_there_are_bars(width: int) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
-    with progress(console, "images, gpuload", 10, transient=False) as tell:
-        tell(10, note="1,000 images/s")
+    with progress(console, "images, gpuload", 10, transient=False) as update_progress:
+        update_progress(10, note="1,000 images/s")
     last = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
     assert len(last) <= width
     assert "10/10 1,000 images/s" in last

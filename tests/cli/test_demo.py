@@ -66,7 +66,7 @@ def test_data_of_ones_own_with_a_damaged_file(jpeg_folder: Path, tmp_path: Path)
     told = demo(data, tmp_path, batch_size=16)
     assert f"48 images of 3 classes in {data}" in told
     assert "with 0 workers each" in told
-    assert "1 image cannot be loaded; skipped on both sides" in told
+    assert "1 image cannot be loaded; skipped in both loaders" in told
     assert "fix: 1 image is damaged" in told
     assert (tmp_path / "inspect.html").exists()
     assert not (tmp_path / "photographs").exists()

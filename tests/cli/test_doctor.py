@@ -71,14 +71,14 @@ FINDINGS = [
 
 @pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 0), ([*FINDINGS, BROKEN], 1)])
 def test_scripts_get_json_and_a_status(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], status: int) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda tell: findings)
+    monkeypatch.setattr(doctor, "examine", lambda update_progress: findings)
     done = CliRunner().invoke(app, ["doctor", "--json", "-"])
     assert done.exit_code == status
     assert json.loads(done.stdout) == doctor.as_dict(findings)
 
 
 def test_people_get_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda tell: tell(3, 3) or FINDINGS)
+    monkeypatch.setattr(doctor, "examine", lambda update_progress: update_progress(3, 3) or FINDINGS)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
     assert "3 of 3 checks" in done.stderr
@@ -108,9 +108,7 @@ def test_cpus_by_mask_and_by_quota() -> None:
     assert doctor.check_cpus(usable=8, affinity=8, online=8).details == "8 CPUs for this process"
     found = doctor.check_cpus(usable=2, affinity=4, online=8)
     assert found.state == "works"
-    assert found.details == (
-        "2 CPUs for this process; the affinity mask allows 4 of 8; the CPU quota of the control group allows 2"
-    )
+    assert found.details == ("2 CPUs for this process; the affinity mask allows 4 of 8; the cgroup CPU quota allows 2")
 
 
 @pytest.fixture
@@ -145,9 +143,9 @@ def container(root: Path, limit: int, use: int) -> str:
 @pytest.mark.parametrize(
     ("limit", "workers", "state", "text"),
     [
-        (9000, 7, "works", "8.5 GB free within the limit of the control group"),
-        (1500, 7, "improve", "1 GB free within the limit of the control group, which leaves little for batches and"),
-        (700, 7, "broken", "200 MB free within the limit of the control group, but the default of 7 workers uses"),
+        (9000, 7, "works", "8.5 GB free within the cgroup limit"),
+        (1500, 7, "improve", "1 GB free within the cgroup limit, which leaves little for batches and"),
+        (700, 7, "broken", "200 MB free within the cgroup limit, but the default of 7 workers uses"),
         (700, 1, "improve", "the default of 1 worker uses about 45 MB"),
     ],
 )
@@ -432,9 +430,9 @@ def test_extras_are_listed() -> None:
     ("trial", "state", "text"),
     [
         ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU, Decode(where="),
-        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: bit-identical to entire images"),
-        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "entire images. Decode(where='device') decodes"),
-        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0: {GPU}: it refuses."),
+        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: regions match full decoding bit for bit"),
+        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "bit for bit. Decode(where='device') decodes"),
+        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0; {GPU}: it refuses."),
         ({**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}, "broken", f"{GPU}: it refuses"),
     ],
 )

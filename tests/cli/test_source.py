@@ -67,7 +67,7 @@ def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> No
             "--recipe expects FILE.py:name, where `name` is a list of transforms in that file, got 'recipe.py'",
         ),
         ("recipe.py:2x", "--recipe expects FILE.py:name"),
-        ("none.py:train", "--recipe none.py:train: there is no file 'none.py'"),
+        ("none.py:train", "--recipe none.py:train: the file 'none.py' does not exist"),
         ("{file}:val", "{file} has no 'val'; it has train, chain, wrong"),
         ("{file}:number", "number must be a list of gpuload's transforms or a Chain, got type int"),
         (

@@ -17,7 +17,16 @@ from PIL import Image
 import gpuload as gl
 from gpuload.cli import torch_way
 from gpuload.cli.source import MEAN, STD
-from gpuload.cli.torch_way import DECODER, Pictures, augmented, by_pillow, collate, data_loader, decode, random_box
+from gpuload.cli.torch_way import (
+    DECODER,
+    Pictures,
+    augment,
+    collate,
+    data_loader,
+    decode,
+    decode_with_pillow,
+    random_box,
+)
 
 LOW = [(0 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 HIGH = [(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]
@@ -37,7 +46,7 @@ def test_it_is_what_torchvisions_transforms_give(flip: bool) -> None:
     from torchvision.transforms.v2 import functional
 
     pixels = simplejpeg.decode_jpeg(jpeg_bytes(smooth_image(90, 120, 3)))
-    ours = augmented(pixels, (11, 7, 101, 80), flip)
+    ours = augment(pixels, (11, 7, 101, 80), flip)
     theirs = functional.resized_crop(
         torch.from_numpy(pixels).permute(2, 0, 1), 7, 11, 73, 90, [224, 224], antialias=True
     )
@@ -62,7 +71,7 @@ def test_formats_that_are_no_jpegs_and_grey_ones_are_decoded_too() -> None:
         decoded = decode(file.getvalue())
         assert np.array_equal(decoded, np.asarray(image.convert("RGB")))
     grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
-    assert np.array_equal(decode(grey), by_pillow(grey))
+    assert np.array_equal(decode(grey), decode_with_pillow(grey))
 
 
 def test_whatever_holds_the_image() -> None:
@@ -80,7 +89,7 @@ def test_pillow_decodes_where_simplejpeg_is_broken(monkeypatch: pytest.MonkeyPat
     assert f"simplejpeg {metadata.version('simplejpeg')}" == DECODER
     data = jpeg_bytes(smooth_image(60, 80, 0))
     monkeypatch.setattr(torch_way, "simplejpeg", None)
-    assert np.array_equal(decode(data), by_pillow(data))
+    assert np.array_equal(decode(data), decode_with_pillow(data))
 
 
 def test_what_cannot_be_loaded_is_left_out_of_its_batch() -> None:

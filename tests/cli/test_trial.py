@@ -33,7 +33,7 @@ def test_decoders_that_work() -> None:
         ("import os; os._exit(3)", "the process ended with status 3"),
         (
             "import numpy\ndef decode_jpeg(*arguments, **options): return numpy.zeros((64, 96, 3), numpy.uint8)",
-            "RuntimeError: it decodes wrong pixels: 70 levels off on average",
+            "RuntimeError: decoded pixels are wrong, by 70 levels on average",
         ),
     ],
 )
@@ -61,8 +61,8 @@ def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeyp
     assert results == {
         "Pillow": {"ok": True, "why": ""},
         "torch": {"ok": False, "why": "the process crashed (SIGKILL)"},
-        "workers": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
-        "Triton": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
+        "workers": {"ok": False, "why": "not tried, because of torch: the process crashed (SIGKILL)"},
+        "Triton": {"ok": False, "why": "not tried, because of torch: the process crashed (SIGKILL)"},
     }
 
 

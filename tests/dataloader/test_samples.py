@@ -421,7 +421,7 @@ def test_getitems_that_gives_another_number_is_an_error_that_says_so():
         def __getitems__(self, keys):
             return super().__getitems__(keys)[:-1]
 
-    with pytest.raises(gl.SampleError, match=r"Short.__getitems__ was given 1 keys and returned 0 samples"):
+    with pytest.raises(gl.SampleError, match=r"Short.__getitems__ was called with 1 keys and returned 0 samples"):
         gpuload_batches(Short(), 4)
 
 

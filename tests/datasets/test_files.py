@@ -19,7 +19,7 @@ from descriptors import open_below
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets.files import MAX_BYTES, Disk, limited, read_file, sniff, will_read
+from gpuload.datasets.files import MAX_BYTES, Disk, read_file, size_limits, sniff, will_read
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
 
@@ -80,8 +80,8 @@ def test_a_sparse_file_is_refused_unread(tmp_path):
 
 def test_the_limit_holds_where_it_is_set(tmp_path):
     path = sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
-    with limited(17 << 20):
-        with limited(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
+    with size_limits(17 << 20):
+        with size_limits(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
             read_file(path)
         assert len(read_file(path)) == 17 << 20
     assert gl.Decode().max_bytes == MAX_BYTES

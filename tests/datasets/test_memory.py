@@ -80,7 +80,7 @@ for workers in (0, 1):
 def test_a_limit_of_the_size_of_files():
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100)
     said = (
-        "shared memory of 2,147,483,648 bytes (ring) is more than the 16,777,216 bytes that a file may have here; "
+        "shared memory of 2,147,483,648 bytes (ring) exceeds this process's file size limit of 16,777,216 bytes; "
         "raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program), or pass "
         "Loader(ring_bytes=16777216)"
     )

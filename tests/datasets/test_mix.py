@@ -131,14 +131,14 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have the same form, but datasets[0] (list) gives (int, int), and "
-            "datasets[1] (list) gives {'a': int}; convert them with .map(fn)",
+            "Mix() takes data sets whose samples have the same structure, but datasets[0] (list) yields (int, int), "
+            "and datasets[1] (list) yields {'a': int}; convert them with .map(fn)",
         ),
         (
             lambda: gl.Mix([[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have the same form, but datasets[0] (list) gives (Encoded, int), and "
-            "datasets[1] (list) gives (Encoded, Boxes); convert them with .map(fn)",
+            "Mix() takes data sets whose samples have the same structure, but datasets[0] (list) yields (Encoded, "
+            "int), and datasets[1] (list) yields (Encoded, Boxes); convert them with .map(fn)",
         ),
     ],
 )

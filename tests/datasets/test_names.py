@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import gpuload as gl
-from gpuload.datasets.names import INSTEAD
+from gpuload.datasets.names import REPLACEMENTS
 
 DATASETS = (
     gl.ArrayFile, gl.Cached, gl.Coco, gl.FileList, gl.HDF5, gl.ImageFiles, gl.ImageFolder, gl.LMDB, gl.Parquet,
@@ -47,4 +47,4 @@ def test_signatures_name_each_argument(kind):
         inspect.Parameter.VAR_KEYWORD,
         inspect.Parameter.VAR_POSITIONAL,
     }
-    assert set(INSTEAD) & set(parameters) <= {"classes"}
+    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}

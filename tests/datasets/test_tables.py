@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from gpuload.datasets.tables import NUMBERS, picked
+from gpuload.datasets.tables import NUMBERS, select_columns
 from gpuload.datasets.tree import unflatten
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -46,7 +46,7 @@ def as_numbers(value):
 @pytest.mark.parametrize("kind", FOUND)
 def test_all_samples_are_found_at_once(kind):
     dataset = FOUND[kind]
-    all_of_them = picked(dataset, KEYS)
+    all_of_them = select_columns(dataset, KEYS)
     assert all_of_them is not None
     structure, leaves = all_of_them
     found = [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(len(KEYS))]
@@ -84,7 +84,7 @@ LEFT = {
 @pytest.mark.parametrize("case", LEFT)
 def test_the_rest_is_read_one_by_one(case):
     dataset, keys = LEFT[case]
-    assert picked(dataset, keys) is None
+    assert select_columns(dataset, keys) is None
 
 
 def test_numbers_are_those_that_torch_has_too():

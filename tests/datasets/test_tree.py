@@ -11,7 +11,7 @@ import torch
 
 import gpuload as gl
 from gpuload.datasets.sample import as_meta
-from gpuload.datasets.tree import describe, flatten, names_of, transposed, unflatten
+from gpuload.datasets.tree import describe, flatten, names_of, transpose_samples, unflatten
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -31,7 +31,7 @@ ALIKE = {
 @pytest.mark.parametrize("kind", ALIKE)
 def test_samples_built_alike_are_transposed(kind):
     samples = [ALIKE[kind](i) for i in range(4)]
-    found = transposed(samples)
+    found = transpose_samples(samples)
     assert found is not None
     structure, leaves = found
     for row, sample in enumerate(samples):
@@ -42,7 +42,7 @@ def test_samples_built_alike_are_transposed(kind):
 
 
 def test_the_order_of_keys_is_the_samples_own():
-    found = transposed([{"b": 0, "a": 1}] * 2)
+    found = transpose_samples([{"b": 0, "a": 1}] * 2)
     assert found is not None
     structure = found[0]
     assert (structure[2], structure[2].order) == (("a", "b"), ("b", "a"))
@@ -66,7 +66,7 @@ UNLIKE = {
 
 @pytest.mark.parametrize("case", UNLIKE)
 def test_others_are_left_to_be_taken_apart(case):
-    assert transposed(UNLIKE[case]) is None
+    assert transpose_samples(UNLIKE[case]) is None
 
 
 def test_metadata_are_one_leaf_with_the_name_of_what_they_are() -> None:

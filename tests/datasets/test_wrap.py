@@ -551,7 +551,7 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
 
     message = (
         ", an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave decoding to "
-        "gpuload, let it yield gpuload.Encoded(bytes) instead of images"
+        "gpuload, have it yield gpuload.Encoded(bytes) instead of images"
     )
     with pytest.raises(TypeError, match=f"{re.escape(message)}$"):
         gl.wrap(Stream())

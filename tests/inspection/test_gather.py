@@ -31,7 +31,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3, "b": 2}))
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")
     told: list[tuple[int, int]] = []
-    found = gather([dataset], ["x"], workers=0, tell=lambda done, total: told.append((done, total)))
+    found = gather([dataset], ["x"], workers=0, update_progress=lambda done, total: told.append((done, total)))
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD, GOOD, GOOD]
     assert found.rows["width"].tolist() == [56, 0, 56, 56, 64]
     assert found.rows["nbytes"].tolist() == [os.path.getsize(path) for path in dataset.paths]

@@ -15,7 +15,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.summary import IN_ROOT, advise, equal_rows, ignored_in, is_bad, summarise
+from gpuload.inspection.summary import IN_ROOT, advise, group_equal_rows, ignored_in, is_bad, summarise
 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
@@ -175,11 +175,11 @@ def test_equal_rows_are_in_one_group() -> None:
     expected: dict[tuple[int, ...], set[int]] = {}
     for key, row in zip(keys[rows].tolist(), rows.tolist(), strict=True):
         expected.setdefault(tuple(key), set()).add(row)
-    groups = {frozenset(group.tolist()) for group in equal_rows(keys, rows)}
+    groups = {frozenset(group.tolist()) for group in group_equal_rows(keys, rows)}
     assert groups == {frozenset(group) for group in expected.values() if len(group) > 1}
-    assert equal_rows(np.arange(5)[:, None], np.arange(5)) == []
-    assert equal_rows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64)) == []
-    assert [group.tolist() for group in equal_rows(np.zeros((3, 2), np.int64), np.arange(3))] == [[0, 1, 2]]
+    assert group_equal_rows(np.arange(5)[:, None], np.arange(5)) == []
+    assert group_equal_rows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64)) == []
+    assert [group.tolist() for group in group_equal_rows(np.zeros((3, 2), np.int64), np.arange(3))] == [[0, 1, 2]]
 
 
 def test_groups_in_several_data_sets_come_first_then_those_in_several_classes(tmp_path: Path) -> None:

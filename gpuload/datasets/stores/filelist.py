@@ -216,7 +216,7 @@ class FileList(ImageFileDataset):
         """The labels, under torchvision's name."""
         return self.labels
 
-    def _with(self, number: int, image: Encoded) -> Any:
+    def _make_sample(self, number: int, image: Encoded) -> Any:
         if isinstance(self.labels, dict):
             return image, {name: value_of(labels, number) for name, labels in self.labels.items()}
         return image if self.labels is None else (image, value_of(self.labels, number))

@@ -16,9 +16,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import KINDS, damaged
+from gpuload.datasets.files import KINDS, damage_error
 from gpuload.datasets.joined import Dataset
-from gpuload.datasets.scan import from_start, full_path
+from gpuload.datasets.scan import full_path, normalize_index
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 
@@ -26,7 +26,7 @@ __all__ = [
     "Store",
     "absolute_path",
     "check_stamp",
-    "damaged",
+    "damage_error",
     "existing_file",
     "labels_array",
     "naming_file",
@@ -84,7 +84,7 @@ class Store(Dataset):
         return [
             index
             if type(index) is int and 0 <= index < count
-            else from_start(index, count, f"{type(self).__name__}({self.path!r}) has {count} samples")
+            else normalize_index(index, count, f"{type(self).__name__}({self.path!r}) has {count} samples")
             for index in indices
         ]
 
@@ -144,7 +144,7 @@ def stamp(path: str, remote: Any = None) -> tuple[int, int]:
 def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
     """Raise a `DecodeError` if a file has changed since the dataset was created."""
     if (current := stamp(path, remote)) != expected:
-        raise damaged(
+        raise damage_error(
             path,
             f"it was changed after the dataset was created (it had {expected[0]:,} bytes, and now has {current[0]:,}); "
             "create the dataset again when the file is complete",

@@ -18,7 +18,7 @@ from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
-from gpuload.datasets.files import limited
+from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores.hdf5 import HDF5
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 24, 32, 3), np.uint8)
@@ -277,7 +277,7 @@ def test_samples_that_a_few_bytes_make_large_are_refused(
     assert path.stat().st_size < 10_000
     dataset = HDF5(path, target=None)
     with (
-        limited((1 << 30) - 1),
+        size_limits((1 << 30) - 1),
         pytest.raises(gl.DecodeError, match=f"^{re.escape(f'{str(path)!r}: {message}')}.*more than max_bytes=1,073"),
     ):
         dataset[0]
@@ -286,9 +286,9 @@ def test_samples_that_a_few_bytes_make_large_are_refused(
 def test_images_of_more_than_max_pixels_are_refused(tmp_path: Path) -> None:
     dataset = HDF5(written(tmp_path / "a.h5", pixels=True), target=None)
     message = rf"^an image in 'images' of {re.escape(repr(dataset.path))} has 32×24 = 768 pixels, more than max_pixels="
-    with limited(None, 700), pytest.raises(gl.DecodeError, match=message):
+    with size_limits(None, 700), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
-    with limited(None, 768):
+    with size_limits(None, 768):
         assert dataset[0].hwc.shape == (24, 32, 3)
 
 

@@ -18,7 +18,7 @@ from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.files import limited
+from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores import parquet as module
 from gpuload.datasets.stores.parquet import Parquet
 
@@ -213,10 +213,10 @@ def test_a_group_that_a_few_bytes_make_large_is_refused(tmp_path: Path, rows: in
     assert path.stat().st_size < 5000
     dataset, before = Parquet(path), arrow.total_allocated_bytes()
     message = f"^{re.escape(repr(str(path)))}: row group 0 takes .* bytes of memory, more than max_bytes="
-    with limited(10 * 100_000 if rows > 2 else 99_000), pytest.raises(gl.DecodeError, match=message):
+    with size_limits(10 * 100_000 if rows > 2 else 99_000), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
     assert arrow.total_allocated_bytes() - before < 3_000_000
-    with limited(None):
+    with size_limits(None):
         assert len(dataset[rows - 1][0].data) == 100_000
 
 

@@ -243,7 +243,10 @@ def test_a_packed_answer_is_unpacked_up_to_the_limit(server: Server, monkeypatch
     joined: list[int] = []
     check = files.check_large
     monkeypatch.setattr(files, "check_large", lambda n, *given: joined.append(n) or check(n, *given))
-    with files.limited(1 << 20), pytest.raises(gl.DecodeError, match=r"zeros.jpg': the file has .* bytes, more than"):
+    with (
+        files.size_limits(1 << 20),
+        pytest.raises(gl.DecodeError, match=r"zeros.jpg': the file has .* bytes, more than"),
+    ):
         client().read_files([server.url + "/zeros.jpg"])
     with pytest.raises(gl.DecodeError, match=r"zeros.bin': not an image that gpuload decodes"):
         client().read_files([server.url + "/zeros.bin"])

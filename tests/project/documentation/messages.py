@@ -23,8 +23,8 @@ ERRORS = {
 OWN = ERRORS | {"_ForwardedError"}  # the bases of others
 # Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
 MAKERS = {
-    "datasets/sample.py": {"too_deep"},
-    "datasets/files.py": {"too_large", "no_image"},
+    "datasets/sample.py": {"explain_deep_pixels"},
+    "datasets/files.py": {"explain_large_file", "explain_non_image"},
     "ring/ring.py": {"_shortage"},
     "stage/dali/backend.py": {"missing"},
     "stage/fused/backend.py": {"missing", "_cannot_compile"},

@@ -18,7 +18,7 @@ from gpuload.datasets.files import byte_limit, check_size
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.scan import Lazy, from_start
+from gpuload.datasets.scan import Lazy, normalize_index
 from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_options
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
@@ -171,7 +171,7 @@ class TarShards(Store):
         contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
         return [self._sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
 
-    def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
+    def _lazy_reader(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
         """Return a function that reads the sample of one row when it is called. So a sample can be used before the next
         one is read, and its memory can be reused. Return None for URLs, which are read in one batch."""
         if self._remote is not None:
@@ -207,7 +207,7 @@ class TarShards(Store):
         if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # the kernel reads ahead itself, which costs less and makes copying faster
         for number in indices:
-            plan = self._plan(from_start(number, len(self), repr(self)))
+            plan = self._plan(normalize_index(number, len(self), repr(self)))
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)
@@ -256,7 +256,7 @@ setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  for
 class _Keys(Lazy[str]):
     """The keys of a dataset's samples, decoded lazily."""
 
-    _entries = "keys"
+    _entry_noun = "keys"
 
     def __init__(self, dataset: TarShards) -> None:
         self._dataset = dataset
