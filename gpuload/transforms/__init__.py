@@ -2,7 +2,7 @@
 
 This package declares transforms and draws their random parameters; `gpuload.stage` applies them. Workers import it, so
 it does not import torch. Each transform is imported on first use: a worker needs only the transforms of its chain, and
-importing all of them would take longer than everything else that a worker imports.
+importing all transforms would take longer than all other imports of a worker.
 """
 
 from __future__ import annotations

@@ -182,7 +182,8 @@ def test_beside_what_needs_levels_it_may_not_get_floats():
     T.Chain([held, NORMALIZE])
     text = (
         "RandomApply (number 2) holds ColorJitter, which needs levels, together with a transform of your own, which "
-        "gets the floats of ToDtype; put RandomApply before ToDtype, or move one of the two out of it"
+        "gets the floats of ToDtype; put RandomApply before ToDtype, or move ColorJitter or "
+        "your transform out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain([FLOAT, held, NORMALIZE])
