@@ -108,17 +108,17 @@ class BlockOrder:
         # computed. The other blocks are shuffled among the other turns.
         self._short_length = blocks.bounds is None and blocks.n % blocks.length
         self._shuffle = Shuffle(blocks.count - bool(self._short_length), key)
-        self._last_turn = 0
+        self._short_turn = 0
         if self._short_length:
             first, second = philox.words(key, np.arange(1), SHORT_BLOCK, 2)[0].tolist()
-            self._last_turn = (first << 32 | second) * blocks.count >> 64
+            self._short_turn = (first << 32 | second) * blocks.count >> 64
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         places = self.places(positions)
         flat = places.reshape(-1)
-        turns = self._turns(flat)
-        blocks = self._block(turns)
+        turns = self._turns_at(flat)
+        blocks = self._blocks_at(turns)
         block_starts = blocks * self._blocks.length if self._blocks.bounds is None else self._blocks.bounds[blocks]
         return (block_starts + flat - self._turn_starts(turns)).reshape(places.shape)
 
@@ -127,12 +127,12 @@ class BlockOrder:
         positions = check_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        window_numbers, window_rows = np.unique(self._turns(flat) // window, return_inverse=True)
+        window_numbers, window_rows = np.unique(self._turns_at(flat) // window, return_inverse=True)
         window_starts = self._turn_starts(window_numbers * window)
         lengths = self._turn_starts(np.minimum((window_numbers + 1) * window, count)) - window_starts
         is_small = lengths <= TABLE_MAX
         offsets = flat - window_starts[window_rows]
-        places = self._sorted(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
+        places = self._places_in_small_windows(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
         keys = philox.words(self._key, window_numbers, WINDOWS, 2).tolist()
         for window_row in np.flatnonzero(~is_small).tolist():
             rows = np.flatnonzero(window_rows == window_row)
@@ -140,7 +140,7 @@ class BlockOrder:
             places[rows] = window_starts[window_row] + shuffle(offsets[rows])
         return places.reshape(positions.shape)
 
-    def _sorted(
+    def _places_in_small_windows(
         self, window_starts: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
     ) -> np.ndarray:
         """Return the places for offsets within windows of these lengths, by sorting all places of these windows by
@@ -155,14 +155,14 @@ class BlockOrder:
         places[is_small] = all_places[order[(counts_before[window_rows] + offsets)[is_small]]]
         return places
 
-    def _turns(self, places: np.ndarray) -> np.ndarray:
+    def _turns_at(self, places: np.ndarray) -> np.ndarray:
         """Return the turns of the blocks at these places."""
         if self._blocks.bounds is not None:
             return np.searchsorted(self._starts, places, side="right") - 1
         length = self._blocks.length
         if not self._short_length:
             return places // length
-        is_after = places >= self._last_turn * length + self._short_length
+        is_after = places >= self._short_turn * length + self._short_length
         return np.where(is_after, places + (length - self._short_length), places) // length
 
     def _turn_starts(self, turns: np.ndarray) -> np.ndarray:
@@ -170,16 +170,16 @@ class BlockOrder:
         if self._blocks.bounds is not None:
             return self._starts[turns]
         length = self._blocks.length
-        return turns * length - (turns > self._last_turn) * (length - self._short_length if self._short_length else 0)
+        return turns * length - (turns > self._short_turn) * (length - self._short_length if self._short_length else 0)
 
-    def _block(self, turns: np.ndarray) -> np.ndarray:
+    def _blocks_at(self, turns: np.ndarray) -> np.ndarray:
         """Return the number of the block at each turn."""
         if not self._short_length:
             return self._shuffle(turns)
-        is_last = turns == self._last_turn
-        other_turns = np.where(is_last, 0, turns - (turns > self._last_turn))
+        is_short = turns == self._short_turn
+        other_turns = np.where(is_short, 0, turns - (turns > self._short_turn))
         shuffled = self._shuffle(other_turns) if self._shuffle.n else other_turns
-        return np.where(is_last, self._blocks.count - 1, shuffled)
+        return np.where(is_short, self._blocks.count - 1, shuffled)
 
     @cached_property
     def _starts(self) -> np.ndarray:

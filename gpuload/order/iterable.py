@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart, Place
-from gpuload.order.ranks import first_rank_with
+from gpuload.order.ranks import first_rank_to_announce
 from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
@@ -100,7 +100,7 @@ class _Pass:
         stride, offset = workers * schedule._world_size, schedule._world_size
         planned = [place.samples for place in self._places]
         worker = self._turn
-        # These numbers include all requested batches; `_due` numbers only the batches that reach the user.
+        # These numbers include all requested batches; `_on_due` numbers only the batches that reach the user.
         steps = itertools.count()
         while not all(place.ended for place in self._places):
             if not schedule._in_order:  # choose the worker with the fewest pending batches, or else the next in turn
@@ -122,11 +122,13 @@ class _Pass:
                     numbers,
                     iterable=start,
                     queue=0 if schedule._in_order else worker,
-                    on_due=self._due,
+                    on_due=self._on_due,
                 )
             worker = (worker + 1) % workers
 
-    def _due(self, spec: BatchSpec, samples: int, empty: bool, places: Sequence[IterablePlace]) -> BatchSpec | None:
+    def _on_due(
+        self, spec: BatchSpec, samples: int, is_empty: bool, places: Sequence[IterablePlace]
+    ) -> BatchSpec | None:
         assert spec.iterable is not None
         worker = spec.iterable.worker
         self._pending[worker] -= 1
@@ -141,12 +143,14 @@ class _Pass:
             self._warning = self._warning or warning
         self._warning = self._warning or self._length_warning()
         self._turn = (worker + 1) % len(self._places)
-        if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
+        if is_empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
         step, self._step = self._step, self._step + 1
         warning, self._warning = self._warning, ""
         positions, numbers = spec.positions[:samples], spec.indices[:samples]
-        return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
+        return replace(
+            spec, step=step, positions=positions, indices=numbers, after=self._current_place(), warning=warning
+        )
 
     def _duplicate_workers_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this worker equal those of another worker.
@@ -183,7 +187,7 @@ class _Pass:
         if b"" in digests or len(set(digests)) < 2:  # identical samples prove nothing; see `_duplicate_workers_warning`
             return ""
         content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
-        other = first_rank_with(content, schedule._rank)
+        other = first_rank_to_announce(content, schedule._rank)
         if other == schedule._rank:
             return ""
         return (
@@ -219,7 +223,7 @@ class _Pass:
         ]
         return {"turn": 0, "step": 0, "workers": workers}
 
-    def _place(self) -> Place:
+    def _current_place(self) -> Place:
         workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places]
         return Place(self._epoch, 0, iterable_progress={"turn": self._turn, "step": self._step, "workers": workers})
 

@@ -146,11 +146,11 @@ class MixedOrder:
         for number in np.unique(datasets).tolist():
             rows = np.flatnonzero(datasets == number)
             permutations, places = np.divmod(ordinals[rows], self._mixture.sizes[number])
-            samples = self._permuted(number, permutations, places) if self._shuffle else places
+            samples = self._samples_in_permutations(number, permutations, places) if self._shuffle else places
             indices[rows] = self._firsts[number] + samples
         return indices
 
-    def _permuted(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _samples_in_permutations(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Return the samples of data set `number` at these places of these permutations."""
         size, key = self._mixture.sizes[number], self._keys[number]
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None

@@ -67,12 +67,12 @@ class OrderOptions:
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", _shuffle(self.shuffle))
+        object.__setattr__(self, "shuffle", _check_shuffle(self.shuffle))
         for name in ("drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
-        seed = _seed(self.seed, self.generator)
+        seed = _choose_seed(self.seed, self.generator)
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_conflicts()
@@ -278,7 +278,7 @@ def check_flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _shuffle(value: Any) -> bool | BlockShuffle:
+def _check_shuffle(value: Any) -> bool | BlockShuffle:
     if isinstance(value, BlockShuffle):
         return value
     if isinstance(value, str) and value == "block":
@@ -300,7 +300,7 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
     return int(value)
 
 
-def _seed(seed: int | None, generator: Any) -> int:
+def _choose_seed(seed: int | None, generator: Any) -> int:
     if generator is None:
         return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
     torch: Any = sys.modules.get("torch")  # already imported if there is a torch.Generator

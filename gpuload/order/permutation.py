@@ -50,7 +50,7 @@ class Sequential:
     """
 
     def __init__(self, n: SupportsIndex) -> None:
-        self.n = _length(n)
+        self.n = _check_length(n)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at `positions`; raise an IndexError if a position is out of range."""
@@ -73,7 +73,7 @@ class Shuffle:
     """
 
     def __init__(self, n: SupportsIndex, key: philox.Key) -> None:
-        self.n = _length(n)
+        self.n = _check_length(n)
         self.key = key
         # The domain is rows × 2**column_bits: at most 1/64 larger than n, and for large n hardly larger.
         self._column_bits = max(1, (max(1, self.n) - 1).bit_length() // 2)
@@ -192,7 +192,7 @@ def cumulate(weights: object, n: int) -> np.ndarray:
     return sums
 
 
-def _length(n: SupportsIndex) -> int:
+def _check_length(n: SupportsIndex) -> int:
     try:
         length = operator.index(n)
     except TypeError:

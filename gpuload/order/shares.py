@@ -105,7 +105,7 @@ class Shares:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
         return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
 
-    def _order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+    def _make_order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         key = philox.epoch_key(self.seed, epoch)
         if self.blocks is not None:
             order = BlockOrder(self.blocks, key)
@@ -118,13 +118,13 @@ class Shares:
         repeats = self.repeats
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
-    def _positions(self, share: int) -> np.ndarray:
+    def _rank_positions(self, share: int) -> np.ndarray:
         """Return this rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th
         position, so that the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
-    def _block_positions(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
+    def _rank_positions_by_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
         """Return this rank's positions, ascending, in global batches that begin at `firsts` (steps, 1). The samples at
         these positions are in the rank's part of the blocks, so that not every rank reads every block. Groups stay
         together."""
@@ -138,15 +138,15 @@ class Shares:
         """Return the number of batches from position `start` to the end of an epoch, which is the same on every
         rank."""
         full_steps, remainder = divmod(self.samples - start, self.global_batch)
-        return full_steps + bool(remainder and self._share(remainder))
+        return full_steps + bool(remainder and self._last_share(remainder))
 
     @property
     def rows(self) -> int:
         """The number of rows of each rank in an epoch."""
         full_steps, remainder = divmod(self.samples, self.global_batch)
-        return full_steps * self.batch_size + (self._share(remainder) if remainder else 0)
+        return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
 
-    def _share(self, remainder: int) -> int:
+    def _last_share(self, remainder: int) -> int:
         """Return the number of rows of each rank in the last global batch if it has `remainder` samples."""
         if self.drop_last:
             return 0
@@ -156,22 +156,24 @@ class Shares:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
         """Yield this rank's batches of an epoch, starting at position `start`."""
-        order: Any = self._order(epoch)
+        order: Any = self._make_order(epoch)
         full_steps, remainder = divmod(self.samples - start, self.global_batch)
-        first_positions = self._positions(self.batch_size) + start
+        first_positions = self._rank_positions(self.batch_size) + start
         splits_by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
         positions_per_step = self.global_batch if splits_by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
         step, steps_at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
         while step < full_steps:
             steps = np.arange(step, min(step + steps_at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
-            positions = self._block_positions(order, steps + start) if splits_by_blocks else steps + first_positions
+            positions = (
+                self._rank_positions_by_blocks(order, steps + start) if splits_by_blocks else steps + first_positions
+            )
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
             step, steps_at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
-        share = self._share(remainder) if remainder else 0
+        share = self._last_share(remainder) if remainder else 0
         if share:
-            positions = self._positions(share) + start + full_steps * self.global_batch
+            positions = self._rank_positions(share) + start + full_steps * self.global_batch
             is_valid = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)

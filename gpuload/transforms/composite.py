@@ -202,8 +202,8 @@ class RandomChoice(_Branching):
         share = np.ones(len(self.transforms)) if self.p is None else np.array(self.p)
         ends = np.cumsum(share / share.sum())
         ends[-1] = 1.0
-        chosen = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
-        paths = [(np.flatnonzero(chosen == number), [number]) for number in range(len(self.transforms))]
+        choices = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
+        paths = [(np.flatnonzero(choices == number), [number]) for number in range(len(self.transforms))]
         return self.branches(uniforms, sizes_hw, paths)
 
 

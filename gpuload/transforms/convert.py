@@ -54,16 +54,16 @@ class ToDtype(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        dtype, masks = self.dtype, self.mask_dtype
+        dtype, mask_dtype = self.dtype, self.mask_dtype
         if isinstance(dtype, Mapping):
-            if masks is not None:
+            if mask_dtype is not None:
                 raise ValueError("ToDtype(mask_dtype=…) needs a single dtype for images; in a dict use the key Mask")
-            dtype, masks = _dtypes_by_type(dtype)
-        elif dtype is None and masks is None:
+            dtype, mask_dtype = _dtypes_by_type(dtype)
+        elif dtype is None and mask_dtype is None:
             raise TypeError("ToDtype(dtype=None) does not convert images, so it needs mask_dtype=…")
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
-        masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
-        object.__setattr__(self, "mask_dtype", masks)
+        mask_dtype = None if mask_dtype is None else dtype_name("ToDtype(dtype=…) for masks", mask_dtype, MASK_DTYPES)
+        object.__setattr__(self, "mask_dtype", mask_dtype)
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,11 +91,11 @@ def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
             f"{unknown[0]}"
         )
     default_dtype = dtypes.get("others")
-    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
-    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
-    if image is None and masks is None:
+    image_dtype = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
+    mask_dtype = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
+    if image_dtype is None and mask_dtype is None:
         raise TypeError(f"ToDtype(dtype={dtypes!r}) converts neither images nor masks; give a dtype for one of them")
-    return image, masks
+    return image_dtype, mask_dtype
 
 
 def _numbers_by_channel(name: str, value: Any) -> tuple[float, ...]:

@@ -83,7 +83,7 @@ class Custom(Transform):
         return None
 
     def apply(self, images: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change images.
+        """Transform the images.
 
         Args:
             images: N×C×H×W on the device, of one size: the batch or a part of it, on a CPU a few images at a time.
@@ -98,8 +98,8 @@ class Custom(Transform):
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
     def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change masks like their images. Masks are N×K×H×W, K masks for each image, in the dtype of the sample's mask;
-        otherwise like `apply`."""
+        """Transform masks like their images. Masks are N×K×H×W, K masks for each image, in the dtype of the sample's
+        mask; otherwise like `apply`."""
         return masks
 
     def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:

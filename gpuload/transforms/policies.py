@@ -71,6 +71,7 @@ class Table:
         self.sides = np.array([int(name == "TranslateX") for name in kinds])  # the index of the side in (height, width)
 
     def numbers(self, names: Iterable[str]) -> np.ndarray:
+        """Return the kinds, int64, of the operations with these names."""
         return np.array([self.names.index(name) for name in names], np.int64)
 
     def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -119,18 +119,18 @@ class RandomIoUCrop(Padding):
         left = ((width - new_width) * trials[:, 2]).astype(np.int64)
         top = ((height - new_height) * trials[:, 3]).astype(np.int64)
         ratio = new_width / np.maximum(new_height, 1)
-        accepted = (new_width > 0) & (new_height > 0)
-        accepted &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
+        is_accepted = (new_width > 0) & (new_height > 0)
+        is_accepted &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
-        inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
+        has_centre = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
         # A crop without any box centre gets -1, which is less than any overlap.
-        accepted &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
-        if not accepted.any():
+        is_accepted &= np.where(has_centre, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
+        if not is_accepted.any():
             return False
-        trial = int(accepted.argmax())
+        trial = int(is_accepted.argmax())
         region[:] = top[trial], left[trial], new_height[trial], new_width[trial]
-        kept_boxes[: len(boxes)] = inside[trial]
+        kept_boxes[: len(boxes)] = has_centre[trial]
         return True
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
