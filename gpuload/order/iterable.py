@@ -22,8 +22,8 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
 
-_pass_numbers = itertools.count(1)  # workers distinguish passes by these numbers
-_comparison_numbers = itertools.count(1)  # number the comparisons with other ranks, one per loader
+_pass_numbers = itertools.count(1)  # identify passes for the workers
+_comparison_numbers = itertools.count(1)  # identify comparisons with other ranks, one per loader
 
 
 class IterableSchedule:

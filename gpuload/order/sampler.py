@@ -116,9 +116,7 @@ class _SamplerPass:
             self._iterator: Any = iter(sampler)
             if saved is not None and saved["of"] == "iterator":
                 self._iterator.load_state_dict(copy.deepcopy(saved["state"]))
-            if entry.get(
-                "over"
-            ):  # saved at the end of an epoch, when the sampler may already have begun the next epoch
+            if entry.get("over"):  # saved at the end of an epoch: the sampler may already have begun the next epoch
                 first_key = list(itertools.islice(self._iterator, 1))
                 self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 

@@ -41,8 +41,7 @@ class Schedule(Protocol):
         ...
 
     def end(self, epoch: int) -> Place:
-        """Return the place after an epoch, for an epoch whose last batch was not known to be the last when it was
-        created."""
+        """Return the place after an epoch. Used if it was not known in advance which batch is the last."""
         ...
 
 

@@ -278,9 +278,7 @@ class RandomAdjustSharpness(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_full_image: ClassVar[bool] = (
-        True  # border pixels are not changed, so the result depends on where the border is
-    )
+    needs_full_image: ClassVar[bool] = True  # border pixels are not changed, so the image's border must be known
 
     sharpness_factor: float = argument(finite, allows_negative=False)
     p: float = argument(probability, default=0.5)

@@ -26,7 +26,7 @@ from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomC
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
-from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
+from gpuload.transforms.names import MODULE_REMEDY, TO_DTYPE, TYPE_CONVERSIONS, UNSUPPORTED
 from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
 
@@ -120,9 +120,9 @@ class _Reader:
             yield entry
         elif not _is_from_torchvision(entry):
             raise TypeError(_foreign_message(entry, location))
-        elif name in REFUSED:
+        elif name in UNSUPPORTED:
             error = TypeError if name == "Lambda" else ValueError
-            raise error(f"{location} is {name}, which gpuload does not have: {REFUSED[name]}")
+            raise error(f"{location} is {name}, which gpuload does not have: {UNSUPPORTED[name]}")
         elif name in PRESETS:
             raise ValueError(f"{location} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
         elif name == "ImageClassification":
@@ -147,12 +147,12 @@ class _Reader:
                     "decode them in this mode with gpuload.Encoded(…, mode=…)"
                 )
             self._check_no_floats(f"{location}, ToPILImage,")
-        elif name not in NOTHING_TO_DO:
+        elif name not in TYPE_CONVERSIONS:
             kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
             if not (isinstance(kind, type) and issubclass(kind, Transform)):
                 raise ValueError(
                     f"{location} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or "
-                    f"wrap it in an nn.Module that takes a batch, and {MODULE}"
+                    f"wrap it in an nn.Module that takes a batch, and {MODULE_REMEDY}"
                 )
             yield _construct(kind, self._arguments(kind, entry), location)
 
@@ -290,10 +290,10 @@ def _foreign_message(entry: Any, location: str) -> str:
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
         return (
-            f"{text}; remove it from the chain; if it takes a batch, {MODULE}; if it takes one image, call it in the "
+            f"{text}; remove it from the chain; if it takes a batch, {MODULE_REMEDY}; if it takes one image, call it in the "
             "dataset's __getitem__"
         )
-    return f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and {MODULE}"
+    return f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and {MODULE_REMEDY}"
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------

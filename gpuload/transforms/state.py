@@ -21,8 +21,12 @@ __all__ = ["has_state"]
 
 MAX_OBJECTS: Final = 10_000  # the maximum number of objects to search for modules
 LEAF_TYPES: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # hold no modules
-LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # whose globals are not searched
-OPAQUE: Final = ("gpuload", "logging", "numpy")  # whose objects' attributes are not searched, since there are many
+LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # their globals are not searched
+OPAQUE: Final = (
+    "gpuload",
+    "logging",
+    "numpy",
+)  # attributes of their objects are not searched either: there are too many
 
 
 def has_state(entry: Any) -> bool:

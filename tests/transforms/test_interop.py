@@ -20,7 +20,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.interop import PRESETS
-from gpuload.transforms.names import NOTHING_TO_DO, REFUSED, TO_DTYPE
+from gpuload.transforms.names import TO_DTYPE, TYPE_CONVERSIONS, UNSUPPORTED
 
 timm = originals.timm()
 vision = originals.torchvision()
@@ -161,7 +161,7 @@ def parameters(kind: type) -> set[str]:
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 def test_of_each_transform_it_is_stated_what_becomes_of_it(module):
     held = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
-    stated = [*EXAMPLES, *NOTHING_TO_DO, *TO_DTYPE, *REFUSED, *held]
+    stated = [*EXAMPLES, *TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *held]
     assert len(stated) == len(set(stated))
     missing = set(classes(module)) - set(stated)
     assert not missing
@@ -422,7 +422,7 @@ def test_other_presets_say_what_to_write(name, options, text):
         T.from_torchvision(getattr(v1._presets, name)(**options))
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_each_refusal_says_what_to_do(name):
     kind = type(name, (), {"__module__": "torchvision.transforms.v2._any"})
     with pytest.raises((TypeError, ValueError), match=re.escape(f"transforms[0] is {name}, which gpuload does not")):
