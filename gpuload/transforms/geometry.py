@@ -230,12 +230,12 @@ class RandomCrop(FixedSizeCrop):
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
         padding_before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
         padded = sizes_hw + padding_before + np.array([bottom, right], np.int64)
-        missing_name_error = np.array(self.size, np.int64) - padded
+        missing_hw = np.array(self.size, np.int64) - padded
         if self.pad_if_needed:
-            missing_name_error = np.maximum(missing_name_error, 0)
-            padding_before, padded = padding_before + missing_name_error, padded + 2 * missing_name_error
-        elif (missing_name_error > 0).any():
-            row = int((missing_name_error > 0).any(axis=1).argmax())
+            missing_hw = np.maximum(missing_hw, 0)
+            padding_before, padded = padding_before + missing_hw, padded + 2 * missing_hw
+        elif (missing_hw > 0).any():
+            row = int((missing_hw > 0).any(axis=1).argmax())
             (height, width), size = sizes_hw[row].tolist(), self.size
             raise DrawError(
                 f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"

@@ -45,7 +45,7 @@ USABLE_AS_IS: Final = (
 )  # fmt: skip
 
 # Transforms that albumentations has and gpuload does not.
-UNSUPPORTED_IN_ALBUMENTATIONS: Final = (
+ALBUMENTATIONS_ONLY: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
     "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
     "FDA", "FancyPCA", "FrequencyMasking", "FromFloat", "GlassBlur", "GridDistortion", "GridDropout",
@@ -225,6 +225,6 @@ def _in_transforms(name: str) -> str | None:
         return TENSOR_REMEDY
     if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
-    if name in UNSUPPORTED_IN_ALBUMENTATIONS:
+    if name in ALBUMENTATIONS_ONLY:
         return "call albumentations in the dataset's __getitem__ and return gpuload.Image(array), or write a Custom"
     return TRANSFORMS.get(name) or UNSUPPORTED.get(name)
