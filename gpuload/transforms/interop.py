@@ -290,8 +290,8 @@ def _foreign_message(entry: Any, location: str) -> str:
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
         return (
-            f"{text}; remove it from the chain; if it takes a batch, {MODULE_REMEDY}; if it takes one image, call it in "
-            "the dataset's __getitem__"
+            f"{text}; remove it from the chain; if it takes a batch, {MODULE_REMEDY}; if it takes one image, call it "
+            "in the dataset's __getitem__"
         )
     return (
         f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and "
