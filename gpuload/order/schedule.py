@@ -155,7 +155,7 @@ def steps_of(order: OrderOptions) -> int:
     steps = schedule_of(order, 0).steps(Place(0, 0))
     if steps is None:
         sampler = order.sampler if order.batch_sampler is None else order.batch_sampler
-        raise TypeError(f"the Loader has no length, since its sampler, a {type(sampler).__name__}, has no __len__")
+        raise TypeError(f"the Loader has no length, since its sampler, a {type(sampler).__name__}, has no length")
     return steps
 
 

@@ -128,7 +128,7 @@ def test_workers_get_neither_it_nor_other_regions(transforms):
 
 def test_what_a_worker_gets_cannot_be_applied():
     there = pickle.loads(pickle.dumps(T.Chain([Several(), NORMALIZE])))
-    with pytest.raises(RuntimeError, match="Several was dropped when its chain was pickled"):
+    with pytest.raises(RuntimeError, match="Several was removed when its chain was pickled"):
         T.apply(there.transforms, np.zeros((4, 4, 3), np.uint8))
 
 

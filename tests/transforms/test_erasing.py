@@ -67,8 +67,8 @@ def test_arguments_that_cannot_be(arguments, error, text):
         ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which levels cannot hold"),
         (
             [T.RandomErasing(value=0.5), NORMALIZE],
-            "RandomErasing(value=0.5) is used where images are levels, so it takes whole numbers in 0 … 255; put it "
-            "after Normalize to give a value of finished images",
+            "RandomErasing(value=0.5) is used where images are levels, so value must be whole numbers in 0 … 255; "
+            "to use normalized values, put it after Normalize",
         ),
         (
             [T.RandomErasing(value=(1, 2, 256))],
@@ -80,7 +80,7 @@ def test_arguments_that_cannot_be(arguments, error, text):
         ),
         (
             [T.ToDtype("float32"), T.RandomErasing(value=-1), NORMALIZE],
-            "so it takes numbers in 0 … 255; put it after Normalize",
+            "so value must be numbers in 0 … 255; to use normalized values, put it after Normalize",
         ),
         (
             [NORMALIZE, T.RandomErasing(), T.CenterCrop(8)],

@@ -81,7 +81,9 @@ def test_orders_that_cannot_be(transforms, text):
 
 @pytest.mark.parametrize("holder", [T.RandomApply, T.RandomChoice, T.RandomOrder])
 def test_others_cannot_hold_them(holder):
-    text = f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*its own probability: p=…"
+    text = (
+        f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*set its probability with p=…"
+    )
     with pytest.raises(ValueError, match=text):
         holder([T.Compose([T.Mosaic(40)])])
 
