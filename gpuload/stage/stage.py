@@ -294,7 +294,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
         for inner in _with_children(transform):
             if isinstance(inner, RandomErasing) and not inner.fits(channels):
                 raise ValueError(
-                    f"{inner!r} has {len(inner.numbers)} values, but {label} has {channels} "
+                    f"{inner!r} has {len(inner.written_values)} values, but {label} has {channels} "
                     f"channel{'s' if channels > 1 else ''} at that point; give one value, or one for each channel"
                 )
             if len(fill := inner.outside.image) not in (1, channels):
