@@ -95,7 +95,7 @@ def test_the_length_is_dataloaders(name):
             len(theirs)
         with pytest.raises(TypeError, match="no length, since its sampler, a Numbers, has no length"):
             len(ours)
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(iter(ours))
 
 
