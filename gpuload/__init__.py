@@ -162,9 +162,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     module_name = _HOMES.get(name)
     if module_name is None:
-        from gpuload.transforms.names import missing
+        from gpuload.transforms.names import missing_name_error
 
-        raise missing(__name__, name)
+        raise missing_name_error(__name__, name)
     module = importlib.import_module(module_name)
     value = module if module_name == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value

@@ -153,12 +153,12 @@ def warning_on_targets(chain: Chain, columns: Columns) -> str:
         (method, kind), *_ = missing_methods
         if call.moves_pixels:
             raise ValueError(
-                f"{call.called} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write this "
-                f"method, or return no {kind}"
+                f"{call.display_name} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write "
+                f"this method, or return no {kind}"
             )
-        warnings[_images_only_message(call.called) if call.per != "images" else (
-            f"{call.called} has no {method}, so {kind} are not moved. If it moves pixels, write this method; if not, "
-            "set moves_pixels = False in its class"
+        warnings[_images_only_message(call.display_name) if call.per != "images" else (
+            f"{call.display_name} has no {method}, so {kind} are not moved. If it moves pixels, write this method; if "
+            "not, set moves_pixels = False in its class"
         )] = None  # fmt: skip
     if chain.module is not None:
         last_transform = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
@@ -166,10 +166,10 @@ def warning_on_targets(chain: Chain, columns: Columns) -> str:
     return "\n".join(warnings)
 
 
-def _images_only_message(called: str) -> str:
+def _images_only_message(display_name: str) -> str:
     return (
-        f"{called} gets only the images; masks, boxes and keypoints are not moved. If it moves pixels, use gpuload's "
-        "transforms instead, which move both"
+        f"{display_name} gets only the images; masks, boxes and keypoints are not moved. If it moves pixels, use "
+        "gpuload's transforms instead, which move both"
     )
 
 

@@ -208,5 +208,5 @@ class Cursor:
         if self.last_progress is None or place != Place(place.epoch, 0):
             return place
         end = self.last_progress.place
-        is_end = (end.sampler or {}).get("over") or (end.iterable or {}).get("step") == 0
+        is_end = (end.sampler or {}).get("over") or (end.iterable_progress or {}).get("step") == 0
         return end if is_end and end.epoch == place.epoch else place

@@ -37,7 +37,15 @@ from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import Schedule, check_begin, order_name, schedule_of, shares_of, start_warnings, steps_of
+from gpuload.order.schedule import (
+    Schedule,
+    check_has_batches,
+    order_name,
+    schedule_of,
+    shares_of,
+    start_warnings,
+    steps_of,
+)
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
@@ -223,7 +231,7 @@ class Loader:
         self._session: Session | None = None
         self._final_span: Span | None = None  # statistics of the last closed session
         options.check_machine()
-        check_begin(options.order)
+        check_has_batches(options.order)
         for text in options.workers.creation_warnings():
             warnings.warn(text, RuntimeWarning, stacklevel=3)  # points at the caller of `Loader`, beyond its decorator
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
@@ -315,7 +323,7 @@ class Loader:
             TypeError: the state of the sampler or dataset contains an unsupported type; the message says where.
         """
         place = self._cursor.place
-        if self._iterates_in_process and not place.iterable and self._cursor.is_untouched:
+        if self._iterates_in_process and not place.iterable_progress and self._cursor.is_untouched:
             # If the dataset is its own iterator, only this state can rewind it.
             dataset_state = pickled_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
@@ -346,7 +354,7 @@ class Loader:
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            session.outdated = keeps_state and place.iterable is None
+            session.outdated = keeps_state and place.iterable_progress is None
         self._cursor = self._cursor.go_to(place, running=session is not None, is_loaded=True)
         log.state_loaded(loaded_state)
 
@@ -415,7 +423,7 @@ class Loader:
         """Begin the next epoch and end an unfinished earlier one; an epoch that has yielded no batch does not count.
         Raise a ValueError if the dataset has too few samples for a batch on each current rank.
         """
-        check_begin(self._options.order)
+        check_has_batches(self._options.order)
         options = self._options
         schedule = schedule_of(options.order, self.num_workers)
         for text in start_warnings(options.order, self.num_workers):

@@ -106,7 +106,7 @@ def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
     order, count = options.order, len(indices)
     # If a bad partner was replaced in the original batch, replace it here too.
     faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if count > 1 else Faults()
-    sampler = indices if order.sampled else None
+    sampler = indices if order.has_sampler else None
     options = replace(
         options,
         order=OrderOptions(dataset=order.dataset, batch_size=count, sampler=sampler, seed=order.seed),

@@ -574,7 +574,7 @@ class _Consumer(Consumer):
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
-        if not order.sampled:
+        if not order.has_sampler:
             first_index, count = order.peers(index)
             return (
                 first_index + row

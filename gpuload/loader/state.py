@@ -58,7 +58,7 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON with a version; raise a TypeError if the state_dict() of a sampler or dataset has an unsupported
         type."""
-        place, sampler, stream = self.place, self.place.sampler, self.place.iterable
+        place, sampler, stream = self.place, self.place.sampler, self.place.iterable_progress
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
@@ -127,20 +127,24 @@ class State:
 def with_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
     """Return the place with the states of this process's iterable dataset and iterator after `samples` samples. If the
     place is at another sample, or there are no states, return it unchanged; the iterator then rereads the samples."""
-    stream = place.iterable or {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": None}]}
+    stream = place.iterable_progress or {
+        "turn": 0,
+        "step": 0,
+        "workers": [{"samples": 0, "ended": False, "state": None}],
+    }
     worker = stream["workers"][0]
     if states is None or worker["samples"] != samples:
         return place
-    return replace(place, iterable={**stream, "workers": [{**worker, "state": states}]})
+    return replace(place, iterable_progress={**stream, "workers": [{**worker, "state": states}]})
 
 
 def for_workers(place: Place, num_workers: int) -> Place:
     """Return the place in an iterable dataset with an entry for each of this loader's workers.
 
     Raise a ValueError if the number of workers changed, unless all workers have the same state and no samples yet."""
-    if place.iterable is None:
+    if place.iterable_progress is None:
         return place
-    workers, count = place.iterable["workers"], max(1, num_workers)
+    workers, count = place.iterable_progress["workers"], max(1, num_workers)
     if len(workers) == count:
         return place
     first = workers[0]
@@ -150,7 +154,7 @@ def for_workers(place: Place, num_workers: int) -> Place:
             f"the state is from an iterable dataset read with num_workers={len(workers)}, but this loader has "
             f"num_workers={num_workers}: use num_workers={len(workers)}"
         )
-    return replace(place, iterable={**place.iterable, "workers": [first] * count})
+    return replace(place, iterable_progress={**place.iterable_progress, "workers": [first] * count})
 
 
 def _states_to_json(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.kinds import natural_blocks
-from gpuload.order.permutation import TABLE_MAX, Shuffle, checked_positions
+from gpuload.order.permutation import TABLE_MAX, Shuffle, check_positions
 from gpuload.rng import philox
 from gpuload.rng.streams import SHORT_BLOCK, WINDOWS, WITHIN_WINDOWS
 
@@ -31,14 +31,14 @@ _32: Final = np.array(32, np.uint64)
 class BlockShuffle:
     """A shuffle that reads neighbours at about the same time, for ``Loader(…, shuffle=BlockShuffle(…))``.
 
-    Blocks of `block` neighbouring samples come in shuffled order, and samples are shuffled within each `window` of
-    blocks. So only ``block × window`` samples are in use at any time, and a window is finished before the next begins.
-    ``shuffle="block"`` means the defaults.
+    Blocks of `block` neighbouring samples come in shuffled order, and samples are shuffled within each window of
+    `window` blocks. So only ``block × window`` samples are in use at any time, and a window is finished before the next
+    window begins. ``shuffle="block"`` is the same as ``BlockShuffle()``.
 
     Args:
         block: the number of neighbours in a block. A dataset that reads several samples in one operation, such as
-            `Parquet` with row groups and `HDF5` with chunks, can define its blocks with ``blocks()``. These are never
-            split, and short ones are joined until they have about this number of samples.
+            `Parquet` with row groups and `HDF5` with chunks, can define its blocks with ``blocks()``. Such blocks are
+            never split, and short blocks are joined until they have about this number of samples.
         window: the number of blocks whose samples are shuffled together.
 
     Raises:
@@ -68,12 +68,12 @@ class Blocks:
     Args:
         n: the number of samples.
         options: the lengths of blocks and windows.
-        bounds: int64, the starts of natural blocks, followed by n; None if there are none.
+        bounds: int64, the starts of the dataset's natural blocks, followed by n; None if it has no natural blocks.
     """
 
     def __init__(self, n: int, options: BlockShuffle, bounds: np.ndarray | None = None) -> None:
         self.n, self.length, self.window = n, min(options.block, max(1, n)), options.window
-        self.bounds = None if bounds is None else _joined(bounds, self.length)
+        self.bounds = None if bounds is None else _join_blocks(bounds, self.length)
         self.count = -(-n // self.length) if self.bounds is None else len(self.bounds) - 1
         self.window = min(options.window, max(1, self.count))
 
@@ -103,35 +103,36 @@ class BlockOrder:
 
     def __init__(self, blocks: Blocks, key: philox.Key) -> None:
         self.n, self._blocks, self._key = blocks.n, blocks, key
-        # If all blocks have one length, the last block can still be shorter. Its turn is drawn separately, so that the
-        # start of each turn can be computed. The other blocks are shuffled among the other turns.
+        # Without natural blocks all blocks have the same length, except that the last block can be shorter. The turn of
+        # this short block (its place in the order of blocks) is drawn separately, so that the start of each turn can be
+        # computed. The other blocks are shuffled among the other turns.
         self._short_length = blocks.bounds is None and blocks.n % blocks.length
         self._shuffle = Shuffle(blocks.count - bool(self._short_length), key)
-        self._last_turn = 0
+        self._short_turn = 0
         if self._short_length:
             first, second = philox.words(key, np.arange(1), SHORT_BLOCK, 2)[0].tolist()
-            self._last_turn = (first << 32 | second) * blocks.count >> 64
+            self._short_turn = (first << 32 | second) * blocks.count >> 64
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         places = self.places(positions)
         flat = places.reshape(-1)
-        turns = self._turns(flat)
-        blocks = self._block(turns)
+        turns = self._turns_at(flat)
+        blocks = self._blocks_at(turns)
         block_starts = blocks * self._blocks.length if self._blocks.bounds is None else self._blocks.bounds[blocks]
         return (block_starts + flat - self._turn_starts(turns)).reshape(places.shape)
 
     def places(self, positions: np.ndarray) -> np.ndarray:
         """Return the places of the samples at `positions` in the sequence of blocks before windows are shuffled."""
-        positions = checked_positions(positions, self.n)
+        positions = check_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        window_numbers, window_rows = np.unique(self._turns(flat) // window, return_inverse=True)
+        window_numbers, window_rows = np.unique(self._turns_at(flat) // window, return_inverse=True)
         window_starts = self._turn_starts(window_numbers * window)
         lengths = self._turn_starts(np.minimum((window_numbers + 1) * window, count)) - window_starts
         is_small = lengths <= TABLE_MAX
         offsets = flat - window_starts[window_rows]
-        places = self._sorted(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
+        places = self._places_in_small_windows(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
         keys = philox.words(self._key, window_numbers, WINDOWS, 2).tolist()
         for window_row in np.flatnonzero(~is_small).tolist():
             rows = np.flatnonzero(window_rows == window_row)
@@ -139,11 +140,11 @@ class BlockOrder:
             places[rows] = window_starts[window_row] + shuffle(offsets[rows])
         return places.reshape(positions.shape)
 
-    def _sorted(
+    def _places_in_small_windows(
         self, window_starts: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return `places` for offsets within windows of these lengths, by sorting all places of these windows by random
-        numbers. (A `Shuffle` for each window would take 0.2 ms.)"""
+        """Return the places for offsets within windows of these lengths, by sorting all places of these windows by
+        random numbers. (A separate `Shuffle` for each window takes 0.2 ms.)"""
         counts_before = np.cumsum(lengths) - lengths
         place_rows = np.repeat(np.arange(len(lengths)), lengths)
         all_places = np.arange(len(place_rows), dtype=np.int64) + (window_starts - counts_before)[place_rows]
@@ -154,31 +155,31 @@ class BlockOrder:
         places[is_small] = all_places[order[(counts_before[window_rows] + offsets)[is_small]]]
         return places
 
-    def _turns(self, places: np.ndarray) -> np.ndarray:
+    def _turns_at(self, places: np.ndarray) -> np.ndarray:
         """Return the turns of the blocks at these places."""
         if self._blocks.bounds is not None:
             return np.searchsorted(self._starts, places, side="right") - 1
         length = self._blocks.length
         if not self._short_length:
             return places // length
-        is_after = places >= self._last_turn * length + self._short_length
+        is_after = places >= self._short_turn * length + self._short_length
         return np.where(is_after, places + (length - self._short_length), places) // length
 
     def _turn_starts(self, turns: np.ndarray) -> np.ndarray:
-        """Return the first place of each turn; the turn after the last begins at n."""
+        """Return the first place of each turn. The turn after the last one begins at n."""
         if self._blocks.bounds is not None:
             return self._starts[turns]
         length = self._blocks.length
-        return turns * length - (turns > self._last_turn) * (length - self._short_length if self._short_length else 0)
+        return turns * length - (turns > self._short_turn) * (length - self._short_length if self._short_length else 0)
 
-    def _block(self, turns: np.ndarray) -> np.ndarray:
+    def _blocks_at(self, turns: np.ndarray) -> np.ndarray:
         """Return the number of the block at each turn."""
         if not self._short_length:
             return self._shuffle(turns)
-        is_last = turns == self._last_turn
-        other_turns = np.where(is_last, 0, turns - (turns > self._last_turn))
+        is_short = turns == self._short_turn
+        other_turns = np.where(is_short, 0, turns - (turns > self._short_turn))
         shuffled = self._shuffle(other_turns) if self._shuffle.n else other_turns
-        return np.where(is_last, self._blocks.count - 1, shuffled)
+        return np.where(is_short, self._blocks.count - 1, shuffled)
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -188,7 +189,7 @@ class BlockOrder:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
-def _joined(bounds: np.ndarray, length: int) -> np.ndarray:
+def _join_blocks(bounds: np.ndarray, length: int) -> np.ndarray:
     """Join short blocks: the new boundaries are the first natural boundaries at or after multiples of `length`."""
     multiples = np.arange(0, int(bounds[-1]) + length, length)
     return bounds[np.unique(np.minimum(np.searchsorted(bounds, multiples), len(bounds) - 1))]

@@ -1,9 +1,9 @@
 """Schedules the batches of an iterable dataset: each batch comes from one worker, and the workers take turns.
 
 In round b each worker whose iterator has not ended returns its batch number b, in the order of the workers. So the
-order does not depend on the speed of the workers, unless the user chooses ``in_order=False``: then each batch is
-returned as soon as it is ready. The progress of each worker is updated when one of its batches is due, so a saved
-state is exact in both cases. Runs in the main process, in the thread that iterates.
+order of batches does not depend on the speed of the workers, unless the user chooses ``in_order=False``: then each
+batch is returned as soon as it is ready. The progress of each worker is updated when one of its batches is due, so a
+saved state is exact in both cases. Runs in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.order.place import DIGESTS, IterablePlace, IterableStart, Place
-from gpuload.order.ranks import first_rank_with
+from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart, Place
+from gpuload.order.ranks import first_rank_to_announce
 from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
 
-_pass_numbers = itertools.count(1)  # workers distinguish passes by these numbers
-_comparison_numbers = itertools.count(1)  # each loader compares its samples with those of other ranks once
+_pass_numbers = itertools.count(1)  # identify passes for the workers
+_comparison_numbers = itertools.count(1)  # identify comparisons with other ranks, one per loader
 
 
 class IterableSchedule:
@@ -34,9 +34,9 @@ class IterableSchedule:
         batch_size: the number of samples in a batch.
         drop_last: whether to drop a worker's last samples if they do not fill a batch.
         workers: the number of workers; 1 if the main process does the work.
-        rank, world_size: rank of this process and number of ranks; the dataset decides which samples each rank gets.
+        rank, world_size: this process's rank and the number of ranks; the dataset decides which samples each rank gets.
         warned: the subjects of warnings that were already issued.
-        promised_lengths: the dataset's length as its last entry; empty if ``len(loader)`` was not called.
+        promised_lengths: its last entry is the dataset's length at the last ``len(loader)``; empty before the first.
         in_order: if True, workers take turns; if False, a slow worker does not delay the others.
     """
 
@@ -70,22 +70,23 @@ class IterableSchedule:
         return self._pass.batches()
 
     def end(self, epoch: int) -> Place:
-        """Return the place after an epoch; it has only the states of datasets, as the next epoch has new iterators."""
+        """Return the place after an epoch. It has only the states of datasets, because the next epoch has new
+        iterators."""
         assert self._pass is not None
-        return Place(epoch + 1, 0, iterable=self._pass.end_entry())
+        return Place(epoch + 1, 0, iterable_progress=self._pass.end_entry())
 
 
 class _Pass:
     """An epoch of an `IterableSchedule`."""
 
     def __init__(self, schedule: IterableSchedule, pass_number: int, place: Place) -> None:
-        entry = place.iterable or {}
+        entry = place.iterable_progress or {}
         self._schedule = schedule
         self._pass_number = pass_number
         self._epoch = place.epoch
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
-        # The progress of each worker, counted in batches that the user has received.
+        # The progress of each worker, up to the last of its batches that was due.
         self._places = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
@@ -99,9 +100,10 @@ class _Pass:
         stride, offset = workers * schedule._world_size, schedule._world_size
         planned = [place.samples for place in self._places]
         worker = self._turn
-        steps = itertools.count()  # numbers all requested batches; `_due` numbers only the batches that reach the user
+        # These numbers include all requested batches; `_on_due` numbers only the batches that reach the user.
+        steps = itertools.count()
         while not all(place.ended for place in self._places):
-            if not schedule._in_order:  # the worker with the fewest pending batches; ties go to the next in turn
+            if not schedule._in_order:  # choose the worker with the fewest pending batches, or else the next in turn
                 active = (number for number, place in enumerate(self._places) if not place.ended)
                 worker = min(active, key=lambda number: (self._pending[number], (number - worker) % workers))
             if not self._places[worker].ended:
@@ -120,11 +122,13 @@ class _Pass:
                     numbers,
                     iterable=start,
                     queue=0 if schedule._in_order else worker,
-                    on_due=self._due,
+                    on_due=self._on_due,
                 )
             worker = (worker + 1) % workers
 
-    def _due(self, spec: BatchSpec, samples: int, empty: bool, places: Sequence[IterablePlace]) -> BatchSpec | None:
+    def _on_due(
+        self, spec: BatchSpec, samples: int, is_empty: bool, places: Sequence[IterablePlace]
+    ) -> BatchSpec | None:
         assert spec.iterable is not None
         worker = spec.iterable.worker
         self._pending[worker] -= 1
@@ -139,17 +143,19 @@ class _Pass:
             self._warning = self._warning or warning
         self._warning = self._warning or self._length_warning()
         self._turn = (worker + 1) % len(self._places)
-        if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
+        if is_empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
         step, self._step = self._step, self._step + 1
         warning, self._warning = self._warning, ""
         positions, numbers = spec.positions[:samples], spec.indices[:samples]
-        return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
+        return replace(
+            spec, step=step, positions=positions, indices=numbers, after=self._current_place(), warning=warning
+        )
 
     def _duplicate_workers_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this worker equal those of another worker.
 
-        Identical samples alone prove nothing: each worker may have its own share of a dataset of zeros.
+        Identical samples alone prove nothing: each worker may have a different share of a dataset of zeros.
         """
         if len(self._places) < 2 or "workers" in self._schedule._warned:
             return ""
@@ -175,20 +181,20 @@ class _Pass:
         schedule, digests = self._schedule, place.digests
         if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
             return ""
-        if len(digests) < DIGESTS and not place.ended:
+        if len(digests) < DIGESTED_SAMPLES and not place.ended:
             return ""
         schedule._warned.add("ranks")  # one comparison per loader
-        if b"" in digests or len(set(digests)) < 2:  # see `_duplicate_workers_warning`: a dataset of zeros
+        if b"" in digests or len(set(digests)) < 2:  # identical samples prove nothing; see `_duplicate_workers_warning`
             return ""
         content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
-        other = first_rank_with(content, schedule._rank)
+        other = first_rank_to_announce(content, schedule._rank)
         if other == schedule._rank:
             return ""
         return (
             f"ranks {other} and {schedule._rank} of {schedule._world_size} gave the same first {len(digests)} samples: "
-            "each rank iterates over the whole dataset, so every sample appears once on each. In __iter__ get `rank` "
-            "and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's share; if "
-            "each rank should read the whole dataset, pass rank=0, world_size=1"
+            "each rank iterates over the whole dataset, so every sample appears once on each rank. In __iter__ get "
+            "`rank` and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's "
+            "share; if each rank should read the whole dataset, pass rank=0, world_size=1"
         )
 
     def _length_warning(self) -> str:
@@ -208,7 +214,7 @@ class _Pass:
         )
 
     def end_entry(self) -> dict[str, Any] | None:
-        """Return the entry for a state between two epochs; None if no dataset has a state."""
+        """Return the workers' progress for a state that is saved between two epochs; None if no dataset has a state."""
         states = [(place.state or {}).get("dataset") for place in self._places]
         if all(state is None for state in states):
             return None
@@ -217,9 +223,9 @@ class _Pass:
         ]
         return {"turn": 0, "step": 0, "workers": workers}
 
-    def _place(self) -> Place:
+    def _current_place(self) -> Place:
         workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places]
-        return Place(self._epoch, 0, iterable={"turn": self._turn, "step": self._step, "workers": workers})
+        return Place(self._epoch, 0, iterable_progress={"turn": self._turn, "step": self._step, "workers": workers})
 
 
 def has_sharding_filter(dataset: Any) -> bool:
@@ -228,7 +234,7 @@ def has_sharding_filter(dataset: Any) -> bool:
         return False
     from torch.utils.data import graph, graph_settings
 
-    with contextlib.suppress(Exception):  # a pipe that cannot be traversed
+    with contextlib.suppress(Exception):  # some pipes cannot be traversed
         for pipe in graph_settings.get_all_graph_pipes(graph.traverse_dps(dataset)):
             if callable(getattr(pipe, "apply_sharding", None)) and getattr(pipe, "num_of_instances", 1) == 1:
                 return True

@@ -2,9 +2,9 @@
 
 The positions of all epochs, concatenated, form one *stream*, which is split into blocks of 1,024 positions. The number
 of samples of each data set before a block is computed in closed form, so each block has the exact shares, and fractions
-of samples are carried over to the next blocks. Within a block the data sets are shuffled by the seed and the block's
-number. The *ordinal* of a position is the number of samples of its data set before it. It follows from the position's
-block alone: nothing is counted from the beginning of the epoch.
+of samples are carried over to the next blocks. Within a block the order of the data sets is shuffled; it depends on the
+seed and the block's number. The *ordinal* of a position is the number of samples of its data set before it. It follows
+from the position's block alone: nothing is counted from the beginning of the epoch.
 
 A data set of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
 permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. Runs in the main process;
@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from gpuload.order.blocks import BlockOrder, Blocks
-from gpuload.order.permutation import LENGTH_MAX, TABLE_MAX, Shuffle, checked_positions
+from gpuload.order.permutation import LENGTH_MAX, TABLE_MAX, Shuffle, check_positions
 from gpuload.rng import philox
 from gpuload.rng.streams import MIXED_BLOCKS, MIXED_DATASETS, MIXED_PERMUTATIONS, ORDER
 
@@ -88,7 +88,7 @@ class MixedOrder:
         seed: the seed of the order.
         epoch: the number of the epoch.
         shuffle: whether each pass through a data set has a new random order; otherwise it is the data set's order.
-        repeats: as in `Shares`; the number of stream positions in an epoch is divided by it.
+        repeats: as in `Shares`; it divides the number of stream positions in an epoch.
 
     Raises:
         ValueError: the epoch begins beyond the largest possible position.
@@ -113,7 +113,7 @@ class MixedOrder:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
-        positions = checked_positions(positions, self.n)
+        positions = check_positions(positions, self.n)
         blocks, offsets = np.divmod(positions.reshape(-1) + self._stream_start, BLOCK)
         numbers, rows = np.unique(blocks, return_inverse=True)
         indices = np.empty_like(blocks)
@@ -146,17 +146,17 @@ class MixedOrder:
         for number in np.unique(datasets).tolist():
             rows = np.flatnonzero(datasets == number)
             permutations, places = np.divmod(ordinals[rows], self._mixture.sizes[number])
-            samples = self._permuted(number, permutations, places) if self._shuffle else places
+            samples = self._samples_in_permutations(number, permutations, places) if self._shuffle else places
             indices[rows] = self._firsts[number] + samples
         return indices
 
-    def _permuted(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the samples of a data set at these places of these permutations."""
+    def _samples_in_permutations(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return the samples of data set `number` at these places of these permutations."""
         size, key = self._mixture.sizes[number], self._keys[number]
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None
         numbers, permutation_rows = np.unique(permutations, return_inverse=True)
         if size <= TABLE_MAX and blocks is None:
-            # Compute all tables together, since there can be many, and a `Shuffle` for each would take 0.1 ms.
+            # Compute all tables together: there can be many, and a separate `Shuffle` for each takes 0.1 ms.
             return _random_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):

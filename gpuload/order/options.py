@@ -31,14 +31,15 @@ class OrderOptions:
 
     Args:
         mixes: the name of the transform that combines neighbouring samples of a batch; "" if there is none.
-        group: the number of samples combined by that transform; 1 if there is none.
-        All other arguments are as for `Loader`.
+        group: the number of samples that this transform combines; 1 if there is none.
+
+    All other arguments are as for `Loader`.
 
     Attributes:
-        batch_size: None for single samples, and with a batch_sampler.
+        batch_size: the `batch_size` argument; None with a batch_sampler.
         seed: the `seed` argument, or the initial seed of `generator`.
-        warned: the subjects of warnings that were already issued, once per loader.
-        promised_lengths: the length of an iterable dataset at the last ``len(loader)``; empty before the first.
+        warned: the subjects of warnings that were already issued; each is issued once per loader.
+        promised_lengths: has the length of an iterable dataset at the last ``len(loader)``; empty before the first.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
@@ -66,12 +67,12 @@ class OrderOptions:
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", _shuffle(self.shuffle))
+        object.__setattr__(self, "shuffle", _check_shuffle(self.shuffle))
         for name in ("drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
         size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
-        seed = _seed(self.seed, self.generator)
+        seed = _choose_seed(self.seed, self.generator)
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_conflicts()
@@ -84,7 +85,7 @@ class OrderOptions:
         if repeats != 1 and self.mixes not in ("", *MIXES):
             raise ValueError(
                 f"repeats={repeats} cannot be combined with {self.mixes}, which combines the samples at neighbouring "
-                "positions: these would be the same sample, or on different ranks; leave one of them out"
+                "positions: these would be the same sample, or on different ranks; leave one of the two out"
             )
 
     @property
@@ -93,14 +94,14 @@ class OrderOptions:
         return is_iterable(self.dataset)
 
     @property
-    def sampled(self) -> bool:
+    def has_sampler(self) -> bool:
         """Whether a user's sampler defines the order."""
         return self.sampler is not None or self.batch_sampler is not None
 
     @property
     def planned(self) -> bool:
         """Whether gpuload itself defines the order, which requires a map dataset."""
-        return not self.iterable and not self.sampled
+        return not self.iterable and not self.has_sampler
 
     @property
     def single(self) -> bool:
@@ -109,7 +110,7 @@ class OrderOptions:
 
     @property
     def size(self) -> int:
-        """The number of samples in a batch; 1 if not known."""
+        """The number of samples in a batch; 1 for single samples or with a batch_sampler."""
         return self.batch_size or 1
 
     @property
@@ -167,7 +168,7 @@ class OrderOptions:
             )
         check_dataset(dataset)
         if not self.iterable:
-            for name in ("__getitem__", "__len__")[: 1 if self.sampled else 2]:
+            for name in ("__getitem__", "__len__")[: 1 if self.has_sampler else 2]:
                 if not hasattr(dataset, name):
                     raise TypeError(
                         f"the dataset must have {name} (a map-style dataset) or __iter__ (an iterable one), got "
@@ -211,7 +212,10 @@ class OrderOptions:
             option = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
             raise ValueError(f"{option} cannot be combined with a batch_sampler, which defines batches; leave it out")
         if batch_size is None and batch_sampler is None and self.drop_last:
-            raise ValueError("drop_last=True cannot be combined with batch_size=None, which gives single samples")
+            raise ValueError(
+                "drop_last=True cannot be combined with batch_size=None, which gives single samples; leave "
+                "drop_last out"
+            )
         if weights is not None and shuffle:
             raise ValueError("weights already draw samples at random; leave shuffle out")
         if repeats != 1 and not shuffle and weights is None:
@@ -239,7 +243,7 @@ class OrderOptions:
         for name in (name for name, is_given in refused.items() if is_given):
             raise ValueError(
                 f"{name} cannot be combined with a Mix, whose weights determine how often each data set is used, and "
-                "which goes through each in its own order; leave it out, or read the data sets without Mix"
+                "which reads each data set in its own order; leave it out, or read the data sets without Mix"
             )
 
     @property
@@ -274,7 +278,7 @@ def check_flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _shuffle(value: Any) -> bool | BlockShuffle:
+def _check_shuffle(value: Any) -> bool | BlockShuffle:
     if isinstance(value, BlockShuffle):
         return value
     if isinstance(value, str) and value == "block":
@@ -296,7 +300,7 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
     return int(value)
 
 
-def _seed(seed: int | None, generator: Any) -> int:
+def _choose_seed(seed: int | None, generator: Any) -> int:
     if generator is None:
         return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
     torch: Any = sys.modules.get("torch")  # already imported if there is a torch.Generator

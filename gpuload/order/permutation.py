@@ -2,7 +2,7 @@
 
 An order is a bijection of 0 … n-1 that can be computed for any positions independently, in memory that does not grow
 with the dataset (for up to 4,096 samples it is a table). So starting an epoch of a billion samples costs nothing, and
-resuming means setting an integer. Runs in the main process; orders are immutable.
+to resume, only an integer has to be set. Runs in the main process; orders are immutable.
 
 `Shuffle` is a Feistel network on the smallest grid of 2**k × m values that contains 0 … n-1, with cycle walking:
 results outside 0 … n-1 pass through the network again. (Black, Rogaway, "Ciphers with arbitrary finite domains",
@@ -20,14 +20,16 @@ import numpy as np
 from gpuload.rng import philox
 from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
-__all__ = ["Sequential", "Shuffle", "Weighted", "checked_positions", "cumulate"]
+__all__ = ["Sequential", "Shuffle", "Weighted", "check_positions", "cumulate"]
 
-TABLE_MAX: Final = 4096  # up to this size a table is used: a Feistel network on few values is measurably not uniform
+TABLE_MAX: Final = (
+    4096  # up to this size use a table, because a Feistel network on few values is measurably not uniform
+)
 LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
 
 # Measured by the differences between adjacent positions, over 10 million samples, at n = 4,097 and 5,000: 4 rounds are
-# 275 standard deviations from uniform, 5 rounds are 8, and 6 or more are like numpy's permutations. Two more rounds are
-# a safety margin.
+# 275 standard deviations from uniform, 5 rounds are 8, and 6 or more rounds are as uniform as numpy's permutations. Two
+# more rounds are a safety margin.
 ROUNDS: Final = 8
 PIECE: Final = 16384  # positions to compute at a time; 4,096 and 65,536 took 1.5 times as long
 
@@ -37,7 +39,7 @@ _32: Final = np.array(32, np.uint64)
 
 
 class Sequential:
-    """The identity: position i is index i.
+    """The sequential order, which maps position i to index i.
 
     Args:
         n: the number of samples, 0 ≤ n ≤ 2**62.
@@ -48,17 +50,17 @@ class Sequential:
     """
 
     def __init__(self, n: SupportsIndex) -> None:
-        self.n = _length(n)
+        self.n = _check_length(n)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at `positions`; raise an IndexError if a position is out of range."""
-        return checked_positions(positions, self.n).copy()
+        return check_positions(positions, self.n).copy()
 
 
 class Shuffle:
     """A random order of n samples, drawn from a key.
 
-    Evaluate it in large blocks: 65,536 positions cost about 0.07 µs each, 16 positions about 8 µs each.
+    Call it with large blocks of positions: 65,536 positions cost about 0.07 µs each, 16 positions about 8 µs each.
 
     Args:
         n: the number of samples, 0 ≤ n ≤ 2**62.
@@ -71,7 +73,7 @@ class Shuffle:
     """
 
     def __init__(self, n: SupportsIndex, key: philox.Key) -> None:
-        self.n = _length(n)
+        self.n = _check_length(n)
         self.key = key
         # The domain is rows × 2**column_bits: at most 1/64 larger than n, and for large n hardly larger.
         self._column_bits = max(1, (max(1, self.n) - 1).bit_length() // 2)
@@ -79,7 +81,7 @@ class Shuffle:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
-        positions = checked_positions(positions, self.n)
+        positions = check_positions(positions, self.n)
         return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
 
     @cached_property
@@ -121,8 +123,8 @@ class Shuffle:
                 np.right_shift(mixed, to_column, mixed)
                 np.bitwise_xor(column, mixed, column)
                 continue
-            # The hash's high word times rows / 2**32 is a step smaller than `rows`. Add it modulo `rows`: the result is
-            # the smaller of the sum and the sum - `rows` (a negative difference wraps around to near 2**64).
+            # The hash's high word times rows / 2**32 is a step smaller than `rows`. Add the step modulo `rows`: the
+            # result is the smaller of the sum and the sum - `rows` (a negative difference wraps around to near 2**64).
             np.right_shift(mixed, _32, mixed)
             np.multiply(mixed, rows, mixed)
             np.right_shift(mixed, _32, mixed)
@@ -133,7 +135,8 @@ class Shuffle:
 
 
 class Weighted:
-    """Samples drawn with replacement, independently for each position: sample i with probability weights[i] / sum.
+    """An order that draws the sample for each position independently, with replacement. The probability of sample i is
+    weights[i] / sum(weights).
 
     Args:
         cumulative: float64 (n,), the cumulative weights, from `cumulate`; referenced, not copied.
@@ -151,7 +154,7 @@ class Weighted:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at `positions`, which can exceed the number of samples."""
-        positions = checked_positions(positions, LENGTH_MAX)
+        positions = check_positions(positions, LENGTH_MAX)
         words = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1), so that samples of weight 0 are never drawn.
         numbers = (words[:, 0] << _32 | words[:, 1]) >> np.array(11, np.uint64)
@@ -161,7 +164,7 @@ class Weighted:
 
     @cached_property
     def _last(self) -> int:
-        """The last sample with a positive weight, which rounding could otherwise exceed."""
+        """The last sample with a positive weight, to which indices are limited, since rounding could exceed it."""
         return int(np.searchsorted(self._cumulative, self._cumulative[-1], side="left"))
 
 
@@ -176,7 +179,7 @@ def cumulate(weights: object, n: int) -> np.ndarray:
     except (TypeError, ValueError):
         raise TypeError(f"weights must be numbers, one for each sample, got {type(weights).__name__}") from None
     if numbers.shape != (n,):
-        raise ValueError(f"weights must be one number for each of the {n} samples, got shape {numbers.shape}")
+        raise ValueError(f"weights must have one number for each of the {n} samples, got shape {numbers.shape}")
     invalid = np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))
     if len(invalid):
         raise ValueError(
@@ -189,7 +192,7 @@ def cumulate(weights: object, n: int) -> np.ndarray:
     return sums
 
 
-def _length(n: SupportsIndex) -> int:
+def _check_length(n: SupportsIndex) -> int:
     try:
         length = operator.index(n)
     except TypeError:
@@ -199,7 +202,7 @@ def _length(n: SupportsIndex) -> int:
     return length
 
 
-def checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
+def check_positions(positions: np.ndarray, n: int) -> np.ndarray:
     """Return `positions` as int64; raise an IndexError unless all are in 0 … n-1."""
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iu":

@@ -1,14 +1,15 @@
-"""The position in an epoch, and a worker's progress in a pass over an iterable dataset: plain values without torch,
-used in the main process and in workers."""
+"""The position in an epoch, and a worker's progress in a pass over an iterable dataset. These are plain values, which
+do not depend on torch; the main process and workers exchange them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DIGESTS", "IterablePlace", "IterableStart", "Place"]
+__all__ = ["DIGESTED_SAMPLES", "IterablePlace", "IterableStart", "Place"]
 
-DIGESTS = 8  # number of first samples to compare, to detect workers and ranks that yield the same samples
+# The number of samples at the start of a pass to compare, to detect workers or ranks that yield the same samples.
+DIGESTED_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,31 +18,32 @@ class Place:
 
     Attributes:
         epoch: the number of the epoch.
-        position: the number of positions of the epoch that all ranks together have finished.
-        sampler: the state from which a user's sampler continues.
-        iterable: the progress of each worker with an iterable dataset.
+        position: how many positions of the epoch have been finished, over all ranks.
+        sampler: the saved state of a user's sampler, and the number of batches it has yielded.
+        iterable_progress: the progress of each worker in an iterable dataset, and the worker whose turn is next.
     """
 
     epoch: int
     position: int
     sampler: dict[str, Any] | None = None
-    iterable: dict[str, Any] | None = None
+    iterable_progress: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IterableStart:
-    """The pass over an iterable dataset that a chunk belongs to, and the point where a worker starts it.
+    """The pass over an iterable dataset that a chunk belongs to, and the point from which a worker starts the pass.
 
     Attributes:
-        run: the number of the pass; each pass has a new iterator.
+        pass_number: identifies the pass; each pass has a new iterator.
         worker: the number of the worker that reads the samples.
-        samples: the number of samples read before this point.
-        state: the ``state_dict()`` of "iterator" and "dataset" at this point, each pickled, or the reason for a failure
-            as text. If it is None or has such a text, the worker reads the earlier samples again and drops them.
+        samples: the number of samples read before the starting point.
+        state: a dict with the pickled ``state_dict()`` of the iterator (key "iterator") and of the dataset (key
+            "dataset") at the starting point. A value is a message instead if the state could not be saved. If there is
+            a message, or `state` is None, the worker reads the earlier samples again and drops them.
         stride, offset: sample n has the position n × stride + offset.
     """
 
-    run: int
+    pass_number: int
     worker: int
     samples: int
     state: dict[str, bytes | str] | None
@@ -60,10 +62,10 @@ class IterablePlace:
     Attributes:
         samples: the total number of samples read.
         ended: whether the iterator is exhausted.
-        broken: whether a generator raised an exception, after which it cannot continue.
+        broken: whether the iterator raised an exception after which it cannot continue, as a generator cannot.
         state: as in `IterableStart`.
-        digests: the digests of the first `DIGESTS` samples.
-        read_worker_info: whether the dataset has read the result of get_worker_info().
+        digests: the digests of the first samples, up to `DIGESTED_SAMPLES`.
+        read_worker_info: whether get_worker_info() was called in the worker.
     """
 
     samples: int

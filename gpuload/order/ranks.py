@@ -1,6 +1,6 @@
 """Checks the rank of this process and the number of ranks, or discovers them.
 
-Called at each `iter()`, since `torch.distributed` may be initialized after a `Loader` was created.
+The rank is discovered at each `iter()`, since `torch.distributed` may be initialized after a `Loader` was created.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_rank", "find_group", "find_rank", "first_rank_with"]
+__all__ = ["check_rank", "find_group", "find_rank", "first_rank_to_announce"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Raise a TypeError or ValueError if rank or world_size is invalid; if both are None, they are discovered."""
+    """Raise a TypeError or ValueError if rank or world_size is invalid. Both can be None, which means that `find_rank`
+    discovers them."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
         raise ValueError(
-            f"rank and world_size must be given together, got {rank=}, {world_size=}; give both or neither"
+            f"rank and world_size must be given together, got {rank=}, {world_size=}; pass both or neither"
         )
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not isinstance(value, int):
@@ -39,14 +40,14 @@ def find_group() -> tuple[str, int, int] | None:
     return str(distributed.get_backend()), distributed.get_rank(), distributed.get_world_size()
 
 
-def first_rank_with(content: str, rank: int) -> int:
-    """Announce this content in the store that all ranks of `torch.distributed` share, and return the first rank that
-    announced it, which is `rank` itself if no other rank did. Does not wait for other ranks."""
+def first_rank_to_announce(content: str, rank: int) -> int:
+    """Announce `content` in the store that all ranks of `torch.distributed` share. Return the first rank that announced
+    it, which is `rank` itself if no other rank did. Does not wait for other ranks."""
     if find_group() is None:
         return rank
     from torch.distributed import distributed_c10d
 
-    with contextlib.suppress(Exception):  # a backend without a store, or a store whose process has exited
+    with contextlib.suppress(Exception):  # the backend may have no store, or the store's process may have exited
         store = distributed_c10d._get_default_store()
         return int(store.compare_set(f"gpuload/{content}", "", str(rank)))
     return rank

@@ -1,4 +1,5 @@
-"""Schedules the batches of a user's sampler, and saves its state. Main process, in the thread that iterates."""
+"""Schedules the batches of a user's sampler, and saves the sampler's state. Runs in the main process, in the thread
+that iterates."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ __all__ = ["SamplerSchedule"]
 class SamplerSchedule:
     """A schedule of the batches of a user's sampler, which yields only this rank's samples.
 
-    Sample k on this rank has the position k × ranks + rank. The sampler's draws from the global generators are a
-    function of (seed, epoch); the generators are restored between batches. A `batch_sampler` yields lists of keys; a
+    Sample k on this rank has the position k × ranks + rank. The sampler's draws from the global generators depend only
+    on (seed, epoch); the generators' states are restored between batches. A `batch_sampler` yields lists of keys; a
     `sampler` yields keys, which are grouped into batches according to `batch_size` and `drop_last`.
     """
 
@@ -91,11 +92,11 @@ class SamplerSchedule:
 
 
 class _SamplerPass:
-    """A pass over a user's sampler, with its own states of the global generators.
+    """A pass over a user's sampler, with separate states of the global generators.
 
-    A sampler that can resume, because it or its iterator has ``state_dict`` and ``load_state_dict``, is restored by
-    these methods. Any other sampler is run again from the beginning of the pass, after its `torch.Generator`, if it has
-    one, is reset to its state at that point.
+    A sampler is restored with ``load_state_dict`` if it or its iterator has this method and ``state_dict``. Any other
+    sampler is run again from the beginning of the pass; if it has a `torch.Generator`, the generator is first reset to
+    its state at that point.
     """
 
     def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class _SamplerPass:
             self._iterator: Any = iter(sampler)
             if saved is not None and saved["of"] == "iterator":
                 self._iterator.load_state_dict(copy.deepcopy(saved["state"]))
-            if entry.get("over"):  # saved at the end of an epoch: the sampler may already have started the next
+            if entry.get("over"):  # saved at the end of an epoch: the sampler may already have begun the next epoch
                 first_key = list(itertools.islice(self._iterator, 1))
                 self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 
@@ -133,7 +134,7 @@ class _SamplerPass:
             generators.put_back(saved)
 
     def skip(self, count: int) -> None:
-        """Skip `count` keys or batches that were used before."""
+        """Skip `count` keys or batches, which were used before the state was saved."""
         with self._sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
@@ -152,11 +153,11 @@ class _SamplerPass:
         return keys if len(keys) == size or (keys and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
-        """Return the state of the sampler, its iterator or its inner sampler; None if none of them has a state."""
+        """Return the state of the iterator, the sampler or its inner sampler; None if none of these has a state."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
         from torch.utils.data import BatchSampler  # here, since this package does not import torch
 
-        if type(self._sampler) is BatchSampler:  # it does not prefetch from its sampler
+        if type(self._sampler) is BatchSampler:  # a subclass might read ahead from its inner sampler
             owners["inner"] = self._sampler.sampler
         for name, owner in owners.items():
             if callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None)):
@@ -164,11 +165,12 @@ class _SamplerPass:
         return None
 
     def entry(self, batches: int, state: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the entry for a state in the middle of an epoch, after `batches` batches."""
+        """Return the sampler's entry in a loader state that is saved within an epoch, after `batches` batches."""
         return {"batches": batches, "own": state, "generator": self._first_state}
 
     def last_entry(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the entry for a state at the end of an epoch, on which the next epoch depends."""
+        """Return the sampler's entry in a loader state that is saved at the end of an epoch; None if the next epoch
+        does not depend on it."""
         if state is None and self._generator is None:
             return None
         generator_state = None if self._generator is None else _get_state(self._generator)
@@ -196,7 +198,7 @@ def _set_state(generator: Any, state: str) -> None:
 
 
 def _as_indices(keys: list[Any]) -> np.ndarray | list[Any]:
-    """Convert keys to int64 (N,) if all are integers."""
+    """Return keys as int64 (N,) if all are integers, otherwise unchanged."""
     if all((type(key) is int and -(2**63) <= key < 2**63) or isinstance(key, np.integer) for key in keys):
         return np.array(keys, np.int64)
     return keys

@@ -1,6 +1,6 @@
-"""Creates the schedule of an epoch, which yields its batches, from the options. Runs in the main process.
+"""Creates the schedule of an epoch, which yields the epoch's batches, from the options. Runs in the main process.
 
-The rank is looked up each time, since `torch.distributed` may be initialized after the loader is created.
+The rank is looked up for each epoch, since `torch.distributed` may be initialized after the loader is created.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuload.order.spec import BatchSpec
 __all__ = [
     "Schedule",
     "SharesSchedule",
-    "check_begin",
+    "check_has_batches",
     "order_name",
     "ranks_of",
     "schedule_of",
@@ -37,11 +37,11 @@ class Schedule(Protocol):
         ...
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
-        """Yield the batches, each with the place after it, from which a state is created."""
+        """Yield the batches. Each has the place after it, from which the loader's state is created."""
         ...
 
     def end(self, epoch: int) -> Place:
-        """Return the place after an epoch whose last batch was not known to be the last."""
+        """Return the place after an epoch. Used if it was not known in advance which batch is the last."""
         ...
 
 
@@ -103,7 +103,7 @@ def shares_of(order: OrderOptions) -> Shares:
     )
 
 
-def check_begin(order: OrderOptions) -> None:
+def check_has_batches(order: OrderOptions) -> None:
     """Refuse to start an epoch without batches.
 
     Raises:
@@ -136,7 +136,7 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
         order.warned.add("workers")
         yield (
             f"the datapipe has a sharding_filter(), which DataLoader configures and gpuload does not: each of "
-            f"{consumers} workers on all ranks iterates over the whole pipe, so every sample appears {consumers} "
+            f"{consumers} workers on all ranks iterates over the entire pipe, so every sample appears {consumers} "
             "times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
             "gpuload.get_worker_info()"
         )
@@ -149,7 +149,7 @@ def steps_of(order: OrderOptions) -> int:
         TypeError: the iterable dataset or the sampler does not have a length.
     """
     if order.iterable:
-        samples = len(order.dataset)  # without a length this raises a TypeError that names the class
+        samples = len(order.dataset)  # a dataset without a length raises a TypeError that names its class
         order.promised_lengths.append(samples)
         return samples // order.size if order.drop_last else -(-samples // order.size)
     steps = schedule_of(order, 0).steps(Place(0, 0))
@@ -160,12 +160,12 @@ def steps_of(order: OrderOptions) -> int:
 
 
 def order_name(order: OrderOptions) -> str:
-    """Return the name of the order in a state."""
-    return "stream" if order.iterable else "sampler" if order.sampled else shares_of(order).order
+    """Return the name that identifies the order in a loader's state."""
+    return "stream" if order.iterable else "sampler" if order.has_sampler else shares_of(order).order
 
 
 def ranks_of(order: OrderOptions) -> dict[str, int]:
-    """Return rank and world_size as given in the options, or as discovered if they are not given."""
+    """Return rank and world_size from the options, or the discovered values if the options do not have them."""
     are_given = order.rank is not None and order.world_size is not None
     rank, world_size = (order.rank, order.world_size) if are_given else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
@@ -179,6 +179,6 @@ def _no_batch_message(shares: Shares) -> str:
     if shares.drop_last:
         return (
             f"drop_last=True leaves no batch: the dataset has {shares.samples} samples{ranks}, "
-            f"batch_size is {shares.batch_size}"
+            f"but batch_size is {shares.batch_size}; reduce it, or use drop_last=False"
         )
     return f"uneven='drop' leaves no batch: the dataset has {shares.samples} samples{ranks}; use uneven='pad'"

@@ -3,10 +3,10 @@
 A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size. Each rank gets a contiguous part of it or,
 with a block shuffle, the positions whose samples are in its part of the blocks. So a place in an epoch is a single
 number, p, which does not depend on ranks, workers or batches: a run with a different number of ranks continues from p
-with the same global batches, as long as G is the same. Nothing is computed for the samples before p.
+with the same global batches if G is the same. Nothing is computed for the samples before p.
 
-All ranks make the same number of steps, regardless of how `uneven` handles the last global batch, which can be shorter
-than G. All functions are pure and run in the main process; none imports torch.
+All ranks make the same number of steps, however `uneven` handles the last global batch, which can be shorter than G.
+All functions are pure and run in the main process; none imports torch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ __all__ = ["Rows", "Shares", "Uneven"]
 
 Uneven = Literal["pad", "drop", "exact"]
 
-# Positions to compute at a time: few at first, then many, since the shuffle is cheapest in large blocks.
+# The number of positions to compute at a time. The first block is small, so that the first batch comes early; later
+# blocks are large, since the shuffle costs the least per position in large blocks.
 FIRST_ORDER_BLOCK = 4096
 ORDER_BLOCK = 65536
 
 
 class Rows(NamedTuple):
-    """A rank's part of a global batch, int64 (N,); `valid` is False for padding rows (``uneven="exact"``)."""
+    """A rank's part of a global batch: positions and indices, int64 (N,), and `valid`, bool (N,), which is False for
+    padding rows (``uneven="exact"``)."""
 
     positions: np.ndarray
     indices: np.ndarray
@@ -49,21 +51,22 @@ class Shares:
         samples: the number of samples; for a mixture, the number of positions in an epoch.
         batch_size: the batch size of each rank.
         shuffle: whether each epoch has a new random order.
-        blocks: the blocks of a block shuffle; None without one, and for a mixture, which has blocks for each data set.
+        blocks: the blocks of a block shuffle; None for any other order, and for a mixture, which has blocks for each
+            data set.
         mixture: the mixture of several data sets; None for a single data set.
         seed: the seed of the order.
         drop_last: whether to drop the last global batch if it is not full.
         rank, world_size: this rank and the number of ranks.
         uneven: what to do with an incomplete last global batch. ``"pad"`` fills it with the epoch's first positions,
-            up to a multiple of the number of ranks; ``"drop"`` truncates it to a multiple; ``"exact"`` counts every
-            sample once, and fills missing rows with the last sample, for which `Rows.valid` is False.
-        weights: cumulative weights, from `cumulate`, to draw the samples with replacement.
+            up to a multiple of the number of ranks; ``"drop"`` truncates it to such a multiple; ``"exact"`` counts
+            every sample once, and fills missing rows with the last sample, for which `Rows.valid` is False.
+        weights: cumulative weights, from `cumulate`, for drawing samples with replacement; None without weights.
         repeats: the number of neighbouring positions with the same sample, which go to different ranks. The number of
-            positions in an epoch does not change, so there are fewer different samples. (Hoffer et al., "Augment your
-            batch", CVPR 2020.)
+            positions in an epoch does not change, so an epoch has fewer different samples. (Hoffer et al., "Augment
+            your batch", CVPR 2020.)
         group: the number of neighbouring positions, starting at a multiple of `group`, that stay together, even in the
             last global batch: with more than one rank, the number of rows of each rank is a multiple of `group`.
-            `batch_size` must be a multiple too.
+            `batch_size` must be a multiple of `group` too.
     """
 
     samples: int
@@ -102,7 +105,7 @@ class Shares:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
         return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
 
-    def _order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+    def _make_order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         key = philox.epoch_key(self.seed, epoch)
         if self.blocks is not None:
             order = BlockOrder(self.blocks, key)
@@ -115,15 +118,16 @@ class Shares:
         repeats = self.repeats
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
-    def _positions(self, share: int) -> np.ndarray:
+    def _rank_positions(self, share: int) -> np.ndarray:
         """Return this rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th
         position, so that the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
-    def _block_positions(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
-        """Return this rank's positions, ascending, in global batches that begin at `firsts` (steps, 1). Their samples
-        are in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
+    def _rank_positions_by_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
+        """Return this rank's positions, ascending, in global batches that begin at `firsts` (steps, 1). The samples at
+        these positions are in the rank's part of the blocks, so that not every rank reads every block. Groups stay
+        together."""
         positions = firsts + np.arange(self.global_batch, dtype=np.int64)
         groups = order.places(positions)[:, :: self.group].argsort(axis=1, kind="stable")
         share = self.batch_size // self.group
@@ -131,18 +135,19 @@ class Shares:
         return firsts + (chosen[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
 
     def steps(self, start: int = 0) -> int:
-        """Return the number of batches from position `start` to the end of an epoch, the same on every rank."""
+        """Return the number of batches from position `start` to the end of an epoch, which is the same on every
+        rank."""
         full_steps, remainder = divmod(self.samples - start, self.global_batch)
-        return full_steps + bool(remainder and self._share(remainder))
+        return full_steps + bool(remainder and self._last_share(remainder))
 
     @property
     def rows(self) -> int:
         """The number of rows of each rank in an epoch."""
         full_steps, remainder = divmod(self.samples, self.global_batch)
-        return full_steps * self.batch_size + (self._share(remainder) if remainder else 0)
+        return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
 
-    def _share(self, remainder: int) -> int:
-        """Return the number of rows of each rank in a last global batch of `remainder` samples."""
+    def _last_share(self, remainder: int) -> int:
+        """Return the number of rows of each rank in the last global batch if it has `remainder` samples."""
         if self.drop_last:
             return 0
         unit = self.group if self.world_size > 1 else 1
@@ -151,29 +156,31 @@ class Shares:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
         """Yield this rank's batches of an epoch, starting at position `start`."""
-        order: Any = self._order(epoch)
+        order: Any = self._make_order(epoch)
         full_steps, remainder = divmod(self.samples - start, self.global_batch)
-        first_positions = self._positions(self.batch_size) + start
-        by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
-        positions_per_step = self.global_batch if by_blocks else self.batch_size
+        first_positions = self._rank_positions(self.batch_size) + start
+        splits_by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
+        positions_per_step = self.global_batch if splits_by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
         step, steps_at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
         while step < full_steps:
             steps = np.arange(step, min(step + steps_at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
-            positions = self._block_positions(order, steps + start) if by_blocks else steps + first_positions
+            positions = (
+                self._rank_positions_by_blocks(order, steps + start) if splits_by_blocks else steps + first_positions
+            )
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
             step, steps_at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
-        share = self._share(remainder) if remainder else 0
+        share = self._last_share(remainder) if remainder else 0
         if share:
-            positions = self._positions(share) + start + full_steps * self.global_batch
-            inside = positions < self.samples
+            positions = self._rank_positions(share) + start + full_steps * self.global_batch
+            is_valid = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)
-                yield Rows(positions, order(positions), inside)
+                yield Rows(positions, order(positions), is_valid)
             else:
-                # Groups stay together: the last group is filled up with its own positions, and then the first groups
-                # are repeated.
+                # Groups stay together: repeat positions of the last group until it is full, and then repeat the first
+                # groups.
                 positions = positions % (self.samples + -self.samples % self.group)
                 remainder = max(1, self.samples % self.group)
                 repeated = self.samples - remainder + (positions - self.samples) % remainder

@@ -1,4 +1,5 @@
-"""The request for one batch, which a schedule creates and workers fulfil. Plain values, main process only."""
+"""The request for one batch, which a schedule creates and workers fulfil: plain values, used only in the main
+process."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class BatchSpec:
     """The samples of one batch, and the place after it.
 
     For an iterable dataset, the spec requests a full batch. The actual number of samples, and so the final `step`,
-    `positions`, `indices` and `after`, is known only when the batch is due: when it and all batches that it
-    waits for are done.
+    `positions`, `indices` and `after`, are known only when the batch is due, which means that the batch and all earlier
+    batches of its queue are done.
 
     Attributes:
         step: the number of the batch in the epoch.
@@ -29,7 +30,8 @@ class BatchSpec:
         after: the place after the batch.
         may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
         iterable: the pass and the worker, for an iterable dataset.
-        queue: a batch waits for the earlier batches of its queue, but can overtake the batches of other queues.
+        queue: the number of the batch's queue. A batch waits for the earlier batches of its queue, but can overtake
+            batches of other queues.
         on_due: a function called with this spec, the number of samples (including failed ones), whether all samples
             failed, and the progress after each chunk. Returns the final spec, or None to drop the batch.
         warning: a warning to issue with the batch.

@@ -222,7 +222,7 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     last_call = max((number for number in range(end) if is_call[number]), default=end)
     later_kinds = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
     if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in later_kinds):
-        name = transforms[last_call].called
+        name = transforms[last_call].display_name
         for number in range(last_call + 1, end):
             steps[number] = PlanStep(transforms[number], REFERENCE, f"combined with {name} before it")
         return tuple(steps)

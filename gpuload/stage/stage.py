@@ -33,7 +33,7 @@ from gpuload.stage.user_code import apply_module, note_input
 from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.arguments import dtype_name, is_module
 from gpuload.transforms.base import Transform
-from gpuload.transforms.composite import flat
+from gpuload.transforms.composite import flatten
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
@@ -294,7 +294,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
         for inner in _with_children(transform):
             if isinstance(inner, RandomErasing) and not inner.fits(channels):
                 raise ValueError(
-                    f"{inner!r} has {len(inner.numbers)} values, but {label} has {channels} "
+                    f"{inner!r} has {len(inner.written_values)} values, but {label} has {channels} "
                     f"channel{'s' if channels > 1 else ''} at that point; give one value, or one for each channel"
                 )
             if len(fill := inner.outside.image) not in (1, channels):
@@ -307,7 +307,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
                     f"{type(inner).__name__}({inner.fill_argument}={fill[0] if len(fill) == 1 else fill}) must be "
                     f"given in levels, which are whole numbers in 0 … {top} for {dtype} images, such as {label}"
                 )
-        for inner in flat(transform.children):
+        for inner in flatten(transform.children):
             if inner.output_channels(channels) != channels:
                 raise ValueError(
                     f"{type(transform).__name__} contains {inner!r}, which would change the number of channels of only "

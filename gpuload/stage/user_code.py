@@ -150,7 +150,7 @@ def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.nd
     if transform.per == "batch" and len(groups) > 1:
         shape1, shape2 = list(groups)[:2]
         raise ValueError(
-            f"{transform.called} is called with a batch, whose images must be of one size, but there are "
+            f"{transform.display_name} is called with a batch, whose images must be of one size, but there are "
             f"{shape1[1]}×{shape1[2]} and {shape2[1]}×{shape2[2]} (height × width); put a crop or a "
             "Resize((height, width)) before it, or use T.Lambda(…, per='image')"
         )
@@ -210,7 +210,7 @@ def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
 
 def _location(record: Call, method: str) -> str:
     transform = record.transform
-    name = transform.called if transform.per != "images" else f"{transform.called}.{method}"
+    name = transform.display_name if transform.per != "images" else f"{transform.display_name}.{method}"
     return f"{name} (transform number {record.step + 1})"
 
 

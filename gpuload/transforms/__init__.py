@@ -2,7 +2,7 @@
 
 This package declares transforms and draws their random parameters; `gpuload.stage` applies them. Workers import it, so
 it does not import torch. Each transform is imported on first use: a worker needs only the transforms of its chain, and
-importing all of them would take longer than everything else that a worker imports.
+importing all transforms would take longer than all other imports of a worker.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = "gpuload.loader.loader" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
-        from gpuload.transforms.names import missing
+        from gpuload.transforms.names import missing_name_error
 
-        raise missing(__name__, name)
+        raise missing_name_error(__name__, name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -1,7 +1,7 @@
-"""Checks of the arguments of transforms, run once, when a transform is declared.
+"""Checks of the arguments of transforms, run once, when a transform is created.
 
 Each check takes the argument's name for error messages, such as ``"Resize(size=…)"``, and the user's value, and returns
-the value in one plain form: Python numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
+the value as plain Python objects: numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
 are recognised by their attributes and become strings, so none of these libraries is imported and pickled declarations
 are small.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "interval",
     "is_module",
     "is_sequence",
-    "is_torchvisions",
+    "is_torchvision_transform",
     "label_getter",
     "name_of",
     "probability",
@@ -47,15 +47,15 @@ __all__ = [
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
-INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
-RESAMPLING: Final = (*INTERPOLATIONS, "lanczos", "random")  # random: timm's name for drawing bilinear or bicubic
+DEFAULT_INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
+RESAMPLING: Final = (*DEFAULT_INTERPOLATIONS, "lanczos", "random")  # "random" draws bilinear or bicubic, as in timm
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
 PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is a list, tuple, array or another sequence, but not a string."""
+    """Return whether a value is a list, a tuple, an array or another sequence, but not a string."""
     if getattr(value, "ndim", 1) == 0:  # a scalar array or tensor
         return False
     return isinstance(value, list | tuple | np.ndarray) or (
@@ -69,17 +69,19 @@ def is_module(entry: Any) -> bool:
     return torch is not None and isinstance(entry, torch.nn.Module)
 
 
-def is_torchvisions(entry: Any) -> bool:
-    """Return whether an object is a transform of torchvision, or a torch ``Sequential`` of only such transforms.
-    Transforms of v2 are modules too, but must not be called like other modules: they draw only once per batch."""
+def is_torchvision_transform(entry: Any) -> bool:
+    """Return whether an object is a torchvision transform, or a torch ``Sequential`` that contains only torchvision
+    transforms. torchvision's v2 transforms are modules too, but must not be called with a batch like other modules:
+    they draw only once per batch."""
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
-        return len(entry) > 0 and all(map(is_torchvisions, entry))
+        return len(entry) > 0 and all(map(is_torchvision_transform, entry))
     return f"{kind.__module__}.".startswith("torchvision.transforms.")
 
 
 def name_of(entry: Any) -> str:
-    """Return the name of a function, or of an object's package and class (without the package for ``__main__``)."""
+    """Return the name of a function or class, or an object's package and class, such as ``"kornia's RandomAffine"``
+    (only the class if it is defined in ``__main__``)."""
     if not isinstance(getattr(entry, "__name__", 0), str):
         entry = type(entry)
         package = entry.__module__.partition(".")[0]
@@ -88,7 +90,7 @@ def name_of(entry: Any) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None) -> int:
-    """Return an integer, at least `minimum` unless that is None."""
+    """Return the value as an int; raise a ValueError if it is less than `minimum`, unless `minimum` is None."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -107,7 +109,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def finite(name: str, value: Any, *, allows_negative: bool = True) -> float:
-    """Return a finite number, at least 0 unless `allows_negative`."""
+    """Return the value as a finite float; raise a ValueError if it is negative, unless `allows_negative`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -119,7 +121,7 @@ def finite(name: str, value: Any, *, allows_negative: bool = True) -> float:
 
 
 def probability(name: str, value: Any) -> float:
-    """Return a number in 0 … 1."""
+    """Return the value as a float; raise a ValueError if it is not in 0 … 1."""
     number = finite(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} is a probability and must lie in 0 … 1, got {number}")
@@ -139,7 +141,8 @@ def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, f
 
 
 def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width), which are equal for a single number. A `by_epoch` gets a pair for each epoch."""
+    """Return (height, width); a single number gives a square. If `value` comes from `by_epoch`, return a copy with a
+    pair for each epoch."""
     if depends_on_epoch(value):
         return value.checked(lambda size: size_pair(name, size))
     if is_sequence(value):
@@ -151,7 +154,7 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
 
 
 def label_getter(name: str, value: Any, *, target: str, allows_none: bool = False) -> Any:
-    """Return the location of labels of boxes or keypoints: ``"default"`` or a function, or None if `allows_none`."""
+    """Check a `labels_getter`, which must be ``"default"``, a function, or None if `allows_none`, and return it."""
     if value != "default" and not callable(value) and not (allows_none and value is None):
         raise ValueError(
             f"{name} must be 'default', {'None, ' if allows_none else ''}or a function that takes a sample and returns "
@@ -178,27 +181,29 @@ def format_argument(value: Any) -> str:
 
 
 class Fill(NamedTuple):
-    """The values that fill padding: `image`, a level or one for each channel; `mask`, any number that the masks' dtype
-    can hold, as an int if it is an integer."""
+    """The values that fill padding: `image` has one level for all channels or one per channel; `mask` is any number
+    that the masks' dtype can hold, as an int if it is an integer."""
 
     image: tuple[float, ...]
     mask: float
 
 
 def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
-    """Return the values that fill padding: one level, or one for each channel, or a dict of them with the keys `Image`
-    and `Mask` (or torchvision's classes of the same names). A type that is missing in the dict gets a defaultdict's
-    default, or 0; None means 0. If `uint8`, levels must be valid for uint8 images; otherwise the stage checks later
-    that images can hold them."""
+    """Return the values that fill padding. `value` is one level, a sequence with one level per channel, or a dict of
+    levels with the keys `Image` and `Mask` (or torchvision's classes of the same names). A type without a key gets the
+    value for "others", or else the default of a defaultdict, or else 0. None means 0. If `uint8`, levels must be valid
+    for uint8 images; otherwise the stage checks later whether images can hold them."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
         if unknown:
-            raise TypeError(f"{name} by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
+            raise TypeError(
+                f"the keys of {name} must be gpuload.Image, gpuload.Mask or 'others' if it is a dict, got {unknown[0]}"
+            )
         default_value = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
         default_value = value.get("others", default_value)
         image = value[by_name["Image"]] if "Image" in by_name else default_value
-        # A colour as the default of all types does not apply to masks.
+        # A default with one value per channel does not apply to masks.
         mask = value[by_name["Mask"]] if "Mask" in by_name else 0 if is_sequence(default_value) else default_value
         mask = 0 if mask is None else mask
         if is_sequence(mask):
@@ -208,7 +213,7 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
 
 
 def _mask_value(name: str, value: Any) -> float:
-    """Return any number, including NaN and infinity; integers become an int, which is exact at any size."""
+    """Return any number, including NaN and infinity; integers become ints, since floats would round large integers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if isinstance(value, numbers.Integral):
@@ -221,20 +226,20 @@ def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
     values = tuple(value) if is_sequence(value) else (0 if value is None else value,)
     levels = tuple(int(number) if number.is_integer() else number for number in (finite(name, x) for x in values))
     if not levels:
-        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
+        raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
     if uint8 and not all(0 <= number <= 255 and number == int(number) for number in levels):
-        raise ValueError(f"{name} is given in levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
+        raise ValueError(f"{name} must be levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
     return levels
 
 
-def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = INTERPOLATIONS) -> Any:
+def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = DEFAULT_INTERPOLATIONS) -> Any:
     """Return the name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
     filter_name: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         filter_name = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
         filter_name = PILLOW_FILTERS.get(value)
-    if filter_name == "nearest-exact":  # the same as nearest for Pillow images, which are the reference
+    if filter_name == "nearest-exact":  # the same as nearest for Pillow images, whose results gpuload reproduces
         filter_name = "nearest"
     if not isinstance(filter_name, str) or filter_name not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
@@ -244,7 +249,7 @@ def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = INTERP
 def antialias_flag(name: str, value: Any) -> bool:
     """Return whether to antialias; None means True, as for Pillow images in torchvision."""
     if value not in (True, False, None):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True, False or None, got {value!r}")
     return value is not False
 
 

@@ -1,9 +1,9 @@
-"""Base classes of all transforms. A transform is a frozen declaration that turns uniform numbers into draws.
+"""Base classes of all transforms. A transform is a frozen declaration that turns uniform random numbers into records.
 
-A transform defines three things: how to make a record from uniform numbers and image sizes, for all samples of a batch
-at once (`draw`); which kinds of records it can draw (`outline`); and where in a chain it can be used (`works_on`,
-`makes`). It never touches pixels: backends do, and they see the records (`gpuload.transforms.program`) but not the
-transform.
+A transform defines three things: how to make a record, with the random parameters of all samples of a batch, from
+uniform numbers and image sizes (`draw`); which kinds of records it can draw (`outline`); and where in a chain it can be
+used (`works_on`, `makes`). It never touches pixels. Backends do, and they get the records
+(`gpuload.transforms.program`), not the transform.
 
 Sizes are int64 (B, 2): height, width. Boxes and windows are int64 (B, 4): top, left, height, width, in the coordinates
 of their image; they can extend beyond the image where a transform pads. A size can depend on the epoch (`by_epoch`):
@@ -38,23 +38,23 @@ __all__ = [
     "Transform",
     "Uniforms",
     "argument",
-    "between",
     "by_epoch",
     "copy_for_finished_images",
     "declaration",
+    "scale_to_range",
 ]
 
 T = TypeVar("T", bound="Transform")
 Class = TypeVar("Class", bound=type)
 
-EVERYWHERE: Final = ("uint8", "float", "normalized")  # all states of an image, see `Transform.works_on`
+EVERYWHERE: Final = ("uint8", "float", "normalized")  # all image states; see `Transform.works_on`
 
 
 class DrawError(ValueError):
     """Raised when a transform cannot be drawn for one image of a batch.
 
     Attributes:
-        row: the index of the image in the given arrays.
+        row: the index of the image in the batch.
     """
 
     def __init__(self, message: str, row: int) -> None:
@@ -71,7 +71,8 @@ class Uniforms:
     """The random numbers of a transform; a call with a count returns float64 (B, count) in the open interval (0, 1).
 
     `lane` is the transform's first counter lane; its children use the lanes after it. `boxes` are each sample's boxes
-    as they reach the transform, float64 (n, 4): left, top, right, bottom; None if no transform of the chain reads them.
+    as they reach the transform, float64 (n, 4): left, top, right, bottom; None if neither the transform nor a later one
+    reads them.
     """
 
     key: Key
@@ -93,7 +94,8 @@ class ChainPosition(NamedTuple):
 
     Attributes:
         state: the state of the images that reach it (see `Transform.works_on`).
-        finished: whether the images are finished, which means that no later transform needs levels.
+        finished: whether the images are finished, which means that neither the transform nor a later one works on
+            levels (integer pixel values 0 … 255).
         unit: the number of levels that correspond to 1 in finished images.
         only_custom_follows: whether the transform and all later ones are the user's own code.
         after_custom: whether the user's own code has already been called with finished images.
@@ -117,11 +119,11 @@ class Transform:
     operations: ClassVar[tuple[str, ...]] = ()  # the names in `program.ops.OPS` that it uses, sorted
     crops: ClassVar[bool] = False  # the output may use only part of the input
     needs_full_image: ClassVar[bool] = False  # every pixel of the output depends on the whole input
-    may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
+    may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images
     makes: ClassVar[str | None] = None  # the state of its output images; None means unchanged
-    fill_argument: ClassVar[str] = "fill"  # the name of the argument for the fill
-    image_only: ClassVar[bool] = False  # it moves pixels but cannot move boxes, masks and keypoints
+    fill_argument: ClassVar[str] = "fill"  # the name of the argument that sets `fill`
+    image_only: ClassVar[bool] = False  # it moves pixels but cannot move boxes, masks or keypoints
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it can remove boxes of a sample, along with their fields
     drops_points: ClassVar[bool] = False  # it can remove keypoints, along with their fields
@@ -141,8 +143,8 @@ class Transform:
         return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """Draw the record for images of these sizes; None if there is nothing to do. A transform with children returns
-        their records, drawn by `gpuload.transforms.line`."""
+        """Draw the record for images of these sizes; return None if there is nothing to do. A transform with children
+        returns its children's records, drawn by `gpuload.transforms.line`."""
         return None
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
@@ -150,7 +152,7 @@ class Transform:
         return self.draw(uniforms, sizes_hw)
 
     def __call__(self, image: Any, *, seed: int = 0) -> Any:
-        """Apply the transform to one image, to inspect its effect; see `gpuload.transforms.apply`."""
+        """Apply the transform to one image, to see its effect; see `gpuload.transforms.apply`."""
         from gpuload import transforms
 
         return transforms.apply(self, image, seed=seed)
@@ -169,21 +171,22 @@ class Transform:
         return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the size of all results; None if it depends on the image."""
+        """Return the size of the result for images of size `size_hw`; None if it depends on the image."""
         return size_hw
 
     def output_channels(self, channels: int) -> int:
-        """Return the number of channels of the results."""
+        """Return the number of channels of the result for images with `channels` channels."""
         return channels
 
     @property
     def outside(self) -> Fill:
-        """The fill values outside an image and a mask: `fill`, or 0 without one; masks get 0 if `fill` is a colour."""
+        """The fill values outside an image and a mask: `fill`, or 0 without a `fill`. Masks get 0 if `fill` has several
+        channels."""
         fill: Any = getattr(self, "fill", None) or (0,)
         return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The transform's name in messages."""
         return type(self).__name__
 
@@ -206,8 +209,8 @@ class Transform:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
-    """Scale uniform numbers to a range (low, high)."""
+def scale_to_range(bounds: Any, numbers: np.ndarray) -> np.ndarray:
+    """Scale numbers in 0 … 1 to the range (low, high)."""
     low, high = bounds
     return low + numbers * (high - low)
 
@@ -215,21 +218,23 @@ def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
 def argument(
     check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
 ) -> Any:
-    """Declare a field whose value is replaced by the result of `check`, a function of `gpuload.transforms.arguments`
-    that takes the name (for messages), the value, and `options`. None is not checked if it is the default."""
+    """Declare a field whose value is replaced with the result of `check`. This function, usually from
+    `gpuload.transforms.arguments`, takes the argument's name for messages, the value, and `options`. If None is the
+    default, None is not checked."""
     return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
-    """Turn a class into a transform: a frozen dataclass whose errors suggest names for other libraries' arguments."""
+    """Turn a class into a transform: a frozen dataclass. If an argument's name comes from another library, the error
+    suggests gpuload's name."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
     declared.__init__ = explains_foreign_arguments(_equivalent)(declared.__init__)
     return declared
 
 
 def _equivalent(argument: str) -> str | None:
-    from gpuload.transforms.names import ARGUMENTS  # only an error needs it
+    from gpuload.transforms.names import ARGUMENTS  # imported here, since only errors need it
 
     return ARGUMENTS.get(argument)
 
@@ -265,7 +270,7 @@ class Resampling(Transform):
             )
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
-        """Return the filters of a `Box`, chosen by one uniform number per image if they are random."""
+        """Return the filters of a `Box`; random filters are chosen with one uniform number per image."""
         names = self.filter_names
         if len(names) == 1 or numbers is None:
             return names[0]
@@ -293,18 +298,18 @@ class Padding(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ByEpoch:
-    """A size for each epoch: (first epoch, size) in ascending order, or a function."""
+    """A size for each epoch: pairs (first epoch, size) in ascending order, or a function of the epoch."""
 
     sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
 
     def at_epoch(self, epoch: int) -> Any:
-        """Return the size in an epoch."""
+        """Return the size for an epoch."""
         if not isinstance(self.sizes, tuple):
             return self.sizes(epoch)
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
 
     def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """Return a copy whose sizes are the results of `check`; sizes from a function are checked when used."""
+        """Return a copy whose sizes are the results of `check`. A function's sizes are checked when they are used."""
         if not isinstance(self.sizes, tuple):
             return self
         return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))

@@ -21,14 +21,14 @@ from gpuload.transforms.arguments import (
     is_sequence,
     size_pair,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
 from gpuload.transforms.colour import OneOperation
 from gpuload.transforms.program.ops import Elastic, Ops, Record
 
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
 
-def _odd(name: str, value: Any) -> tuple[int, int]:
+def _odd_sizes(name: str, value: Any) -> tuple[int, int]:
     sizes = size_pair(name, value)
     if not all(size % 2 for size in sizes):
         raise ValueError(f"{name} must be odd, so that the kernel has a centre pixel, got {sizes}")
@@ -61,11 +61,11 @@ class GaussianBlur(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_full_image: ClassVar[bool] = True
 
-    kernel_size: int | tuple[int, int] = argument(_odd)
+    kernel_size: int | tuple[int, int] = argument(_odd_sizes)
     sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        sigma = between(self.sigma, uniforms(1))
+        sigma = scale_to_range(self.sigma, uniforms(1))
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
@@ -86,14 +86,14 @@ class GaussianNoise(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("noise",)
-    needs_full_image: ClassVar[bool] = True  # the noise depends on a pixel's number in the image
+    needs_full_image: ClassVar[bool] = True  # a pixel's noise depends on the pixel's index in the image
 
     mean: float = argument(finite, default=0.0)
     sigma: float = argument(finite, default=0.1, allows_negative=False)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        # A uniform number is (word + ½) / 2**32, so this restores its 32-bit word.
+        # A uniform number is (n + ½) / 2**32, so this restores the 32-bit integer n.
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
@@ -149,15 +149,16 @@ class ElasticTransform(Transform):
     """Deform an image by a smooth field of random displacements.
 
     The displacements are smoothed noise: each pixel of the result shows the image at the pixel's displaced position.
-    Boxes and keypoints move by the negative displacement at their pixel, which is a good approximation where the field
-    is smooth.
+    Boxes and keypoints move by the negative displacement at their position, which is a good approximation where the
+    field is smooth.
 
     Args:
-        alpha: the strength of the displacements, or (along x, along y): noise in -1 … 1 is multiplied by half of it,
-            in pixels.
+        alpha: the strength of the displacements, or (along x, along y). Displacements are noise in -1 … 1 multiplied
+            by half of `alpha`, in pixels.
         sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0 means no smoothing.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
+        fill: the level outside the image in 0 … 255, or a sequence with one level per channel, or a dict of levels by
+            type.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

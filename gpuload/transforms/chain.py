@@ -1,6 +1,7 @@
 """A chain of transforms: checks their order, draws their records, and computes the region of an image to decode.
 
-The main process builds a `Chain` once and pickles it to every worker (a few hundred bytes, no torch). It is immutable.
+The main process builds a `Chain` once and sends it to every worker, pickled in a few hundred bytes that do not need
+torch. A chain is immutable.
 Each transform draws from its own counter lanes (`gpuload.rng`), numbered in the order of the chain, so a draw depends
 only on the epoch's key, the sample's position, the transform's number in the chain, the image's size and, for some
 transforms, its boxes.
@@ -10,7 +11,7 @@ draws in all lines; the view's own transforms; and the transforms after the `Mul
 line.
 
 The functions at the end of the file check which transforms can follow which, and bind each transform to its position.
-An impossible order is a `ValueError` that names both transforms and says what to do.
+An impossible order raises a `ValueError` that names both transforms and the remedy.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
+from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvision_transform, name_of
 from gpuload.transforms.base import ChainPosition, Transform
-from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrap_modules
+from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line, assign_lanes
 from gpuload.transforms.program.draws import Program
@@ -54,8 +55,8 @@ class Chain:
         transforms: the declarations, as a tuple.
         lines: the transforms that are applied to an image; one `Line` for each view.
         module: the `nn.Module`, or the function of a ``per="batch"`` `Lambda`, at the end of the chain; None if there
-            is neither. It can return anything with one entry per image. Pickling drops it, and replaces the user's
-            other transforms by a `StandIn`.
+            is neither. It can return anything with one entry per image. Pickling a chain omits the module and replaces
+            each of the user's other transforms with a `StandIn`.
 
     Raises:
         TypeError: an entry is not a transform.
@@ -72,7 +73,7 @@ class Chain:
     module: Any = None
 
     def __init__(self, transforms: Iterable[Any] | Compose | None = ()) -> None:
-        if is_torchvisions(transforms):
+        if is_torchvision_transform(transforms):
             raise TypeError(
                 f"transforms must be a list of gpuload transforms, got torchvision's {_name(transforms)}; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
@@ -89,9 +90,9 @@ class Chain:
             hint = f"; write [T.Lambda({name_of(transforms)})] to call it with a batch" if callable(transforms) else ""
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
         for number, entry in enumerate(entries):
-            if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
+            if not isinstance(entry, Transform) and (is_torchvision_transform(entry) or not is_module(entry)):
                 raise TypeError(_invalid_entry_message(entry, number))
-        entries: list[Any] = flat(wrap_modules(entries))
+        entries: list[Any] = flatten(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":
             self.module = entries.pop().fn
         self.transforms = tuple(entries)
@@ -105,16 +106,16 @@ class Chain:
         self._epoch_chains: dict[int, Chain] = {}  # the chain of each epoch
 
     def at(self, epoch: int) -> Chain:
-        """Return the chain with an epoch's sizes (see `by_epoch`), or this chain if no size depends on the epoch.
+        """Return the chain with its sizes for an epoch (see `by_epoch`), or this chain if no size depends on the epoch.
 
         Raises:
             TypeError, ValueError: a function returned an invalid size.
         """
-        if not self._varies:
+        if not self._has_epoch_sizes:
             return self
         if epoch not in self._epoch_chains:
             try:
-                transforms = [_resolved(transform, epoch) for transform in self.transforms]
+                transforms = [_resolve(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
                 raise type(error)(f"the size from by_epoch() for epoch {epoch} is invalid: {error}") from error
             if len(self._epoch_chains) > CACHED_EPOCHS:
@@ -134,8 +135,8 @@ class Chain:
         return [*self.transforms, Lambda(self.module)]
 
     @cached_property
-    def _varies(self) -> bool:
-        return any(_varies(transform) for transform in self.transforms)
+    def _has_epoch_sizes(self) -> bool:
+        return any(_depends_on_epoch(transform) for transform in self.transforms)
 
     @cached_property
     def views(self) -> int | None:
@@ -162,18 +163,19 @@ class Chain:
 
     @cached_property
     def ends_in_state(self) -> bool:
-        """Whether the call at the end may depend on state that training changes: it is a torch module with parameters
+        """Whether the module at the end may depend on state that training changes: it is a torch module with parameters
         or buffers, or a function, which may use any state."""
         return self.module is not None and (not is_module(self.module) or has_state(self.module))
 
     @cached_property
     def holds_state(self) -> bool:
-        """Whether a `Custom` before the end refers to a torch module with parameters or buffers."""
+        """Whether one of the user's own transforms before the end refers to a torch module with parameters or buffers,
+        or to a tensor that requires gradients."""
         return any(has_state(_reachable_objects(custom)) for custom in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
-        """A transform that mixes images, whose arguments locate the labels; None if there is none."""
+        """The first transform that mixes images, whose arguments locate the labels; None if there is none."""
         return next(iter(mixing_of(self.lines[0].transforms)), None)
 
     @cached_property
@@ -183,8 +185,8 @@ class Chain:
 
     @cached_property
     def group(self) -> tuple[str, int]:
-        """The transform that combines the most neighbours in the epoch's order, and the number of neighbours, which
-        must be in one batch; ``("", 1)`` if no transform combines samples."""
+        """The name of the transform that combines the most samples, and their number. These samples are neighbours in
+        the epoch's order and must be in one batch. ``("", 1)`` if no transform combines samples."""
         group_sizes = [
             (type(transform).__name__, transform.gathers) for transform in self.transforms if transform.gathers > 1
         ]
@@ -194,7 +196,8 @@ class Chain:
 
     @property
     def frames(self) -> tuple[int, ...]:
-        """The frame count of each `UniformTemporalSubsample`, in order; these run before all other transforms."""
+        """The frame count of each `UniformTemporalSubsample`, in order; frames are selected before all other
+        transforms."""
         return tuple(
             transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
         )
@@ -233,7 +236,8 @@ class Chain:
             sizes_hw: int64 (B, 2), the sizes of their images.
             boxes: the boxes of each sample, float64 (n, 4) left, top, right, bottom; required if `reads_boxes`.
             view: the index of the view.
-            regions_tlhw: the result of `regions` for these images, if known; a crop is then not drawn again.
+            regions_tlhw: the result of `regions` for these images, if known; the crop that it came from is then not
+                drawn again.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
@@ -248,8 +252,8 @@ class Chain:
         the smallest box around the regions of all views.
 
         Arguments and errors are as for `draw`. Only the first `Line.prefix_length` transforms are drawn: up to the last
-        transform that the region depends on or that may refuse an image, since the process that reads an image must
-        be the one to refuse it.
+        transform that the region depends on, or that may refuse an image. The process that reads an image must also be
+        the process that refuses it.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
@@ -266,8 +270,8 @@ class Chain:
 
     @cached_property
     def resizes_late(self) -> str | None:
-        """The reason why images cannot be decoded at a reduced size, in a few words; None if they can, since the first
-        operation on them is a resize."""
+        """The reason why images cannot be decoded at a reduced size, in a few words. None if they can, because the
+        first operation on them is a resize."""
         if self.views is not None:
             return "several views use one image"
         if self.gathers:
@@ -277,8 +281,8 @@ class Chain:
     def resizes(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
-        """Return the result of `regions`, and the record of the initial resize if it applies to all images. Only for a
-        chain whose `resizes_late` is None."""
+        """Return the result of `regions`, and the record of the initial resize, or None if it does not apply to all
+        images. Only for a chain whose `resizes_late` is None."""
         [line] = self.lines
         assert line.first_change is not None
         program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
@@ -287,7 +291,7 @@ class Chain:
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
         """The size of all results of the first view; None if it depends on the image or the epoch."""
-        if self._varies:
+        if self._has_epoch_sizes:
             return None
         size = None
         for transform in self.lines[0].transforms:
@@ -299,9 +303,9 @@ class Chain:
         module's class if there is a module."""
         import hashlib  # here, since workers never need it
 
-        description = repr([_identity(transform) for transform in self.transforms])
+        description = repr([_describe(transform) for transform in self.transforms])
         digits = hashlib.sha256(description.encode()).hexdigest()[:16]
-        return digits if self.module is None else f"{digits}-{_plain(self.module)}"
+        return digits if self.module is None else f"{digits}-{_to_plain(self.module)}"
 
     def __len__(self) -> int:
         return len(self.transforms)
@@ -344,7 +348,7 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     shared_lanes, next_lane = assign_lanes(before, 0)
     lines = []
     for view in views:
-        inside = flat(view)
+        inside = flatten(view)
         lanes, next_lane = assign_lanes((*inside, *after), next_lane)
         lines.append(Line((*before, *inside, *after), (*shared_lanes, *lanes)))
     return tuple(lines)
@@ -364,44 +368,44 @@ def _reachable_objects(custom: Custom) -> list[Any]:
     return [custom, vars(custom), *(list(vars(kind).values()) for kind in kinds)]
 
 
-def _identity(transform: Transform) -> tuple[Any, ...]:
+def _describe(transform: Transform) -> tuple[Any, ...]:
     """Return the class name and the arguments of a transform as plain values."""
     names = [field.name for field in fields(transform) if field.compare]
     if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # not a dataclass
         names = sorted(set(vars(transform)) - {"works_on_finished"})
-    return type(transform).__name__, *((name, _plain(getattr(transform, name))) for name in names)
+    return type(transform).__name__, *((name, _to_plain(getattr(transform, name))) for name in names)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Transform):
-        return _identity(value)
+        return _describe(value)
     if isinstance(value, float):
-        return value + 0.0  # -0.0 is 0.0
+        return value + 0.0  # -0.0 becomes 0.0, which has another repr
     if depends_on_epoch(value):
         return repr(value)
     if isinstance(value, tuple | list):
-        return tuple(map(_plain, value))
+        return tuple(map(_to_plain, value))
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if callable(value):  # a function or a module, which can be compared only by name
+        return _to_plain(value.tolist())
+    if callable(value):  # a function or a module, which can be identified across processes only by name
         return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
     return _name(value) if type(value).__repr__ is object.__repr__ else value
 
 
-def _varies(value: Any) -> bool:
-    """Return whether an argument, or an argument nested in it, depends on the epoch."""
+def _depends_on_epoch(value: Any) -> bool:
+    """Return whether an argument or a transform, or an argument nested in it, depends on the epoch."""
     if isinstance(value, Transform):
-        return any(_varies(getattr(value, field.name)) for field in fields(value))
-    return any(map(_varies, value)) if isinstance(value, tuple) else depends_on_epoch(value)
+        return any(_depends_on_epoch(getattr(value, field.name)) for field in fields(value))
+    return any(map(_depends_on_epoch, value)) if isinstance(value, tuple) else depends_on_epoch(value)
 
 
-def _resolved(value: Any, epoch: int) -> Any:
-    """Return an argument or a transform with its epoch-dependent sizes replaced by those of an epoch."""
-    if not _varies(value):
+def _resolve(value: Any, epoch: int) -> Any:
+    """Return an argument or a transform with each result of `by_epoch` replaced by the size for an epoch."""
+    if not _depends_on_epoch(value):
         return value
     if isinstance(value, Transform):
-        return replace(value, **{field.name: _resolved(getattr(value, field.name), epoch) for field in fields(value)})
-    return tuple(_resolved(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
+        return replace(value, **{field.name: _resolve(getattr(value, field.name), epoch) for field in fields(value)})
+    return tuple(_resolve(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
 def _name(entry: Any) -> str:
@@ -415,7 +419,7 @@ def _invalid_entry_message(entry: Any, number: int) -> str:
         return f"{text}, a {kind.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
     if isinstance(entry, type) and issubclass(entry, Transform):
         return f"transforms[{number}] is the class {entry.__name__}; write {entry.__name__}(…)"
-    if is_torchvisions(entry) and kind.__name__ in ("Compose", "Sequential"):
+    if is_torchvision_transform(entry) and kind.__name__ in ("Compose", "Sequential"):
         return f"{text}, a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
     if kind.__module__.startswith("torchvision."):
         return (
@@ -428,33 +432,33 @@ def _invalid_entry_message(entry: Any, number: int) -> str:
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
     """Refuse a transform that does not accept the image state that the preceding transforms produce."""
-    state, maker = "uint8", -1
+    state, converter = "uint8", -1  # and the number of the transform that produced this state
     for number, transform in enumerate(transforms):
-        if state not in transform.works_on and maker < 0:
+        if state not in transform.works_on and converter < 0:
             raise ValueError(
-                f"transforms in an impossible order: {transform.called} (number {number + 1}) takes "
+                f"transforms in an impossible order: {transform.display_name} (number {number + 1}) takes "
                 f"{' or '.join(transform.works_on)} images but gets {state} images; put ToDtype('float32', "
                 "scale=True) or Normalize before it"
             )
         if state not in transform.works_on:
-            later, earlier = transform.called, transforms[maker].called
+            later, earlier = transform.display_name, transforms[converter].display_name
             remedy = "leave one of them out" if later == earlier else f"put {later} before {earlier}"
             raise ValueError(
                 f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} "
-                f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images but gets {state} "
+                f"(number {converter + 1}), since it takes {' or '.join(transform.works_on)} images but gets {state} "
                 f"images; {remedy}"
             )
         if transform.makes is not None:
-            state, maker = transform.makes, number
+            state, converter = transform.makes, number
 
 
 def check_fills(transforms: tuple[Transform, ...]) -> None:
-    """Refuse fills other than 0 once images are scaled, since a fill is in levels."""
+    """Refuse fills other than 0 after images are scaled to 0 … 1, since a fill is a level in 0 … 255."""
     scaler: Transform | None = None
     for transform in transforms:
         filler = None if scaler is None else _transform_with_fill(transform)
         if scaler is not None and filler is not None:
-            later, earlier = filler.called, scaler.called
+            later, earlier = filler.display_name, scaler.display_name
             raise ValueError(
                 f"{later}({filler.fill_argument}={getattr(filler, 'fill', None)!r}) is in levels, 0 … 255, but comes "
                 f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
@@ -465,7 +469,7 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
 
 
 def _transform_with_fill(transform: Transform) -> Transform | None:
-    """Return the transform, or the first of its children, whose fill is not 0; None if there is none."""
+    """Return the transform itself or the first nested transform whose fill is not 0; None if there is none."""
     if any(transform.outside.image):
         return transform
     return next(filter(None, map(_transform_with_fill, transform.children)), None)
@@ -490,7 +494,7 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
             )
         )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
-            later, earlier = transform.called, transforms[first_finished].called
+            later, earlier = transform.display_name, transforms[first_finished].display_name
             raise ValueError(
                 f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} (number "
                 f"{first_finished + 1}), which works on finished images; put {later} before {earlier}"
@@ -511,30 +515,32 @@ def _is_custom(transform: Transform) -> bool:
 
 def _check_children(transform: Transform, number: int) -> None:
     """Refuse a transform that works on finished images but has a child that needs levels."""
-    for inner in flat(transform.children):
+    for inner in flatten(transform.children):
         if "normalized" not in inner.works_on:
             raise ValueError(
-                f"transforms in an impossible order: {transform.called} (number {number + 1}) holds {inner.called}, "
-                "which needs levels, together with a transform of your own, which gets the floats of ToDtype; put "
-                f"{transform.called} before ToDtype, or move one of the two out of it"
+                f"transforms in an impossible order: {transform.display_name} (number {number + 1}) holds "
+                f"{inner.display_name}, which needs levels, together with a transform of your own, which gets the "
+                f"floats of ToDtype; put {transform.display_name} before ToDtype, or move {inner.display_name} "
+                "or your transform out of it"
             )
 
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
-    for transform in flat(transforms):
+    for transform in flatten(transforms):
         if transform.mixes:  # the transform itself, or one of its children
             mixing += mixing_of(transform.children) or [transform]
     return mixing
 
 
 def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse to mix a sample twice, to mix several views, and to mix with different arguments for the labels."""
+    """Refuse chains that mix a sample twice, mix several views, or have mixing transforms with different arguments for
+    the labels."""
     mixing = mixing_of(lines[0])
     if not mixing:
         return
-    name = mixing[0].called
+    name = mixing[0].display_name
     if len(lines) > 1:
         raise ValueError(
             f"{name} cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
@@ -546,14 +552,15 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
             value, other_value = getattr(mixing[0], argument), getattr(other, argument)
             if value != other_value:
                 raise ValueError(
-                    f"{name}({argument}={value!r}) and {other.called}({argument}={other_value!r}) apply to the labels "
-                    "of one batch; give both the same value"
+                    f"{name}({argument}={value!r}) and {other.display_name}({argument}={other_value!r}) apply to the "
+                    "labels of one batch; pass the same value to both"
                 )
 
 
 def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse to combine samples by the same transform twice, in several views, or before a transform reads boxes."""
-    names = [transform.called for line in lines for transform in line if transform.gathers > 1]
+    """Refuse chains that combine samples with the same transform twice, in several views, or before a transform that
+    reads boxes."""
+    names = [transform.display_name for line in lines for transform in line if transform.gathers > 1]
     combined_by: list[str] = []  # the names of the preceding transforms that combine samples
     if not names:
         return
@@ -569,41 +576,41 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             )
     for transform in lines[0]:
         if transform.gathers > 1:
-            combined_by.append(transform.called)
+            combined_by.append(transform.display_name)
         if combined_by and transform.reads_boxes:
             raise ValueError(
-                f"{transform.called} draws from the boxes of a sample, which are not known once {combined_by[-1]} has "
-                f"combined several samples; put {transform.called} before {combined_by[-1]}"
+                f"{transform.display_name} draws from the boxes of a sample, which are no longer known after "
+                f"{combined_by[-1]} has combined several samples; put {transform.display_name} before {combined_by[-1]}"
             )
         if transform.drops_points and len(combined_by) < len(names):
             raise ValueError(
-                f"{transform.called} cannot come before {names[-1]}, which joins the keypoints of several "
+                f"{transform.display_name} cannot come before {names[-1]}, which joins the keypoints of several "
                 f"samples; put it after {names[-1]}"
             )
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
             raise ValueError(
-                f"{transform.called}(labels_getter=…) cannot be combined with {names[-1]}, which joins only fields "
-                f"that belong to boxes; leave out {names[-1]} or labels_getter"
+                f"{transform.display_name}(labels_getter=…) cannot be combined with {names[-1]}, which joins only "
+                f"fields that belong to boxes; leave out {names[-1]} or labels_getter"
             )
 
 
 def _check_once(transforms: Iterable[Transform], container: str) -> None:
-    mixing = [transform for transform in flat(transforms) if transform.mixes]
+    mixing = [transform for transform in flatten(transforms) if transform.mixes]
     if len(mixing) > 1:
         raise ValueError(
-            f"{container} can mix an image only once, but has {mixing[0].called} and {mixing[1].called}; put them into "
-            "one RandomChoice, which applies one of them to each sample"
+            f"{container} can mix an image only once, but has {mixing[0].display_name} and {mixing[1].display_name}; "
+            "put them into one RandomChoice, which applies one of them to each sample"
         )
     for transform in mixing:
-        inner_transforms = flat(transform.children)
+        inner_transforms = flatten(transform.children)
         other_transforms = [inner for inner in inner_transforms if not (inner.mixes or isinstance(inner, Identity))]
         if other_transforms:
-            mixer = next(inner.called for inner in inner_transforms if inner.mixes)
+            mixer = next(inner.display_name for inner in inner_transforms if inner.mixes)
             raise ValueError(
-                f"{transform.called} cannot hold {other_transforms[0].called} together with {mixer}, which mixes "
-                f"images after all other transforms; put {other_transforms[0].called} into a separate "
-                f"{transform.called}"
+                f"{transform.display_name} cannot hold {other_transforms[0].display_name} together with {mixer}, which "
+                f"mixes images after all other transforms; put {other_transforms[0].display_name} into a separate "
+                f"{transform.display_name}"
             )
         alternatives = transform.children if isinstance(transform, RandomChoice) else [transform.children]
         for alternative in alternatives:
-            _check_once([alternative] if isinstance(alternative, Transform) else alternative, transform.called)
+            _check_once([alternative] if isinstance(alternative, Transform) else alternative, transform.display_name)

@@ -40,7 +40,7 @@ ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 def _factor_range(
     name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
-    """Return the range of a factor, or None if it would change nothing."""
+    """Return the range (low, high) of a factor, or None if no factor in this range changes the image."""
     if is_sequence(value):
         low, high = interval(name, value)
     else:
@@ -59,7 +59,7 @@ class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
     Each factor is drawn uniformly: from the pair (low, high), or, for a number x, from max(0, 1 - x) … 1 + x (hue:
-    -x … x, in turns of the colour circle). None, or a range that changes nothing, disables an adjustment.
+    -x … x, in turns of the colour circle). None, or a range without an effect such as 0, disables an adjustment.
 
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
@@ -107,7 +107,7 @@ class ColorJitter(Transform):
 
     @cached_property
     def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The index, minimum factor, range of factors and code of each enabled adjustment."""
+        """Arrays with the index, minimum factor, width of the range and code of each enabled adjustment."""
         names = self.adjustments
         ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
         columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
@@ -127,7 +127,8 @@ class OneOperation(Transform):
     def ops(
         self, applied: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None
     ) -> Ops:
-        """Return the operation for samples where `applied`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
+        """Return the record that applies the operation to samples where `applied`, bool (B,), is True. `values` are
+        (n,) for all samples, or (B, n)."""
         codes = np.where(applied, code(self.operations[0]), NOTHING)[:, None]
         numbers = np.zeros((len(applied), 1, VALUES))
         operands = np.asarray(values, np.float64)
@@ -140,7 +141,7 @@ class Grayscale(OneOperation):
     """Make images grey.
 
     Args:
-        num_output_channels: 1, or 3 for equal channels, also from an image with one channel.
+        num_output_channels: 1, or 3 for three equal channels, even if the image has one channel.
 
     Raises:
         TypeError, ValueError: the number is neither 1 nor 3.
@@ -208,8 +209,8 @@ class RandomSolarize(OneOperation):
         p: the probability.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; (in a chain) the threshold is between 0 and 1, but the image is
-            not scaled.
+        TypeError, ValueError: an argument is invalid, or, in a chain, the threshold is between 0 and 1 but images are
+            not scaled to 0 … 1.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
@@ -277,7 +278,7 @@ class RandomAdjustSharpness(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_full_image: ClassVar[bool] = True  # pixels at the border are not changed, so the result depends on the window
+    needs_full_image: ClassVar[bool] = True  # border pixels are not changed, so the image's border must be known
 
     sharpness_factor: float = argument(finite, allows_negative=False)
     p: float = argument(probability, default=0.5)
@@ -307,8 +308,9 @@ def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = ma
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each adjustment has probability `p` and a uniformly drawn factor. Contrast is changed either second or after the
-    hue, with equal probabilities. Finally the channels are permuted; all orders are equally likely.
+    Each adjustment is made with probability `p` and a uniformly drawn factor. Contrast is changed either second or
+    after the hue, with equal probabilities. Finally, with probability `p`, the channels are permuted; all orders are
+    equally likely.
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
@@ -335,7 +337,7 @@ class RandomPhotometricDistort(Transform):
         factors = ranges[:, 0] + numbers[:, :4] * (ranges[:, 1] - ranges[:, 0])
         applies = numbers[:, 4:9] < self.p
         contrast_first = numbers[:, 9] < 0.5
-        # The columns: brightness, contrast, saturation, hue, contrast again, permutation.
+        # Columns: brightness, contrast, saturation, hue, contrast after the hue, permutation.
         applies = np.column_stack([applies[:, :4], applies[:, 1] & ~contrast_first, applies[:, 4]])
         applies[:, 1] &= contrast_first
         codes = np.array([code(name) for name in (*ADJUSTMENTS, "contrast", "permute")])

@@ -1,8 +1,8 @@
 """Transforms that apply other transforms: all, one or none of them, in a fixed or random order, or once per view.
 
-A branching transform draws a path through its children for each sample and returns records for each path. Every child
-has its own counter lanes, so the draws of one sample never depend on the draws of another. `gpuload.transforms.chain`
-turns a chain with a `MultiView` into one `Line` of transforms per view.
+A branching transform draws a path (a sequence of its children) for each sample, and returns records for each path.
+Every child has separate counter lanes, so the draws of one sample never depend on the draws of another.
+`gpuload.transforms.chain` turns a chain with a `MultiView` into one `Line` of transforms per view.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
+from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvision_transform, probability
 from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
-__all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
+__all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flatten"]
 
 
 @declaration
@@ -35,7 +35,7 @@ class _Container(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "transforms", checked_children(type(self).__name__, self.transforms))
+        object.__setattr__(self, "transforms", check_children(type(self).__name__, self.transforms))
 
     @property
     def children(self) -> tuple[Transform, ...]:
@@ -69,9 +69,9 @@ class Compose(_Container):
         raise NotImplementedError("a chain replaces a Compose with its transforms before it draws")
 
 
-def _true_of_any(name: str) -> Any:
-    """Return a property that is true if the attribute is true for any nested transform."""
-    return property(lambda self: any(getattr(leaf, name) for leaf in flat(self.transforms)))
+def _any_of_nested(name: str) -> Any:
+    """Return a property that is True if the attribute `name` is true for any nested transform."""
+    return property(lambda self: any(getattr(leaf, name) for leaf in flatten(self.transforms)))
 
 
 @declaration
@@ -81,19 +81,19 @@ class _Branching(_Container):
     Children must not turn levels into floats, since all images of a batch have one dtype.
     """
 
-    crops: ClassVar[bool] = _true_of_any("crops")
-    needs_full_image: ClassVar[bool] = _true_of_any("needs_full_image")
-    may_refuse: ClassVar[bool] = _true_of_any("may_refuse")
-    image_only: ClassVar[bool] = _true_of_any("image_only")
-    reads_boxes: ClassVar[bool] = _true_of_any("reads_boxes")
-    mixes: ClassVar[bool] = _true_of_any("mixes")
-    works_on_finished: ClassVar[bool] = _true_of_any("works_on_finished")
+    crops: ClassVar[bool] = _any_of_nested("crops")
+    needs_full_image: ClassVar[bool] = _any_of_nested("needs_full_image")
+    may_refuse: ClassVar[bool] = _any_of_nested("may_refuse")
+    image_only: ClassVar[bool] = _any_of_nested("image_only")
+    reads_boxes: ClassVar[bool] = _any_of_nested("reads_boxes")
+    mixes: ClassVar[bool] = _any_of_nested("mixes")
+    works_on_finished: ClassVar[bool] = _any_of_nested("works_on_finished")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         container = type(self).__name__
         for child in self.transforms:
-            leaves = flat([child])
+            leaves = flatten([child])
             if any(leaf.makes for leaf in leaves):
                 raise ValueError(
                     f"{container} cannot hold {type(child).__name__}, which would turn levels into floats for only "
@@ -106,8 +106,8 @@ class _Branching(_Container):
                 )
             if combiners := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
                 raise ValueError(
-                    f"{container} cannot hold {combiners[0]}, which combines images of several samples and so must "
-                    "run for the whole batch at once; put it directly in the chain, with its own probability: p=…"
+                    f"{container} cannot hold {combiners[0]}, which combines images of several samples and must "
+                    "run on the entire batch; put it directly in the chain, and set its probability with p=…"
                 )
             if any(leaf.output_channels(3) != 3 for leaf in leaves):
                 raise ValueError(
@@ -117,12 +117,13 @@ class _Branching(_Container):
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple(state for state in EVERYWHERE if all(state in leaf.works_on for leaf in flat(self.transforms)))
+        return tuple(state for state in EVERYWHERE if all(state in leaf.works_on for leaf in flatten(self.transforms)))
 
     def branches(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, paths: Iterable[tuple[np.ndarray, Sequence[int]]]
     ) -> list[Record]:
-        """Draw the children on each path, given as (rows of the batch, child indices in order of application)."""
+        """Draw the children on each path. A path is (rows of the batch, indices of children in order of
+        application)."""
         offsets = np.cumsum([1, *(child.lanes for child in self.transforms)]).tolist()
         records: list[Record] = []
         for rows, order in paths:
@@ -130,14 +131,14 @@ class _Branching(_Container):
                 continue
             transforms, lanes = [], []
             for child, offset in ((self.transforms[number], offsets[number]) for number in order):
-                leaves = flat([child])
+                leaves = flatten([child])
                 transforms += leaves
                 lanes += assign_lanes(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
-        return [self._mixed(records, sizes_hw)] if self.mixes else records
+        return [self._merge_mixes(records, sizes_hw)] if self.mixes else records
 
-    def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """Merge the mixing records into one record for all samples; a sample without a record is not mixed."""
+    def _merge_mixes(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
+        """Merge the mixing records into one record for all samples. A sample without a record is not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
@@ -147,7 +148,7 @@ class _Branching(_Container):
         return Mix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size_hw if all(leaf.output_size(size_hw) == size_hw for leaf in flat(self.transforms)) else None
+        return size_hw if all(leaf.output_size(size_hw) == size_hw for leaf in flatten(self.transforms)) else None
 
 
 @declaration
@@ -201,8 +202,8 @@ class RandomChoice(_Branching):
         share = np.ones(len(self.transforms)) if self.p is None else np.array(self.p)
         ends = np.cumsum(share / share.sum())
         ends[-1] = 1.0
-        chosen = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
-        paths = [(np.flatnonzero(chosen == number), [number]) for number in range(len(self.transforms))]
+        choices = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
+        paths = [(np.flatnonzero(choices == number), [number]) for number in range(len(self.transforms))]
         return self.branches(uniforms, sizes_hw, paths)
 
 
@@ -225,11 +226,11 @@ class RandomOrder(_Branching):
         return self.branches(uniforms, sizes_hw, paths)
 
 
-def flat(transforms: Iterable[Transform]) -> list[Transform]:
+def flatten(transforms: Iterable[Transform]) -> list[Transform]:
     """Return the transforms with each `Compose` replaced by its contents."""
     flattened = []
     for transform in transforms:
-        flattened += flat(transform.transforms) if isinstance(transform, Compose) else [transform]
+        flattened += flatten(transform.transforms) if isinstance(transform, Compose) else [transform]
     return flattened
 
 
@@ -237,17 +238,17 @@ def wrap_modules(transforms: Iterable[Any]) -> list[Any]:
     """Return the transforms with each torch module wrapped in a `Lambda`."""
     entries = list(transforms)
     for number, entry in enumerate(entries):
-        if is_module(entry) and not is_torchvisions(entry):
-            from gpuload.transforms.custom import Lambda  # few chains need it
+        if is_module(entry) and not is_torchvision_transform(entry):
+            from gpuload.transforms.custom import Lambda  # imported here, since few chains need it
 
             entries[number] = Lambda(entry)
     return entries
 
 
-def checked_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
+def check_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
     """Check the `transforms` argument of the class named `owner` and return its transforms."""
     if isinstance(transforms, Compose):
-        return checked_children(owner, transforms.transforms)
+        return check_children(owner, transforms.transforms)
     if isinstance(transforms, Transform) or not is_sequence(transforms):
         raise TypeError(f"{owner}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(wrap_modules(transforms))
@@ -258,7 +259,7 @@ def checked_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
             raise TypeError(
                 f"{owner}(transforms=…)[{number}] is not a gpuload transform: got {child!r} ({type(child).__name__})"
             )
-        if owner != "Compose" and any(isinstance(leaf, MultiView) for leaf in flat([child])):
+        if owner != "Compose" and any(isinstance(leaf, MultiView) for leaf in flatten([child])):
             raise ValueError(
                 f"{owner} cannot hold a MultiView, which makes several images from one; put it directly in the chain"
             )
@@ -274,10 +275,10 @@ class MultiView(Transform):
     views; transforms after it are drawn separately for each view.
 
     Args:
-        chains: a list of transforms, or a single transform, for each view.
+        chains: a list with one entry per view, which is a list of transforms or a single transform.
 
     Raises:
-        TypeError, ValueError: `chains` is not a list of such entries, or a list is empty.
+        TypeError, ValueError: an entry is neither a transform nor a list of transforms, or a list is empty.
 
     Example:
         >>> from gpuload import transforms as T
@@ -295,13 +296,13 @@ class MultiView(Transform):
         chains = []
         for number, chain in enumerate(self.chains):
             chain = [chain] if isinstance(chain, Transform) else chain
-            chains.append(tuple(flat(checked_children(f"MultiView(chains=…)[{number}]", chain))))
+            chains.append(tuple(flatten(check_children(f"MultiView(chains=…)[{number}]", chain))))
         object.__setattr__(self, "chains", tuple(chains))
         for child in self.children:
             if isinstance(child, UniformTemporalSubsample):
                 raise ValueError(
-                    f"MultiView cannot hold {child.called}: frames are chosen once, before they are decoded; put it "
-                    "before MultiView"
+                    f"MultiView cannot hold {child.display_name}: frames are chosen once, before they are decoded; put "
+                    "it before MultiView"
                 )
 
     @property

@@ -1,4 +1,5 @@
-"""Deterministic transforms: the conversion of levels to floats, which ends nearly every chain, and frame selection."""
+"""Deterministic transforms: the conversion of levels (integer pixel values 0 … 255) to floats, at the end of nearly
+every chain, and the selection of a clip's frames."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class ToDtype(Transform):
             torchvision's classes of the same names) and ``"others"``; types whose dtype is None are not converted.
             Masks can become ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, and are
             never scaled.
-        scale: scale 0 … 255 (uint16 images: 0 … 65535) to 0 … 1; otherwise values are not changed. Values of float32
-            images are never changed.
+        scale: whether to scale 0 … 255 (uint16 images: 0 … 65535) to 0 … 1; otherwise values are not changed. Values of
+            float32 images are never changed.
         mask_dtype: the dtype of masks, as an alternative to a dict.
 
     Raises:
@@ -53,16 +54,16 @@ class ToDtype(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        dtype, masks = self.dtype, self.mask_dtype
+        dtype, mask_dtype = self.dtype, self.mask_dtype
         if isinstance(dtype, Mapping):
-            if masks is not None:
+            if mask_dtype is not None:
                 raise ValueError("ToDtype(mask_dtype=…) needs a single dtype for images; in a dict use the key Mask")
-            dtype, masks = _by_type(dtype)
-        elif dtype is None and masks is None:
-            raise TypeError("ToDtype(dtype=None) does not convert images, and needs mask_dtype=…")
+            dtype, mask_dtype = _dtypes_by_type(dtype)
+        elif dtype is None and mask_dtype is None:
+            raise TypeError("ToDtype(dtype=None) does not convert images, so it needs mask_dtype=…")
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
-        masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
-        object.__setattr__(self, "mask_dtype", masks)
+        mask_dtype = None if mask_dtype is None else dtype_name("ToDtype(dtype=…) for masks", mask_dtype, MASK_DTYPES)
+        object.__setattr__(self, "mask_dtype", mask_dtype)
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -80,21 +81,24 @@ class ToDtype(Transform):
         return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
-def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
+def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     """Return the dtypes of images and of masks."""
     by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in dtypes}
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
     if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
-        raise TypeError(f"ToDtype(dtype=…) by type takes gpuload.Image and gpuload.Mask, got {unknown[0]}")
+        raise TypeError(
+            "the keys of ToDtype(dtype=…) must be gpuload.Image, gpuload.Mask or 'others' if it is a dict, got "
+            f"{unknown[0]}"
+        )
     default_dtype = dtypes.get("others")
-    image = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
-    masks = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
-    if image is None and masks is None:
-        raise TypeError(f"ToDtype(dtype=…) by type changes neither images nor masks, got {dtypes!r}")
-    return image, masks
+    image_dtype = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
+    mask_dtype = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
+    if image_dtype is None and mask_dtype is None:
+        raise TypeError(f"ToDtype(dtype={dtypes!r}) converts neither images nor masks; give a dtype for one of them")
+    return image_dtype, mask_dtype
 
 
-def _by_channel(name: str, value: Any) -> tuple[float, ...]:
+def _numbers_by_channel(name: str, value: Any) -> tuple[float, ...]:
     if not is_sequence(value):
         raise TypeError(f"{name} must be a sequence with one number for each channel, got {value!r}")
     return tuple(finite(f"{name}[{channel}]", number) for channel, number in enumerate(value))
@@ -112,14 +116,14 @@ class Normalize(Transform):
 
     Raises:
         TypeError, ValueError: `mean` and `std` are not sequences of finite numbers of equal length, or a `std` is not
-            positive. In a chain also: numbers above 2 where images are in 0 … 1, or numbers in 0 … 1 where images are
-            levels.
+            positive; or, in a chain, they have numbers above 2 where images are in 0 … 1, or only numbers in 0 … 1
+            where images are levels.
     """
 
     makes: ClassVar[str | None] = "normalized"
 
-    mean: tuple[float, ...] = argument(_by_channel)
-    std: tuple[float, ...] = argument(_by_channel)
+    mean: tuple[float, ...] = argument(_numbers_by_channel)
+    std: tuple[float, ...] = argument(_numbers_by_channel)
     inplace: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -158,10 +162,10 @@ class Normalize(Transform):
 
 @declaration
 class UniformTemporalSubsample(Transform):
-    """Select frames of each clip, evenly spaced from the first to the last; a clip with fewer frames repeats some.
+    """Select evenly spaced frames of each clip, from the first to the last. A clip with fewer frames repeats some.
 
     A clip is an `Image` T×H×W×C, or a list of images. The worker selects frames before all other transforms, regardless
-    of the position in the chain, and does not decode the other frames. Masks and all other leaves are not changed.
+    of the position in the chain, and does not decode the other frames. Masks and all other fields are not changed.
 
     Args:
         num_samples: the number of frames.

@@ -1,8 +1,8 @@
 """The user's own transforms: a class that draws parameters and changes pixels, or a plain function or module.
 
-They draw with numpy like all other transforms, and become a `Call` in the program, which `gpuload.stage.user_code`
-executes. All of this happens in the main process. Workers get a `StandIn`, since the user's code usually imports torch
-and the workers do not depend on it.
+Like all other transforms they draw with numpy. Each becomes a `Call` in the program, which `gpuload.stage.user_code`
+executes. All of this happens in the main process. Workers get a `StandIn` instead, since the user's code usually
+imports torch and workers do not need it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Per = Literal["batch", "image"]
 
 @declaration
 class Custom(Transform):
-    """Base class of your own transforms, which draw parameters for each sample and change the images.
+    """Base class of your own transforms, which can draw parameters for each sample, and change the images.
 
     A subclass is a frozen dataclass whose fields are its arguments. It can be used anywhere in a chain, and within
     `RandomApply` and similar transforms. It defines `apply`, usually `draw`, and methods for masks, boxes and keypoints
@@ -44,8 +44,8 @@ class Custom(Transform):
         moves_pixels: whether the transform moves pixels. If True, samples with masks, boxes or keypoints are refused
             unless the class has a method for them. If False, these targets are not changed. If None, they are not
             changed, and a warning is issued once.
-        float_levels: if True and images are levels, `apply` gets them as float32 in 0 … 255, and its result is rounded
-            and clipped to 0 … 255.
+        float_levels: whether `apply` gets uint8 images, which hold levels (integer pixel values 0 … 255), as float32;
+            its result is then rounded and clipped to 0 … 255. Has no effect on images that are already floats.
 
     Example:
         >>> from dataclasses import dataclass
@@ -83,13 +83,14 @@ class Custom(Transform):
         return None
 
     def apply(self, images: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change images.
+        """Transform the images.
 
         Args:
-            images: N×C×H×W on the device: levels, uint8 unless `float_levels`, or the floats of `ToDtype` or
-                `Normalize`. They are a batch, or a part of it: images of one size, and on a CPU a few at a time. They
-                can be changed in place, and are overwritten after the call.
-            params: the draws for these images, as tensors (N, …) on the device; float64 is converted to float32.
+            images: N×C×H×W on the device, of one size: the batch or a part of it, on a CPU a few images at a time.
+                Before `ToDtype` and `Normalize` they are uint8, or float32 if `float_levels`; after these, they are the
+                floats that these produce. You can change them in place; gpuload overwrites them after the call.
+            params: the result of `draw` for these images, as tensors (N, …) on the device; float64 is converted to
+                float32.
 
         Returns:
             N images of the same size and dtype. The result for an image must not depend on the other images.
@@ -97,17 +98,20 @@ class Custom(Transform):
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
     def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Change masks like their images. Masks are N×K×H×W, with K masks for each image, in their own dtype;
-        otherwise like `apply`."""
+        """Transform masks like their images. Masks are N×K×H×W, K masks for each image, in the dtype of the sample's
+        mask; otherwise like `apply`."""
         return masks
 
     def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
-        """Move the boxes of one sample: float64 or int64 (n, 4), left, top, right, bottom in pixels.
+        """Move the boxes of one sample.
 
         Args:
-            boxes: the boxes. Return the same number of boxes; `SanitizeBoundingBoxes` removes those that are outside.
-            params: the draws for the sample: its entry of each array.
-            size_hw: the size of its image.
+            boxes: float64 or int64 (n, 4): left, top, right, bottom in pixels.
+            params: the sample's entry in each array that `draw` returned.
+            size_hw: the size of the sample's image.
+
+        Returns:
+            The same number of boxes; `SanitizeBoundingBoxes` removes boxes outside the image.
         """
         return boxes
 
@@ -121,12 +125,12 @@ class Custom(Transform):
 
     @property
     def per(self) -> str:
-        """The unit of a call: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
+        """What `apply` is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
         return "images"
 
     @property
     def lanes(self) -> int:
-        return 2  # its own draws, and the seed of torch's generators
+        return 2  # one for the draws, one for the seed of torch's generators
 
     def bind(self, position: ChainPosition) -> Transform:
         if position.state == "uint8" and not position.only_custom_follows:
@@ -143,8 +147,8 @@ class Custom(Transform):
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
             actual = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
             raise ValueError(
-                f"{self.called}.draw must return numpy arrays with one entry for each sample, of shape ({count}, …), "
-                f"or tuples and dicts of such arrays, or None; got {actual}"
+                f"{self.display_name}.draw must return numpy arrays with one entry for each sample, of shape "
+                f"({count}, …), or tuples and dicts of such arrays, or None; got {actual}"
             )
 
 
@@ -152,14 +156,15 @@ class Custom(Transform):
 class Lambda(Custom):
     """Call a plain function, or a torch module, with images.
 
-    Its draws from torch's generators depend on the loader's seed, the epoch and the position of the image
-    (``per="image"``) or of the first image of the batch: the generators are seeded before the call and restored after
-    it.
+    torch's generators are seeded before the call and restored after it. The seed depends on the loader's seed, the
+    epoch and the position of the image (``per="image"``) or of the batch's first image, so the function's random draws
+    are reproducible.
 
     Args:
         fn: a function that takes images, uint8 or the floats of `ToDtype` or `Normalize`, and returns the same number
-            of images, of the same size and dtype. It can change them in place; they are overwritten after the call. The
-            last function of a chain with ``per="batch"`` can return any tensor with one entry per image.
+            of images, of the same size and dtype. It can change its argument in place; gpuload overwrites it after the
+            call. At the end of a chain, a function with ``per="batch"`` can return any tensor with one entry per
+            image.
         per: ``"batch"`` calls `fn` with a batch N×C×H×W, whose images must be of one size; ``"image"`` calls it with
             each image, C×H×W.
 
@@ -186,7 +191,7 @@ class Lambda(Custom):
         return self.fn(images)
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         return f"the module {name_of(self.fn)}" if is_module(self.fn) else f"Lambda({name_of(self.fn)})"
 
     def __repr__(self) -> str:
@@ -195,7 +200,7 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """A placeholder in workers for one of the user's own transforms, which workers neither draw nor apply."""
+    """A placeholder that replaces one of the user's own transforms in workers, which neither draw nor apply it."""
 
     name: str
 
@@ -204,18 +209,18 @@ class StandIn(Custom):
 
     def apply(self, images: torch.Tensor, params: Any) -> NoReturn:
         raise RuntimeError(
-            f"{self.name} was dropped when its chain was pickled, since workers do not need it; pass the original "
+            f"{self.name} was removed when its chain was pickled, since workers do not need it; pass the original "
             "transforms to a Loader in this process"
         )
 
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms to send to workers, with each of the user's own transforms replaced by a `StandIn`."""
+    """Return the transforms to send to workers: each of the user's own transforms is replaced by a `StandIn`."""
     results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform
         if isinstance(transform, Custom):
-            stand_in = StandIn(transform.called)
+            stand_in = StandIn(transform.display_name)
         elif hasattr(transform, "chains"):
             stand_in = replace(stand_in, chains=tuple(map(stand_ins, stand_in.chains)))
         elif transform.children:

@@ -1,7 +1,7 @@
 """Random erasing: overwrites boxes of an image, as in torchvision and timm.
 
-The values that are written depend on the transform's position in the chain, to which `bind` binds it: they are
-levels before `ToDtype`, otherwise values of finished images.
+The units of the written values depend on the transform's position in the chain, which `bind` sets: levels (integer
+pixel values 0 … 255), or values of finished images (after the last transform that works on levels).
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
-from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    ChainPosition,
+    Transform,
+    Uniforms,
+    argument,
+    declaration,
+    scale_to_range,
+)
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -22,7 +30,7 @@ __all__ = ["Mode", "RandomErasing"]
 Mode = Literal["const", "rand", "pixel"]
 
 TRIES: Final = 10  # as in torchvision and timm
-WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
+SEED_RANGE: Final = 2.0**32  # a uniform number is (n + ½) / 2**32 with a 32-bit integer n, which is used as a seed
 
 
 def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
@@ -34,35 +42,37 @@ def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
         return finite(name, value)
     numbers = tuple(finite(name, number) for number in value)
     if not numbers:
-        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
+        raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
     return numbers
 
 
 @declaration
 class RandomErasing(Transform):
-    """Overwrite a box of an image, with probability `p`.
+    """Overwrite one or more boxes of an image, with probability `p`.
 
-    After `Normalize`, or after `ToDtype` if no later transform needs levels, it overwrites finished images, and `value`
-    is in their units. After `ToDtype` but before a transform that needs levels, `value` is in the units of `ToDtype`,
-    but rounded to a level. Before `ToDtype`, `value` is a level, a whole number in 0 … 255.
+    The units of `value` depend on the position in the chain. Before `ToDtype`, `value` is a level (an integer pixel
+    value in 0 … 255). After `Normalize`, or after `ToDtype` if no later transform works on levels, images are finished,
+    and `value` is in their units. After `ToDtype` but before a transform that works on levels, `value` is in the units
+    of `ToDtype`, but rounded to a level.
 
     Zhong et al., "Random erasing data augmentation", AAAI 2020; with torchvision's distribution: the first of 10 drawn
     boxes that is smaller than the image. `mode` and the counts are timm's.
 
     Args:
         p: the probability.
-        scale: the range of a box's area as a fraction of the image's area, within 0 … 1; for several boxes, of their
-            total area.
+        scale: the range of a box's area as a fraction of the image's area, within 0 … 1. If there are several boxes, it
+            applies to their total area.
         ratio: the range of a box's height / width, greater than 0; drawn log-uniformly.
-        value: a number, one for each channel, or ``"random"``: a standard normal number for each pixel and channel,
-            which only finished images can hold.
+        value: a number, a sequence with one number per channel, or ``"random"``, which draws a standard normal number
+            for each pixel and channel and is only for finished images.
         inplace: for compatibility with torchvision; has no effect.
         mode: timm's modes: ``"const"`` writes `value`; ``"pixel"`` is the same as ``value="random"``; ``"rand"`` writes
-            one random colour per box, of standard normal numbers. None means that `value` decides.
+            one random colour per box, of standard normal numbers. None means ``"pixel"`` if `value` is ``"random"``,
+            otherwise ``"const"``.
         min_count, max_count: bounds of the number of boxes, drawn uniformly; `max_count` is `min_count` if None.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or (in a chain) `value` cannot be used there.
+        TypeError, ValueError: an argument is invalid, or `value` cannot be used at this position in a chain.
 
     Example:
         >>> RandomErasing(0.25, value="random")
@@ -86,25 +96,25 @@ class RandomErasing(Transform):
         name = "RandomErasing"
         if not 0 <= self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(
-                f"{name}(scale=…) is a fraction of the image's area and must lie in 0 … 1, got {self.scale}"
+                f"{name}(scale=…) is a range of fractions of the image's area and must lie in 0 … 1, got {self.scale}"
             )
         modes = get_args(Mode)
         if self.mode is not None and self.mode not in modes:
             raise ValueError(f"{name}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
         if self.mode == "const" and self.value == "random":
             raise ValueError(
-                f"{name}(value='random') cannot be combined with mode='const'; give a number, or leave mode out"
+                f"{name}(value='random') cannot be combined with mode='const'; pass a number as value, or omit mode"
             )
         if self.mode in ("rand", "pixel") and self.value not in ("random", 0.0):
             raise ValueError(
-                f"{name}(value={self.value!r}) cannot be combined with mode={self.mode!r}; leave one of them out"
+                f"{name}(value={self.value!r}) cannot be combined with mode={self.mode!r}; omit value or mode"
             )
         if self.max_count is not None:
             integer(f"{name}(max_count=…)", self.max_count, minimum=self.min_count)
 
     @property
     def kind(self) -> str:
-        """The kind of values to write: ``"const"``, ``"rand"`` or ``"pixel"``."""
+        """The mode in effect: ``"const"``, ``"rand"`` or ``"pixel"``."""
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
@@ -127,31 +137,32 @@ class RandomErasing(Transform):
                 + ("before ToDtype or Normalize" if is_uint8 else "before a transform that needs levels")
                 + ("; put it after Normalize" if is_uint8 else "; put it last, after Normalize")
             )
-        for number in _numbers(self.value):
+        for number in _as_tuple(self.value):
             level = number * position.unit
             if not 0 <= level <= 255 or (is_uint8 and level != int(level)):
-                bounds = "whole numbers in 0 … 255"
+                valid_values = "whole numbers in 0 … 255"
                 if position.state == "float":
-                    bounds = f"numbers in 0 … {255 / position.unit:g}"
+                    valid_values = f"numbers in 0 … {255 / position.unit:g}"
                 raise ValueError(
                     f"RandomErasing(value={self.value!r}) is used where images are "
-                    f"{'levels' if is_uint8 else 'floats that are still to be transformed'}, so it takes "
-                    f"{bounds}; put it after Normalize to give a value of finished images"
+                    f"{'levels' if is_uint8 else 'floats that later transforms change'}, so value must be "
+                    f"{valid_values}; to use normalized values, put it after Normalize"
                 )
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """The values that ``"const"`` writes, one or one per channel: levels, or values of finished images."""
+    def written_values(self) -> tuple[float, ...]:
+        """The values that ``"const"`` writes, one for all channels or one per channel: levels before the images are
+        finished, otherwise in the units of finished images."""
         if self.kind != "const":
             return (0.0,)
         assert self.position is not None
         if self.position.finished:
-            return _numbers(self.value)
-        return tuple(float(round(number * self.position.unit)) for number in _numbers(self.value))
+            return _as_tuple(self.value)
+        return tuple(float(round(number * self.position.unit)) for number in _as_tuple(self.value))
 
     def fits(self, channels: int) -> bool:
         """Return whether the transform can be applied to images with this number of channels."""
-        return self.kind != "const" or len(self.numbers) in (1, channels)
+        return self.kind != "const" or len(self.written_values) in (1, channels)
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -159,30 +170,37 @@ class RandomErasing(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
         max_count = self.max_count or self.min_count
-        all_numbers = uniforms(4 + max_count * (2 + 2 * TRIES))
-        erase_numbers, count_numbers, words, numbers = np.split(all_numbers, [1, 2, 4], axis=1)
-        numbers = numbers.reshape(len(all_numbers), max_count, 2 + 2 * TRIES)
-        counts = self.min_count + (count_numbers * (max_count - self.min_count + 1)).astype(np.int64)
+        draws = uniforms(4 + max_count * (2 + 2 * TRIES))
+        erase_draws, count_draws, noise_seed_draws, box_draws = np.split(draws, [1, 2, 4], axis=1)
+        box_draws = box_draws.reshape(len(draws), max_count, 2 + 2 * TRIES)
+        counts = self.min_count + (count_draws * (max_count - self.min_count + 1)).astype(np.int64)
         areas = (sizes_hw.prod(axis=1, keepdims=True) / counts)[:, :, None]
-        areas = areas * between(self.scale, numbers[:, :, 2 : 2 + TRIES])
-        ratios = np.exp(between(map(math.log, self.ratio), numbers[:, :, 2 + TRIES :]))
+        areas = areas * scale_to_range(self.scale, box_draws[:, :, 2 : 2 + TRIES])
+        ratios = np.exp(scale_to_range(map(math.log, self.ratio), box_draws[:, :, 2 + TRIES :]))
         tried_hw = np.rint(np.sqrt(np.stack([areas * ratios, areas / ratios], axis=3))).astype(np.int64)
         fits = (tried_hw < sizes_hw[:, None, None]).all(axis=3)
         first_fitting = fits.argmax(axis=2)[:, :, None, None]
         boxes_hw = np.take_along_axis(tried_hw, first_fitting, axis=2)[:, :, 0]
-        starts = (numbers[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
+        starts = (box_draws[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
         boxes = np.concatenate([starts, boxes_hw], axis=2)
         exists = (
-            (erase_numbers < self.p)
+            (erase_draws < self.p)
             & (np.arange(max_count) < counts)
             & np.take_along_axis(fits, first_fitting[..., 0], axis=2)[:, :, 0]
             & (boxes_hw > 0).all(axis=2)
         )
         boxes[~exists] = 0
-        values = _numbers(self.value) if self.kind == "const" else (0.0,)
-        scaled = self.position is not None and self.position.unit != 1
-        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers, values, scaled)
+        user_values = _as_tuple(self.value) if self.kind == "const" else (0.0,)
+        is_scaled = self.position is not None and self.position.unit != 1
+        return Erase(
+            boxes,
+            (noise_seed_draws * SEED_RANGE).astype(np.uint64),
+            self.kind,
+            self.written_values,
+            user_values,
+            is_scaled,
+        )
 
 
-def _numbers(value: Any) -> tuple[float, ...]:
+def _as_tuple(value: Any) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)

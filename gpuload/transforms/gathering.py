@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
-from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
 from gpuload.transforms.program.ops import Gather, Record
 
 __all__ = ["CopyPaste", "Mosaic"]
@@ -47,8 +47,8 @@ class Mosaic(_Gathering):
 
     Boxes with their fields, instance masks and keypoints of all four samples are moved, clipped to the visible part of
     their image, and concatenated; invisible boxes are removed. Semantic masks are combined like the images. All other
-    leaves, such as an ``image_id``, remain those of the sample itself. A sample must have targets, or the labels of the
-    three neighbours would be lost.
+    fields, such as an ``image_id``, keep the values of the sample itself. A sample must have targets, because without
+    them the labels of the three neighbours would be lost.
 
     A chain may contain only one `Mosaic`.
 
@@ -57,8 +57,8 @@ class Mosaic(_Gathering):
     Args:
         size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
         center_range: the range of the centre, as a fraction of height and width.
-        p: the probability of a mosaic. The other images are unchanged.
-        fill: the level for gaps, in 0 … 255, or one for each channel, or a dict of levels by type.
+        p: the probability of a mosaic; otherwise the image is unchanged.
+        fill: the level for gaps, in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
         labels_getter: the fields that belong to the boxes. ``"default"`` selects labels, ``"area"``, ``"iscrowd"``,
             instance masks and `Keypoints` with an entry for each box. A function, as for `SanitizeBoundingBoxes`,
             selects the fields that it returns, and instance masks.
@@ -82,7 +82,7 @@ class Mosaic(_Gathering):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
         is_mosaic = numbers[:, 0] < self.p
-        centres = (between(self.center_range, numbers[:, 1:3]) * size).astype(np.int64)
+        centres = (scale_to_range(self.center_range, numbers[:, 1:3]) * size).astype(np.int64)
         order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
         fill, mask_fill = self.outside
         sizes = np.where(is_mosaic[:, None], size, sizes_hw)
@@ -101,11 +101,11 @@ class CopyPaste(_Gathering):
     lose the covered pixels, fully covered instances are removed along with their box and its fields, and the box of a
     partly covered instance shrinks to its visible pixels. Pasted instances come last. A semantic mask takes the
     neighbour's values where instances are pasted. ``"area"`` is not recomputed. Keypoints that do not belong to boxes,
-    and all other leaves, remain those of the sample itself.
+    and all other fields, keep the values of the sample itself.
 
     The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset: rows 2k and
     2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour is unchanged. A sample must have a
-    single `Boxes` leaf and, in the same container or nested in it, a single `Mask` N×H×W with one mask for each box.
+    single `Boxes` and, in the same container or nested in it, a single `Mask` N×H×W with one mask for each box.
 
     Ghiasi et al., "Simple copy-paste is a strong data augmentation method for instance segmentation", CVPR 2021. As in
     torchvision's references (detection/transforms.py, `SimpleCopyPaste`), n draws with replacement select which of n

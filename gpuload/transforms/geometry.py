@@ -34,8 +34,8 @@ from gpuload.transforms.base import (
     Transform,
     Uniforms,
     argument,
-    between,
     declaration,
+    scale_to_range,
 )
 from gpuload.transforms.program.ops import Box, Flip, Record, Turn
 from gpuload.transforms.program.windows import full_windows
@@ -53,8 +53,8 @@ __all__ = [
     "Resize",
 ]
 
-# Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped, and
-# then whether the image is mirrored vertically and horizontally.
+# Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped first,
+# and whether the image is then mirrored vertically, and horizontally.
 QUARTER_TURNS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -66,11 +66,11 @@ class Resize(Resampling):
     """Resize to a size, with antialiasing as Pillow does it.
 
     Args:
-        size: an integer, the new length of the shorter side (the aspect ratio is kept); or (height, width); or None, if
-            `max_size` is the new length of the longer side; or `by_epoch`.
+        size: the new length of the shorter side as an integer (the aspect ratio is kept); or (height, width); or None,
+            if `max_size` is the new length of the longer side; or the result of `by_epoch`.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
-        max_size: the maximum length of the longer side; only if `size` is an integer or None.
+        max_size: the maximum length of the longer side; allowed only if `size` is an integer or None.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
@@ -122,7 +122,7 @@ class Resize(Resampling):
         if self.size is not None:
             return sizes_by_shorter_side(sizes_hw, np.full(len(sizes_hw), self.size), self.max_size)
         short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
-        return _oriented(sizes_hw, (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size))
+        return _orient(sizes_hw, (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is not None and not isinstance(self.size, tuple):
@@ -139,17 +139,17 @@ def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int
         exceeds = new_long > max_size
         new_short = np.where(exceeds, (max_size * new_short / new_long).astype(np.int64), new_short)
         new_long = np.where(exceeds, max_size, new_long)
-    return _oriented(sizes_hw, new_short, new_long)
+    return _orient(sizes_hw, new_short, new_long)
 
 
-def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
+def _orient(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
     short, wide = np.maximum(short, 1), sizes_hw[:, 0] <= sizes_hw[:, 1]
     return np.stack([np.where(wide, short, long), np.where(wide, long, short)], axis=1)
 
 
 @declaration
 class FixedSizeCrop(Padding):
-    """Base class of the crops to a fixed size, which draw only a box."""
+    """Base class of crops to a fixed size, which draw only a box."""
 
     crops: ClassVar[bool] = True
 
@@ -181,7 +181,7 @@ class CenterCrop(FixedSizeCrop):
 
 
 def padding_sides(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
-    """Return padding, given in one of torchvision's forms, as (left, top, right, bottom)."""
+    """Return padding as (left, top, right, bottom); `value` has one, two or four numbers, as in torchvision."""
     if not is_sequence(value):
         value = (value,)
     if len(value) not in (1, 2, 4):
@@ -205,8 +205,10 @@ class RandomCrop(FixedSizeCrop):
         size: an integer (a square), or (height, width), or `by_epoch`.
         padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
             bottom), or (left, top, right, bottom). None means no padding.
-        pad_if_needed: pad an image that is smaller than the crop: by the number of missing pixels on each side.
-        fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        pad_if_needed: whether to pad an image that is smaller than the crop, on each side by the number of missing
+            pixels.
+        fill: the level of the padding in 0 … 255, or a sequence with one level per channel; only for
+            ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
@@ -228,12 +230,12 @@ class RandomCrop(FixedSizeCrop):
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
         padding_before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
         padded = sizes_hw + padding_before + np.array([bottom, right], np.int64)
-        missing = np.array(self.size, np.int64) - padded
+        missing_hw = np.array(self.size, np.int64) - padded
         if self.pad_if_needed:
-            missing = np.maximum(missing, 0)
-            padding_before, padded = padding_before + missing, padded + 2 * missing
-        elif (missing > 0).any():
-            row = int((missing > 0).any(axis=1).argmax())
+            missing_hw = np.maximum(missing_hw, 0)
+            padding_before, padded = padding_before + missing_hw, padded + 2 * missing_hw
+        elif (missing_hw > 0).any():
+            row = int((missing_hw > 0).any(axis=1).argmax())
             (height, width), size = sizes_hw[row].tolist(), self.size
             raise DrawError(
                 f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"
@@ -287,8 +289,8 @@ class RandomRotate90(_RandomTurn):
     """Rotate by 0°, 90°, 180° or 270°, equally likely, with probability `p`.
 
     So even with ``p=1`` a quarter of the images are unchanged, as in albumentations (where the default of `p` is 1
-    since version 2, and was 0.5 before). The size of an image that is not square can change, so end with a crop or a
-    ``Resize((height, width))``.
+    since version 2, and was 0.5 before). If an image is not square, its size can change, so end the chain with a crop
+    or a ``Resize((height, width))``.
 
     Args:
         p: the probability.
@@ -311,7 +313,7 @@ class RandomRotate90(_RandomTurn):
 class RandomTranspose(_RandomTurn):
     """Swap rows and columns, with probability `p`: mirror the image across the diagonal through its top left corner.
 
-    The size of an image that is not square changes, so end with a crop or a ``Resize((height, width))``.
+    If an image is not square, its size changes, so end the chain with a crop or a ``Resize((height, width))``.
 
     Args:
         p: the probability.
@@ -327,8 +329,8 @@ class RandomTranspose(_RandomTurn):
 # torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) draws an area and an aspect ratio up to ten
 # times until the box fits into the image, and falls back to the largest central box with an allowed ratio. Here each
 # sample uses 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random
-# filter). All ten boxes are computed in one step: computing the later boxes only where the first does not fit took
-# 600 µs instead of 250 µs for a chunk of 16.
+# filter). All ten boxes are computed in one step: this takes 250 µs for a chunk of 16 images, while computing the later
+# boxes only where the first does not fit took 600 µs.
 TRIES: Final = 10
 
 
@@ -360,7 +362,7 @@ class RandomResizedCrop(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))
-        area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * between(self.scale, numbers[:, 2 : 2 + TRIES])
+        area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * scale_to_range(self.scale, numbers[:, 2 : 2 + TRIES])
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         root = np.exp((0.5 * low) + numbers[:, 2 + TRIES : 2 + 2 * TRIES] * (0.5 * (high - low)))
         side = np.sqrt(area)
@@ -376,7 +378,7 @@ class RandomResizedCrop(Resampling):
         return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
     def record_from_regions(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
-        # The box is the region, so only the number for the filter is needed.
+        # The box is the region, so only the random number for the filter is needed.
         return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
 
     def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
@@ -405,8 +407,9 @@ class Pad(Padding):
     Args:
         padding: the width of the border: one number for all sides, (left and right, top and bottom), or (left, top,
             right, bottom). Negative numbers crop the image.
-        fill: the level of the border in 0 … 255, or one for each channel, or a dict of levels by type; for uint16
-            images in 0 … 65535, for float32 images any number. Only for ``padding_mode="constant"``.
+        fill: the level of the border in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
+            For uint16 images levels are in 0 … 65535; for float32 images they are any numbers. Only for
+            ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
@@ -447,7 +450,7 @@ class Pad(Padding):
             height, width = sizes_hw[row].tolist()
             raise DrawError(
                 f"Pad({self._sides}) has negative padding that would remove an entire image of {height}×{width} "
-                "(height × width)",
+                "(height × width); reduce the padding, or put a Resize before it",
                 row,
             )
         return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
@@ -464,7 +467,7 @@ class RandomZoomOut(Padding):
     """Put the image at a random position on a larger canvas, with probability `p`.
 
     Args:
-        fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of levels by type.
+        fill: the level of the canvas in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
         side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
 
@@ -483,7 +486,7 @@ class RandomZoomOut(Padding):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)
-        factors = np.where(numbers[:, 0] < self.p, between(self.side_range, numbers[:, 1]), 1.0)
+        factors = np.where(numbers[:, 0] < self.p, scale_to_range(self.side_range, numbers[:, 1]), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
         # torchvision draws the left offset first.
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)

@@ -2,9 +2,9 @@
 
 torchvision's transforms, of both `torchvision.transforms` and `torchvision.transforms.v2`, are recognised by the names
 of their classes and modules. Each is converted to gpuload's transform of the same name; its attributes become the
-fields of the same names, except for those in the tables below. Semantics and defaults of `from_timm` are those of timm
-1.0 (timm/data/transforms_factory.py), for chains without its prefetcher. Anything that gpuload does not support raises
-an error that names it and its place in the chain; a chain is never converted to one with different semantics.
+fields of the same names, with the exceptions in the tables below. Semantics and defaults of `from_timm` are those of
+timm 1.0 (timm/data/transforms_factory.py), for chains without timm's prefetcher. An unsupported transform or argument
+raises an error with its name and its place in the chain; the converted chain never has different semantics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from gpuload.transforms.arguments import finite, integer, is_sequence, is_torchvisions, probability, size_pair
+from gpuload.transforms.arguments import finite, integer, is_sequence, is_torchvision_transform, probability, size_pair
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
@@ -26,7 +26,7 @@ from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomC
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
-from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
+from gpuload.transforms.names import MODULE_REMEDY, TO_DTYPE, TYPE_CONVERSIONS, UNSUPPORTED
 from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
 
@@ -43,8 +43,8 @@ RENAMED: Final[dict[tuple[str, str], str]] = {
     ("RandomIoUCrop", "sampler_options"): "options",
 }
 
-# The presets of models' weights, in `torchvision.transforms._presets`, and their replacements; ImageClassification is
-# missing because it is converted to four transforms. Names in braces are attributes of the preset.
+# The presets of models' weights, in `torchvision.transforms._presets`, with the remedy for each. ImageClassification is
+# not here because it is converted to four transforms. Names in braces are attributes of the preset.
 PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # dropped if resize_size is None
 PRESETS: Final[dict[str, str]] = {
     "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
@@ -63,10 +63,10 @@ PRESETS: Final[dict[str, str]] = {
 def from_torchvision(transforms: Any) -> list[Transform]:
     """Convert torchvision's transforms to gpuload's.
 
-    All arguments are preserved, but draws are per sample. ``ToImage``, ``PILToTensor``, ``ToPureTensor`` and
-    ``ToPILImage`` are dropped, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype`` become `ToDtype`.
-    ``ImageClassification``, the preset that ``weights.transforms()`` returns, becomes `Resize`, `CenterCrop`, `ToDtype`
-    and `Normalize`.
+    All arguments are preserved, but random parameters are drawn per sample. ``ToImage``, ``PILToTensor``,
+    ``ToPureTensor`` and ``ToPILImage`` are dropped, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
+    become `ToDtype`. ``ImageClassification``, the preset that ``weights.transforms()`` returns, becomes `Resize`,
+    `CenterCrop`, `ToDtype` and `Normalize`.
 
     Args:
         transforms: a ``Compose``, a single transform, a list or ``nn.Sequential`` of transforms, or a preset, from
@@ -88,7 +88,8 @@ def from_torchvision(transforms: Any) -> list[Transform]:
 
 
 class _Reader:
-    """A conversion of one chain, from front to back, which tracks the `ToDtype` that converts images to floats."""
+    """A conversion of one chain, from the first transform to the last, which keeps track of the `ToDtype` that converts
+    images to floats."""
 
     def __init__(self) -> None:
         self._to_float: ToDtype | None = None
@@ -110,7 +111,7 @@ class _Reader:
         return chain
 
     def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
-        for inner, inner_path in _flat(entry, path):
+        for inner, inner_path in _flatten(entry, path):
             yield from self._read(inner, inner_path)
 
     def _read(self, entry: Any, path: str) -> Iterator[Transform]:
@@ -119,13 +120,13 @@ class _Reader:
             yield entry
         elif not _is_from_torchvision(entry):
             raise TypeError(_foreign_message(entry, location))
-        elif name in REFUSED:
+        elif name in UNSUPPORTED:
             error = TypeError if name == "Lambda" else ValueError
-            raise error(f"{location} is {name}, which gpuload does not have: {REFUSED[name]}")
+            raise error(f"{location} is {name}, which gpuload does not have: {UNSUPPORTED[name]}")
         elif name in PRESETS:
             raise ValueError(f"{location} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
         elif name == "ImageClassification":
-            yield from _classification(entry, location)
+            yield from _convert_classification(entry, location)
         elif name in CONTAINERS:
             yield from self._container(name, entry, path)
         elif name in TO_DTYPE:
@@ -146,27 +147,29 @@ class _Reader:
                     "decode them in this mode with gpuload.Encoded(…, mode=…)"
                 )
             self._check_no_floats(f"{location}, ToPILImage,")
-        elif name not in NOTHING_TO_DO:
+        elif name not in TYPE_CONVERSIONS:
             kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
             if not (isinstance(kind, type) and issubclass(kind, Transform)):
                 raise ValueError(
                     f"{location} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or "
-                    f"wrap it in an nn.Module that takes a batch, and {MODULE}"
+                    f"wrap it in an nn.Module that takes a batch, and {MODULE_REMEDY}"
                 )
             yield _construct(kind, self._arguments(kind, entry), location)
 
     def _container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
         """Convert a transform with children. Each child of a `RandomChoice` or `RandomOrder` must remain one child, so
-        a child that becomes several transforms is wrapped in a `Compose`."""
+        if a child is converted to several transforms, these are wrapped in a `Compose`."""
         children_path, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
             children = list(self._read_all(list(entry.transforms), children_path))
         else:
-            units = [
+            child_chains = [
                 list(self._read_all(inner, f"{children_path}[{number}]"))
                 for number, inner in enumerate(entry.transforms)
             ]
-            children = [unit[0] if len(unit) == 1 else Compose(unit) if unit else Identity() for unit in units]
+            children = [
+                chain[0] if len(chain) == 1 else Compose(chain) if chain else Identity() for chain in child_chains
+            ]
         if name == "RandomOrder":
             children = [child for child in children if not isinstance(child, Identity)]
         elif name == "RandomChoice":
@@ -177,23 +180,23 @@ class _Reader:
     def _check_no_floats(self, subject: str) -> None:
         if self._to_float is not None:
             raise ValueError(
-                f"{subject} converts floats back to levels; leave out both this and the conversion to floats before "
-                "it: until Normalize, gpuload always computes as if images were uint8"
+                f"{subject} converts floats back to levels; leave out both this transform and the earlier conversion "
+                "to floats: until Normalize, gpuload always computes as if images were uint8"
             )
 
     def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
         name, arguments = kind.__name__, {}
         field_names = {field.name for field in dataclasses.fields(kind)}
         for argument, parameter in inspect.signature(type(entry)).parameters.items():
-            value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
+            value = _to_plain(getattr(entry, RENAMED.get((name, argument), argument)))
             if argument in field_names or value != parameter.default:
                 arguments[argument] = value
         value: Any = arguments.get("value")
         padding: Any = arguments.get("padding")
         is_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
         if name == "RandomErasing":  # v2 stores "random" as None, and a number as a list
-            single = is_sequence(value) and len(value) == 1
-            arguments["value"] = "random" if value is None else value[0] if single else value
+            is_single = is_sequence(value) and len(value) == 1
+            arguments["value"] = "random" if value is None else value[0] if is_single else value
         if name == "RandomCrop" and is_v2 and is_sequence(padding) and len(padding) == 4:
             left, right, top, bottom = padding  # the argument's order is left, top, right, bottom
             arguments["padding"] = left, top, right, bottom
@@ -202,8 +205,8 @@ class _Reader:
         return arguments
 
 
-def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Yield the entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
+def _flatten(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """Yield each entry of a chain with its path, such as "transforms[2]"; unpack Composes and lists."""
     name = type(entry).__name__
     if _is_from_torchvision(entry) and name in ("Sequential", "ModuleList"):
         entry = list(entry)
@@ -214,14 +217,14 @@ def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield entry, path
         return
     for number, inner in enumerate(entry):
-        yield from _flat(inner, f"{path}[{number}]")
+        yield from _flatten(inner, f"{path}[{number}]")
 
 
 def _is_from_torchvision(entry: Any) -> bool:
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules."):
         return kind.__name__ in ("Identity", "ModuleList", "Sequential")
-    return is_torchvisions(entry)
+    return is_torchvision_transform(entry)
 
 
 def _construct(kind: Any, arguments: dict[str, Any], location: str) -> Any:
@@ -231,34 +234,34 @@ def _construct(kind: Any, arguments: dict[str, Any], location: str) -> Any:
         raise type(error)(f"{location}: {error}") from None
 
 
-def _classification(preset: Any, location: str) -> Iterator[Transform]:
-    """Convert the preset of torchvision's classifiers, which contains functions, not transforms."""
-    resize = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
+def _convert_classification(preset: Any, location: str) -> Iterator[Transform]:
+    """Convert the preset ``ImageClassification``, which calls functions instead of holding transforms."""
+    resize = {"size": _to_plain(preset.resize_size), "interpolation": _to_plain(preset.interpolation)}
     yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, location)
-    yield _construct(CenterCrop, {"size": _plain(preset.crop_size)}, location)
+    yield _construct(CenterCrop, {"size": _to_plain(preset.crop_size)}, location)
     yield ToDtype("float32", scale=True)
-    yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, location)
+    yield _construct(Normalize, {"mean": _to_plain(preset.mean), "std": _to_plain(preset.std)}, location)
 
 
 def _preset_remedy(preset: Any) -> str:
-    """Return the replacement of another preset, filled in with its numbers."""
+    """Return the remedy for a preset in `PRESETS`, with the preset's numbers filled in."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
         text = text.replace(PRESET_RESIZE, "")
-    return text.format(**{name: _plain(value) for name, value in vars(preset).items()})
+    return text.format(**{name: _to_plain(value) for name, value in vars(preset).items()})
 
 
-def _plain(value: Any) -> Any:
-    """Convert an argument to gpuload's form: enumerations and label getters to their names, tensors to numbers."""
+def _to_plain(value: Any) -> Any:
+    """Convert enumerations and torchvision's label getters to gpuload's names for them, and tensors to numbers."""
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         return value.value
     if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
         return value.tolist()
     if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
-        # labels_getter: MixUp and CutMix replace "default" and None by functions of torchvision.
+        # torchvision's MixUp and CutMix replace labels_getter="default" and None with their own functions.
         return "default" if value.__name__ == "_find_labels_default_heuristic" else None
     if isinstance(value, list | tuple):
-        return tuple(_plain(entry) for entry in value)
+        return tuple(_to_plain(entry) for entry in value)
     return value
 
 
@@ -269,10 +272,12 @@ def _whole_levels(fill: Any) -> Any:
     if isinstance(fill, tuple):
         return tuple(map(_whole_levels, fill))
     if isinstance(fill, defaultdict) and fill.default_factory is not None:
-        default_level = _whole_levels(_plain(fill.default_factory()))
-        return defaultdict(lambda: default_level, {kind: _whole_levels(_plain(level)) for kind, level in fill.items()})
+        default_level = _whole_levels(_to_plain(fill.default_factory()))
+        return defaultdict(
+            lambda: default_level, {kind: _whole_levels(_to_plain(level)) for kind, level in fill.items()}
+        )
     if isinstance(fill, Mapping):
-        return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
+        return {kind: _whole_levels(_to_plain(level)) for kind, level in fill.items()}
     return fill
 
 
@@ -285,17 +290,20 @@ def _foreign_message(entry: Any, location: str) -> str:
         return f"{text}; write from_timm(data_config, …) for timm's chains"
     if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
         return (
-            f"{text}; remove it from the chain; if it takes a batch, {MODULE}; if it takes one image, call it in the "
-            "dataset's __getitem__"
+            f"{text}; remove it from the chain; if it takes a batch, {MODULE_REMEDY}; if it takes one image, call it "
+            "in the dataset's __getitem__"
         )
-    return f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and {MODULE}"
+    return (
+        f"{text}; call it in the dataset's __getitem__, or wrap it in an nn.Module that takes a batch, and "
+        f"{MODULE_REMEDY}"
+    )
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
 
 
 class Default(enum.Enum):
-    """The marker of an omitted argument, since None is a valid value."""
+    """A sentinel for an omitted argument, since None is a valid value."""
 
     TIMM = "the value in data_config, else timm's default"
 
@@ -315,17 +323,17 @@ DEFAULTS: Final[dict[str, Any]] = {
 }  # fmt: skip
 CROP_PCT: Final = 0.875
 
-# The other arguments of create_transform, with the values that have no effect, and the remedy for other values.
+# The other arguments of create_transform: the values that have no effect, and the reason or remedy for other values.
 REFUSED_TIMM_ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "naflex": ((False,), "patches of images of many sizes are not a batch of images"),
+    "naflex": ((False,), "it makes patches of images of many sizes, which are not a batch of images; leave it out"),
     "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
-    "re_num_splits": ((0, 1), "each image is drawn separately, so a batch has no splits; leave it out"),
-    "separate": ((False,), "it returns three chains; split the returned list yourself"),
-    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported"),
+    "re_num_splits": ((0, 1), "gpuload draws for each image separately, so a batch has no splits; leave it out"),
+    "separate": ((False,), "it returns three chains; leave it out, and split the returned list yourself"),
+    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported; leave it out"),
     "use_prefetcher": ((False,), "gpuload itself moves batches to the device; leave it out"),
 }
-# Ignored, since they only have an effect together with an argument of `REFUSED_TIMM_ARGUMENTS`.
-WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
+# These arguments are ignored, since they only have an effect together with an argument in `REFUSED_TIMM_ARGUMENTS`.
+IGNORED_TIMM_ARGUMENTS: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
 
 
 def from_timm(
@@ -354,19 +362,19 @@ def from_timm(
 ) -> list[Transform]:
     """Convert timm's preprocessing to gpuload's transforms.
 
-    An omitted argument (``TIMM``) gets its value in `data_config`, or else timm's default.
+    The value of an omitted argument (``TIMM``) comes from `data_config`, or else is timm's default.
 
     Args:
         data_config: the result of ``timm.data.resolve_model_data_config(model)``: input_size, interpolation, mean, std,
             crop_pct, crop_mode. It can also contain any of the arguments below.
-        is_training: True returns the chain for training, with augmentation; False the chain for evaluation.
-        no_aug: return the chain for training without augmentation.
+        is_training: whether to return the chain for training, with augmentation, or the chain for evaluation.
+        no_aug: whether to omit the augmentation from the chain for training.
         train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a central or
             random crop).
         scale, ratio: the ranges of the random crop; None means timm's ranges.
         hflip, vflip: the probabilities of flips.
         color_jitter: one number for brightness, contrast and saturation, or three numbers, or four with hue; None means
-            no jitter. Ignored if `auto_augment` is given, unless it is one of timm's ``3a``.
+            no jitter. Ignored if `auto_augment` is given, unless that string contains ``3a``.
         color_jitter_prob: the probability of the jitter; None means always.
         grayscale_prob, gaussian_blur_prob: the probabilities of grayscale and blur.
         auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
@@ -392,7 +400,7 @@ def from_timm(
     size = options["input_size"]  # (channels, height, width), (height, width) or one side
     size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
     if not is_training:
-        chain = _evaluation(options, size_hw)
+        chain = _evaluation_chain(options, size_hw)
     elif options["no_aug"]:
         filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
         chain = [Resize(size_hw, interpolation=filter_name), CenterCrop(size_hw)]
@@ -402,46 +410,48 @@ def from_timm(
         return chain
     chain += [ToDtype("float32", scale=True), Normalize(mean=options["mean"], std=options["std"])]
     if is_training and not options["no_aug"] and options["re_prob"] > 0:
-        chain.append(_erasing(options))
+        chain.append(_random_erasing(options))
     return chain
 
 
 def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return all of timm's options: for each the argument, or else the value in `data_config`, or else the default."""
+    """Return all of timm's options: each is the argument, or else the value in `data_config`, or else the default."""
     if data_config is not None and not isinstance(data_config, Mapping):
         raise TypeError(
-            "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config(model) returns, got "
-            f"{data_config!r} ({type(data_config).__name__})"
+            "from_timm(data_config=…) must be a dict, such as the result of "
+            f"timm.data.resolve_model_data_config(model), got {data_config!r} ({type(data_config).__name__})"
         )
     config = dict(data_config or {})
     for name, (harmless_values, remedy) in REFUSED_TIMM_ARGUMENTS.items():
         value = config.pop(name, harmless_values[0])
         if value not in harmless_values:
             raise ValueError(f"from_timm: {name}={value!r} cannot be converted: {remedy}")
-    for name in WITHOUT_EFFECT:
+    for name in IGNORED_TIMM_ARGUMENTS:
         config.pop(name, None)
     unknown = sorted(set(config) - set(DEFAULTS))
     if unknown:
         raise ValueError(
-            f"from_timm(data_config=…) has {unknown[0]!r}, which is not an argument of timm's create_transform that "
-            f"gpuload supports: {', '.join(DEFAULTS)}"
+            f"from_timm(data_config=…) has the unsupported key {unknown[0]!r}; remove it. The supported keys are "
+            f"{', '.join(DEFAULTS)}"
         )
     for name, value in arguments.items():
         if name in config and config[name] != value:
             # Training scripts override these values of a model's configuration.
             if name in ("interpolation", "crop_pct", "crop_mode"):
                 continue
-            raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")
+            raise ValueError(
+                f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}; leave one out"
+            )
     options = {**DEFAULTS, **config, **arguments}
     for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
         options[name] = probability(f"from_timm({name}=…)", options[name])
     return options
 
 
-def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+def _evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     filter_name = options["interpolation"]
     if filter_name == "random":
-        raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
+        raise ValueError("from_timm: interpolation='random' is only for training; pass a filter's name for evaluation")
     crop_fraction = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
     if not 0 < crop_fraction <= 1:
         raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {crop_fraction}")
@@ -495,9 +505,9 @@ def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
     chain: list[Transform] = []
     auto_augment = options["auto_augment"]
     if auto_augment:
-        chain.append(_automatic(options, size_hw))
+        chain.append(_auto_augment(options, size_hw))
     if options["color_jitter"] is not None and (not auto_augment or "3a" in auto_augment):
-        jitter = _jitter(options["color_jitter"])
+        jitter = _color_jitter(options["color_jitter"])
         jitter_probability = options["color_jitter_prob"]
         chain.append(jitter if jitter_probability is None else RandomApply([jitter], p=jitter_probability))
     if options["grayscale_prob"]:
@@ -507,7 +517,7 @@ def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
     return chain
 
 
-def _jitter(value: Any) -> ColorJitter:
+def _color_jitter(value: Any) -> ColorJitter:
     strengths = tuple(value) if is_sequence(value) else (value,) * 3
     if len(strengths) not in (3, 4):
         raise ValueError(
@@ -517,7 +527,7 @@ def _jitter(value: Any) -> ColorJitter:
     return ColorJitter(*strengths)
 
 
-def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
+def _auto_augment(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
     text = options["auto_augment"]
     if not isinstance(text, str):
         raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
@@ -532,7 +542,7 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
     return (TimmRandAugment if text.startswith("rand") else TimmAutoAugment)(text, hparams)
 
 
-def _erasing(options: dict[str, Any]) -> Transform:
+def _random_erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
     count = integer("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
     return RandomErasing(

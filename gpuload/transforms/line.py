@@ -1,7 +1,7 @@
 """Draws the records of a line of transforms for a batch, as a `Program`.
 
-Each transform draws from its own counter lanes. It gets the sizes as changed by the transforms before it and, if it
-reads boxes, the boxes too.
+Each transform draws from separate counter lanes. It gets the image sizes after the preceding transforms and, if it
+reads boxes, the boxes after these transforms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuload.transforms.program.windows import SMOOTHING
 
 __all__ = ["Line", "assign_lanes", "draw_some"]
 
-_put: Final = object.__setattr__  # only for newly created records; `dataclasses.replace` takes ten times as long
+_set_field: Final = object.__setattr__  # only for newly created records; `dataclasses.replace` takes ten times as long
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Line:
     @cached_property
     def prefix_length(self) -> int:
         """The number of transforms that a worker draws, starting with the first: up to the last crop before a transform
-        that needs the complete image (these determine the region to decode), and at least up to the last transform that
-        may refuse an image."""
+        that needs the complete image, since these crops determine the region to decode, and at least up to the last
+        transform that may refuse an image."""
         length = 0
         for number, transform in enumerate(self.transforms):
             if transform.needs_full_image:
@@ -55,7 +55,7 @@ class Line:
     @cached_property
     def resizes_late(self) -> str | None:
         """The reason why the first transform that changes pixels cannot start from an image of reduced size, in a few
-        words; None if it can, since it resizes with a smoothing filter."""
+        words. None if it can, because it resizes with a smoothing filter."""
         if self.first_change is None:
             return "no transform resizes"
         resize = self.transforms[self.first_change]
@@ -83,8 +83,9 @@ class Line:
         steps: int | None = None,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the first `steps`. `regions_tlhw` are the regions that a worker
-        drew for these images, if known; if the prefix is a single transform, it is then not drawn again."""
+        """Draw the records of all transforms, or of the first `steps` transforms. `regions_tlhw` are the regions that a
+        worker drew for these images, if known. If the worker drew only the first transform, it is then not drawn
+        again."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
@@ -103,13 +104,13 @@ def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list
 def draw_some(
     transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray, rows: np.ndarray
 ) -> list[Record]:
-    """Draw the records of consecutive transforms that are applied only to these rows of a batch."""
+    """Draw the records of consecutive transforms that are applied only to `rows` of a batch."""
     try:
         records, _ = _draw(transforms, lanes, uniforms.take(rows), sizes_hw[rows])
     except DrawError as error:
         raise DrawError(error.message, int(rows[error.row])) from None
     for record in records:
-        _put(record, "rows", rows if record.rows is None else rows[record.rows])
+        _set_field(record, "rows", rows if record.rows is None else rows[record.rows])
     return records
 
 
@@ -134,11 +135,11 @@ def _draw(
         if new_records is None:
             continue
         if isinstance(new_records, Record):
-            _put(new_records, "sizes_hw", sizes_hw)
-            _put(new_records, "name", type(transform).__name__)
+            _set_field(new_records, "sizes_hw", sizes_hw)
+            _set_field(new_records, "name", type(transform).__name__)
             new_records = [new_records]
         for record in new_records:
-            _put(record, "step", step)
+            _set_field(record, "step", step)
             sizes_hw = record.resized(sizes_hw)
         if boxes is not None and step < last_reader:
             boxes = move_boxes(new_records, boxes)

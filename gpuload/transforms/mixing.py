@@ -2,8 +2,8 @@
 
 torchvision pairs a batch's samples by rolling the batch, and draws one share for the entire batch. Here the image at
 position p of the epoch's order is mixed with the image at position p XOR 1, each with its own draws, so the result does
-not depend on the number of ranks. The main process pairs the rows (`gpuload.batches.mixing`), in a different way if
-samples are repeated.
+not depend on the number of ranks. The main process pairs the rows (`gpuload.batches.mixing`); it pairs other rows if
+samples are repeated (see `MixUp`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class _Mixing(Transform):
         if smoothing and self.labels_getter is None:
             raise ValueError(
                 f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None means that there are no "
-                "labels; leave one of them out"
+                "labels; leave label_smoothing out, or set labels_getter"
             )
 
     def shares(self, uniforms: Uniforms, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the shares of the images themselves, (B,), and `count` uniform numbers, (B, count)."""
+        """Draw the share of each image in its mixture, (B,), and `count` more uniform numbers, (B, count)."""
         numbers = uniforms(count + beta_count(self.alpha, self.alpha))
         return beta(numbers[:, count:], self.alpha, self.alpha), numbers[:, :count]
 
@@ -68,7 +68,7 @@ class MixUp(_Mixing):
     an epoch or next to a skipped sample, is unchanged. Must come after `ToDtype` or `Normalize`.
 
     With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a global batch apart, so
-    that no sample is mixed with a repeat of itself; a sample in a batch that is too small for that is unchanged.
+    that no sample is mixed with a repeat of itself. If a batch is too small for this, its samples are unchanged.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for an entire batch.
 
@@ -76,13 +76,14 @@ class MixUp(_Mixing):
         alpha: α, greater than 0.
         num_classes: the number of classes; required if labels are integers (N,), which become soft labels, float32
             (N, num_classes).
-        labels_getter: the location of the labels in a batch. ``"default"`` means the second entry, if it is a tensor;
-            or, if the batch or its second entry is a dict, its key "labels", or else a key that contains "label", in
-            upper or lower case. A function takes the batch and returns the tensor. None means that there are no labels.
+        labels_getter: the location of the labels in a batch. ``"default"`` means the second entry, if it is a tensor.
+            If the batch or its second entry is a dict, ``"default"`` means its key "labels", or else a key that
+            contains "label", in upper or lower case. A function takes the batch and returns the tensor. None means that
+            there are no labels.
         label_smoothing: s in 0 ≤ s < 1. Labels y of K classes become (1 - s) · y + s / K, even for samples that are not
             mixed. So the class of an integer label gets 1 - s + s / K and all other classes s / K, as in timm's `Mixup`
             (timm/data/mixup.py, `mixup_target`). Labels (N, K) are treated as probabilities of K classes. Do not smooth
-            again in the loss.
+            the labels again in the loss.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

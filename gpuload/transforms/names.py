@@ -1,7 +1,7 @@
 """gpuload's equivalents of other libraries' names and arguments, for errors about names that do not exist.
 
-Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found, and by
-`gpuload.transforms.interop`. Does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
+The module is imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found,
+and by `gpuload.transforms.interop`. Does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from typing import Final
 
 from gpuload.errors import closest
 
-__all__ = ["ARGUMENTS", "MODULE", "NOTHING_TO_DO", "REFUSED", "TOP_LEVEL", "TO_DTYPE", "TRANSFORMS", "missing"]
+__all__ = [
+    "ARGUMENTS",
+    "MODULE_REMEDY",
+    "TOP_LEVEL",
+    "TO_DTYPE",
+    "TRANSFORMS",
+    "TYPE_CONVERSIONS",
+    "UNSUPPORTED",
+    "missing_name_error",
+]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
 TOP_LEVEL: Final = {
@@ -29,14 +38,14 @@ TOP_LEVEL: Final = {
     "default_collate": "leave it out: gpuload.Loader does the same without a collate_fn",
     "read_image": "write gpuload.read(path), which leaves the decoding to gpuload.Loader",
 }
-# Names of torch.utils.data that can be used with a `Loader`.
+# Classes and functions of torch.utils.data that work with a `Loader`.
 USABLE_AS_IS: Final = (
     "BatchSampler", "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "RandomSampler", "Sampler",
     "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "random_split",
 )  # fmt: skip
 
-# Transforms of albumentations that gpuload does not have.
-IN_THE_DATASET: Final = (
+# Transforms that albumentations has and gpuload does not.
+ALBUMENTATIONS_ONLY: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
     "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
     "FDA", "FancyPCA", "FrequencyMasking", "FromFloat", "GlassBlur", "GridDistortion", "GridDropout",
@@ -49,27 +58,27 @@ IN_THE_DATASET: Final = (
     "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "UnsharpMask", "XYMasking", "ZoomBlur",
 )  # fmt: skip
 
-OF_YOUR_OWN: Final = "for a transform of your own write a subclass of Custom, or Lambda(function)"
-TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset returns"
-WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
-IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) moves batches to the device"
+CUSTOM_REMEDY: Final = "for a transform of your own write a subclass of Custom, or Lambda(function)"
+TENSOR_REMEDY: Final = "leave it out: batches hold tensors, whatever the dataset returns"
+PROBABILITY_HINT: Final = "RandomApply([…], p=…) gives it a probability"
+DEVICE_REMEDY: Final = "leave it out: gpuload.Loader(device=…) moves batches to the device"
 
-# Transforms that only change the type of a Python object; a batch of gpuload is always a tensor.
-NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
+# Transforms that only convert an image to another Python type; gpuload's batches are always tensors.
+TYPE_CONVERSIONS: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
 
 TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # these become gpuload's ToDtype
 
-# A module that takes a batch must follow the result of `from_torchvision`; its argument must not contain the module.
-MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
+# How to add a module that takes a batch, which `from_torchvision` does not convert.
+MODULE_REMEDY: Final = "write transforms=[*T.from_torchvision(…), module]"
 
 # Transforms of torchvision that gpuload does not have, with the remedies.
-REFUSED: Final[dict[str, str]] = {
+UNSUPPORTED: Final[dict[str, str]] = {
     "FiveCrop": "it makes five images from one; write MultiView([...]) with a chain for each",
     "Lambda": (
         "torchvision calls its function with every part of a sample; gpuload's T.Lambda(fn, per='image') calls it with "
         "each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
     ),
-    "LinearTransformation": f"apply it to the finished batch, or wrap it in an nn.Module, and {MODULE}",
+    "LinearTransformation": f"apply it to the finished batch, or wrap it in an nn.Module, and {MODULE_REMEDY}",
     "RGB": "leave it out: gpuload.Encoded decodes every file to RGB",
     "SetClampingMode": "leave it out: gpuload clips boxes to the image, like torchvision's mode 'soft'",
     "TenCrop": "it makes ten images from one; write MultiView([...]) with a chain for each",
@@ -80,52 +89,52 @@ TRANSFORMS: Final = {
     # torchvision
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
     "InterpolationMode": "write its name, as in Resize(224, interpolation='bicubic')",
-    "Transform": OF_YOUR_OWN,
+    "Transform": CUSTOM_REMEDY,
     # timm
     "AugMixAugment": "write TimmAugMix",
     "FastCollateMixup": "write RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) after Normalize",
-    "MaybePILToTensor": TENSORS,
-    "MaybeToTensor": TENSORS,
+    "MaybePILToTensor": TENSOR_REMEDY,
+    "MaybeToTensor": TENSOR_REMEDY,
     "Mixup": "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for both; "
     "both take label_smoothing=…",
     "RandomPad": "write RandomCrop(size, pad_if_needed=True)",
     "RandomResizedCropAndInterpolation": "write RandomResizedCrop(size, interpolation='random')",
-    "ToNumpy": TENSORS,
+    "ToNumpy": TENSOR_REMEDY,
     "create_transform": "write from_timm(config, is_training=…)",
     # albumentations
     "Affine": "write RandomAffine(degrees, translate, scale, shear)",
-    "BasicTransform": OF_YOUR_OWN,
+    "BasicTransform": CUSTOM_REMEDY,
     "BBoxSafeRandomCrop": "write RandomIoUCrop()",
     "Blur": "write GaussianBlur(kernel_size)",
-    "ChannelShuffle": f"write RandomChannelPermutation(); {WITH_RANDOM_APPLY}",
+    "ChannelShuffle": f"write RandomChannelPermutation(); {PROBABILITY_HINT}",
     "CoarseDropout": "write RandomErasing(p, scale, max_count=…)",
     "Crop": "write CenterCrop(size) or RandomCrop(size)",
     "Cutout": "write RandomErasing(p, scale, ratio=(1, 1))",
     "Downscale": "write RandomApply([Resize(small), Resize(large)], p=…)",
     "D4": "write RandomRotate90(p=1) and RandomTranspose()",
-    "DualTransform": OF_YOUR_OWN,
+    "DualTransform": CUSTOM_REMEDY,
     "Equalize": "write RandomEqualize(p)",
     "Erasing": "write RandomErasing(p, scale, ratio)",
-    "GaussNoise": f"write GaussianNoise(sigma=…); {WITH_RANDOM_APPLY}",
-    "HueSaturationValue": f"write ColorJitter(saturation=…, hue=…); {WITH_RANDOM_APPLY}",
-    "ImageCompression": f"write JPEG(quality); {WITH_RANDOM_APPLY}",
-    "ImageOnlyTransform": OF_YOUR_OWN,
+    "GaussNoise": f"write GaussianNoise(sigma=…); {PROBABILITY_HINT}",
+    "HueSaturationValue": f"write ColorJitter(saturation=…, hue=…); {PROBABILITY_HINT}",
+    "ImageCompression": f"write JPEG(quality); {PROBABILITY_HINT}",
+    "ImageOnlyTransform": CUSTOM_REMEDY,
     "InvertImg": "write RandomInvert(p)",
     "LongestMaxSize": "write Resize(None, max_size=…)",
     "NoOp": "write Identity()",
     "OneOf": "write RandomChoice([…], p=[…])",
     "OneOrOther": "write RandomChoice([first, second], p=[…])",
     "PadIfNeeded": "write CenterCropOrPad(size), or RandomCrop(size, pad_if_needed=True)",
-    "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {WITH_RANDOM_APPLY}",
+    "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {PROBABILITY_HINT}",
     "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
     "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
     "RandomSizedCrop": "write RandomResizedCrop(size, scale)",
     "ReplayCompose": "leave it out: gpuload.Loader.replay(epoch, position) recreates a sample",
-    "Rotate": f"write RandomRotation(degrees); {WITH_RANDOM_APPLY}",
+    "Rotate": f"write RandomRotation(degrees); {PROBABILITY_HINT}",
     "SafeRotate": "write RandomRotation(degrees, expand=True) and Resize((height, width))",
     "Sequential": "write Compose([…])",
     "Sharpen": "write RandomAdjustSharpness(sharpness_factor, p)",
-    "ShiftScaleRotate": f"write RandomAffine(degrees, translate, scale); {WITH_RANDOM_APPLY}",
+    "ShiftScaleRotate": f"write RandomAffine(degrees, translate, scale); {PROBABILITY_HINT}",
     "SmallestMaxSize": "write Resize(size), where a single number is the shorter side",
     "SelectiveChannelTransform": "write a Custom, which gets all channels",
     "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
@@ -133,7 +142,7 @@ TRANSFORMS: Final = {
     "ToFloat": "write ToDtype('float32', scale=True)",
     "ToGray": "write RandomGrayscale(p), or Grayscale(3)",
     "ToRGB": "leave it out: gpuload.Encoded decodes every file to RGB",
-    "ToTensorV2": TENSORS,
+    "ToTensorV2": TENSOR_REMEDY,
     "Transpose": "write RandomTranspose(p)",
     # FFCV
     "CenterCropRGBImageDecoder": "write CenterCropOrPad(size), or Resize(size) and CenterCrop(size)",
@@ -147,7 +156,7 @@ TRANSFORMS: Final = {
     "RandomTranslate": "write RandomCrop(size, padding=…)",
     "SimpleRGBImageDecoder": "leave it out: gpuload.Loader decodes the result of gpuload.read",
     "Squeeze": "leave it out: labels have the shape (N,)",
-    "ToDevice": IN_THE_LOADER,
+    "ToDevice": DEVICE_REMEDY,
     "ToTorchImage": "leave it out: images are N×C×H×W",
     # DALI
     "brightness_contrast": "write ColorJitter(brightness=…, contrast=…)",
@@ -190,7 +199,7 @@ ARGUMENTS: Final = {
 }
 
 
-def missing(module: str, name: str) -> AttributeError:
+def missing_name_error(module: str, name: str) -> AttributeError:
     """Return the error for a name that a gpuload module does not have. It suggests the equivalent of another library's
     name, or else a similar name."""
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
@@ -212,10 +221,10 @@ def _in_gpuload(name: str) -> str | None:
 def _in_transforms(name: str) -> str | None:
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True), or leave it out: Normalize scales too, and batches hold tensors"
-    if name in NOTHING_TO_DO:
-        return TENSORS
+    if name in TYPE_CONVERSIONS:
+        return TENSOR_REMEDY
     if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
-    if name in IN_THE_DATASET:
+    if name in ALBUMENTATIONS_ONLY:
         return "call albumentations in the dataset's __getitem__ and return gpuload.Image(array), or write a Custom"
-    return TRANSFORMS.get(name) or REFUSED.get(name)
+    return TRANSFORMS.get(name) or UNSUPPORTED.get(name)

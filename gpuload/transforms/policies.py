@@ -1,11 +1,11 @@
 """Automatic augmentation: one engine for all methods, and torchvision's four methods.
 
 A method has a `Table` of the operations named in the papers; a *kind* is an index into it. The method's `Recipe`
-defines how many kinds are drawn, with or without replacement, or that an entry of a policy is drawn. The method's
-`strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the maximum. They are
-computed in float32, as in torchvision: shifts are truncated to whole pixels, so a difference in the last bit can become
-a pixel. timm's methods are in `gpuload.transforms.timm_policies`. Boxes, masks and keypoints are refused, as in
-torchvision, because the published methods are for classification.
+defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or as an entry of a
+policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the
+maximum. They are computed in float32, as in torchvision: shifts are truncated to whole pixels, so a difference in the
+last bit can become a difference of one pixel. timm's methods are in `gpuload.transforms.timm_policies`. Boxes, masks
+and keypoints are refused, as in torchvision, because the published methods are for classification.
 
 The policies are from Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; the spaces are
 from "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; and Hendrycks et al., "AugMix", ICLR
@@ -71,6 +71,7 @@ class Table:
         self.sides = np.array([int(name == "TranslateX") for name in kinds])  # the index of the side in (height, width)
 
     def numbers(self, names: Iterable[str]) -> np.ndarray:
+        """Return the kinds, int64, of the operations with these names."""
         return np.array([self.names.index(name) for name in names], np.int64)
 
     def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -115,7 +116,7 @@ class Recipe(NamedTuple):
     Attributes:
         kinds: int64 (n,), the kinds to draw from; or (n, `count`), the entries of a policy, one of which is drawn.
         magnitudes: the magnitude of each operation: one number, or float64 with the shape of a policy's `kinds`.
-        probabilities: the probability of each operation, in the same forms; None means 1.
+        probabilities: the probability of each operation, a number or an array like `magnitudes`; None means 1.
         count: the number of consecutive operations.
         bins: if not 0, magnitudes are drawn instead, as integers in 0 … `bins` - 1.
         weights: float64 (n,), the weights for drawing kinds without replacement; None means that kinds are drawn
@@ -182,7 +183,7 @@ class AutomaticAugment(Transform):
         if recipe.weights is None:
             indices = (choices * len(recipe.kinds)).astype(np.int64)
         else:
-            # Exponential times with these rates, sorted, are distributed like draws without replacement.
+            # The order of exponential waiting times with these rates is distributed like draws without replacement.
             indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.count]
         magnitudes: Any = recipe.magnitudes
         probabilities: Any = recipe.probabilities
@@ -218,7 +219,7 @@ class AutomaticAugment(Transform):
 def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the kinds (int64), magnitudes and probabilities (float64) of a policy, each (entries, 2).
 
-    Its text has entries separated by semicolons. An entry has one or two operations separated by a comma, each with its
+    The text has entries separated by semicolons. An entry has one or two operations separated by a comma, each with its
     name, probability, and magnitude if the operation has one.
     """
     entries = [[part.split() for part in entry.split(",")] for entry in text.split(";")]
@@ -383,7 +384,7 @@ def _policy_name(name: str, value: Any) -> str:
 
 @declaration
 class AutoAugment(TorchvisionAugment):
-    """Apply one of 25 pairs of operations, each with its probability; the pairs were found by a search on a data set.
+    """Apply one of 25 pairs of operations, each with a probability. The pairs were found by a search on a data set.
 
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.
@@ -488,7 +489,7 @@ class AugMix(TorchvisionAugment):
     Args:
         severity: the number of magnitude bins to draw from, counted from the smallest; 1 … 10.
         mixture_width: the number of chains.
-        chain_depth: the number of operations in each chain; 0 or less means that it is drawn from 1 … 3.
+        chain_depth: the number of operations in each chain; if it is 0 or less, the number is drawn from 1 … 3.
         alpha: the parameter of both distributions, greater than 0.
         all_ops: whether to include brightness, colour, contrast and sharpness.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.

@@ -1,10 +1,10 @@
 """Transforms that resize to a random size, and timm's resizes and crops.
 
-Names, arguments, defaults and distributions are torchvision's, except that `CenterCropOrPad`, `RandomCropOrPad`,
-`ResizeKeepRatio` and `TrimBorder` are those of `timm.data.transforms` (1.0), used by `from_timm`. torchvision's Resize
-rounds sides down and fits the shorter side; timm's resize rounds to the nearest integer and can fit the longer side.
-timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel long, where torchvision
-raises an error.
+Names, arguments, defaults and distributions are torchvision's, except for `CenterCropOrPad`, `RandomCropOrPad`,
+`ResizeKeepRatio` and `TrimBorder`, which come from `timm.data.transforms` (1.0) and are used by `from_timm`.
+torchvision's Resize rounds sides down and fits the shorter side; timm's resize rounds to the nearest integer and can
+fit the longer side. timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel
+long, where torchvision raises an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuload.transforms.arguments import (
     probability,
     size_pair,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration, scale_to_range
 from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_name, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
@@ -69,7 +69,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 
 @declaration
 class ScaleJitter(_Resizing):
-    """Resize to fit into a target size, multiplied by a random factor: large scale jittering.
+    """Resize to fit into a target size multiplied by a random factor (large scale jittering).
 
     Args:
         target_size: (height, width). As in torchvision, its width applies to the image's height, and its height to the
@@ -90,7 +90,7 @@ class ScaleJitter(_Resizing):
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
-        return (sizes_hw * (fit * between(self.scale_range, numbers))[:, None]).astype(np.int64)
+        return (sizes_hw * (fit * scale_to_range(self.scale_range, numbers))[:, None]).astype(np.int64)
 
 
 def _lengths(name: str, value: Any) -> tuple[int, ...]:
@@ -170,9 +170,10 @@ class ResizeKeepRatio(Resampling):
         longest: 0 means that the result covers the size, 1 that it fits into the size; fractions are in between.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
-        random_scale_prob: the probability of also scaling by a random factor.
+        random_scale_prob: the probability of scaling the result by a random factor.
         random_scale_range: the minimum and maximum factor, greater than 0.
-        random_scale_area: if True, the factor is 1 / √x with x drawn from the range, as for the area of a crop.
+        random_scale_area: whether `random_scale_range` is a range of areas, as for the area of a crop: the factor is
+            then 1 / √x, with x drawn from the range.
         random_aspect_prob: the probability of changing the aspect ratio by a random factor.
         random_aspect_range: the minimum and maximum factor, which is drawn log-uniformly.
 
@@ -200,11 +201,11 @@ class ResizeKeepRatio(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
-        scale = between(self.random_scale_range, numbers[:, 1])
+        scale = scale_to_range(self.random_scale_range, numbers[:, 1])
         if self.random_scale_area:
             scale = 1 / np.sqrt(scale)
         factors *= np.where(numbers[:, 0] < self.random_scale_prob, scale, 1.0)[:, None]
-        root = np.exp(between(map(math.log, self.random_aspect_range), numbers[:, 3]) / 2)
+        root = np.exp(scale_to_range(map(math.log, self.random_aspect_range), numbers[:, 3]) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
         return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
@@ -238,7 +239,8 @@ class RandomCropOrPad(FixedSizeCrop):
 
     Args:
         size: an integer (a square), or (height, width).
-        fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        fill: the level of the padding in 0 … 255, or a sequence with one level per channel; only for
+            ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
 
     Raises:
@@ -276,7 +278,9 @@ class TrimBorder(Padding):
             row = int((cropped_hw < 1).any(axis=1).argmax())
             height, width = sizes_hw[row].tolist()
             raise DrawError(
-                f"TrimBorder({self.border_size}) would remove an entire image of {height}×{width} (height × width)", row
+                f"TrimBorder({self.border_size}) would remove an entire image of {height}×{width} (height × width); "
+                "use a smaller border, or put a Resize before it",
+                row,
             )
         return self.box(np.full_like(cropped_hw, self.border_size), cropped_hw)
 

@@ -1,7 +1,7 @@
-"""Detects user code that refers to state that training may change.
+"""Detects user code that refers to state that training may change, such as a module's parameters.
 
-Such code must run after the training steps issued before it; otherwise it could read the state too early, or while it
-is being written. A false positive only prevents the preparation of batches ahead of time.
+This code must run after the training steps that were issued before it; otherwise it could read the state too early, or
+while the state is being written. A false positive only prevents preparing batches ahead of time.
 
 Runs in the main process, once per chain. Does not import torch: modules cannot exist before other code has imported it.
 """
@@ -19,16 +19,20 @@ from gpuload.transforms.arguments import is_module
 
 __all__ = ["has_state"]
 
-MAX_OBJECTS: Final = 10_000  # user objects to search for modules
+MAX_OBJECTS: Final = 10_000  # the maximum number of objects to search for modules
 LEAF_TYPES: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # hold no modules
-LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # do not search their globals
-OPAQUE: Final = ("gpuload", "logging", "numpy")  # do not search the attributes of their objects either; there are many
+LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # their globals are not searched
+OPAQUE: Final = (
+    "gpuload",
+    "logging",
+    "numpy",
+)  # attributes of their objects are not searched either: there are too many
 
 
 def has_state(entry: Any) -> bool:
-    """Return whether an object is or refers to a torch module with parameters or buffers, or to a tensor that requires
+    """Return whether an object is, or refers to, a torch module with parameters or buffers, or a tensor that requires
     gradients; training may change these at any time. References are attributes, items of collections, and a function's
-    closure, bound object and globals. Anything that refers to more than `MAX_OBJECTS` objects counts too."""
+    closure, bound object and globals. Also return True if the object refers to more than `MAX_OBJECTS` objects."""
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
     pending = [entry]
     while pending:
@@ -46,7 +50,7 @@ def has_state(entry: Any) -> bool:
 
 def _referents(entry: Any) -> Iterable[Any]:
     """Return the objects that an object refers to directly."""
-    if isinstance(entry, dict):  # the values of other mappings may be read from files
+    if isinstance(entry, dict):  # other mappings are not searched, since they may read their values from files
         return list(entry.values())
     if isinstance(entry, list | tuple | set | frozenset):
         return list(entry)
@@ -62,7 +66,8 @@ def _referents(entry: Any) -> Iterable[Any]:
 
 
 def _globals(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """Yield the globals used by a function or its nested functions. (Attributes with a global's name count too.)"""
+    """Yield the globals used by a function or its nested functions, and also globals with the name of an attribute that
+    is used, since code objects do not distinguish these."""
     yield from (names[name] for name in code.co_names if name in names)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -1,7 +1,7 @@
 """Transforms for the boxes and keypoints of a sample: a crop that depends on the boxes, and sanitizing transforms.
 
-Names, arguments, defaults and semantics are torchvision's. When a box is removed, so are its fields: its label and the
-other leaves that `labels_getter` returns, and its instance mask (`gpuload.workers.box_fields`).
+Names, arguments, defaults and semantics are torchvision's. When a box is removed, its fields are removed too: its
+label, its entries in other fields that `labels_getter` returns, and its instance mask (`gpuload.workers.box_fields`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ __all__ = [
 ]
 
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-# torchvision never stops. With its seven options, one of which always ends the search, a sample whose boxes can never
-# be kept reaches the end of this many rounds with a probability of 1 in 5 million.
+# torchvision has no limit. One of its seven options always ends the search, so a sample for which no crop is ever
+# accepted needs more than this many rounds with a probability of 1 in 5 million.
 ROUNDS: Final = 100
-NUMBERS: Final = 4  # uniform numbers per trial: two for the size, two for the corner
+NUMBERS_PER_TRIAL: Final = 4  # two uniform numbers for the size, two for the corner
 
 
 @declaration
 class RandomIoUCrop(Padding):
     """Crop a part of the image that overlaps at least one of the sample's boxes by a random amount, as in SSD.
 
-    A minimum overlap is drawn from `sampler_options`; 1 or more means that the image is not cropped. Otherwise up to
-    `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of a box, and overlaps one
-    of the boxes whose centre it contains by at least that amount (intersection over union). If all trials fail, another
-    overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those selected by the
-    chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision shrinks such boxes
-    to nothing, and relies on SanitizeBoundingBoxes to remove them.)
+    A minimum overlap (intersection over union) is drawn from `sampler_options`; 1 or more means that the image is not
+    cropped. Otherwise up to `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of
+    a box, and has at least the minimum overlap with one of the boxes whose centre it contains. If all trials fail,
+    another minimum overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those
+    selected by the chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision
+    shrinks such boxes to nothing, and relies on SanitizeBoundingBoxes to remove them.)
 
     A sample without boxes is unchanged.
 
@@ -81,51 +81,56 @@ class RandomIoUCrop(Padding):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
-            raise ValueError("RandomIoUCrop draws from the boxes of a sample, but got no boxes; yield gpuload.Boxes")
+            raise ValueError(
+                "RandomIoUCrop draws from the boxes of a sample, but the sample has none; return gpuload.Boxes from "
+                "the dataset"
+            )
         boxes = uniforms.boxes
         regions = np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1)
         kept_boxes = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
         remaining_rows = np.array([row for row, array in enumerate(boxes) if len(array)], np.int64)
-        count = 1 + NUMBERS * self.trials
+        count = 1 + NUMBERS_PER_TRIAL * self.trials
         for number in range(ROUNDS):
             if not len(remaining_rows):
                 break
             numbers = uniforms.take(remaining_rows)((number + 1) * count)[:, number * count :]
-            done = np.zeros(len(remaining_rows), np.bool_)
+            is_done = np.zeros(len(remaining_rows), np.bool_)
             for index, row in enumerate(remaining_rows.tolist()):
-                done[index] = self._round(numbers[index], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
-            remaining_rows = remaining_rows[~done]
+                is_done[index] = self._run_round(
+                    numbers[index], sizes_hw[row], boxes[row], regions[row], kept_boxes[row]
+                )
+            remaining_rows = remaining_rows[~is_done]
         return self.box(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
 
-    def _round(
+    def _run_round(
         self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, region: np.ndarray, kept_boxes: np.ndarray
     ) -> bool:
-        """Draw one overlap and all its trials. Write a successful crop to `region` and `kept_boxes`, and return whether
-        the search is over."""
+        """Draw a minimum overlap and all its trials. Write the first accepted crop to `region` and `kept_boxes`, and
+        return whether the search is over."""
         options = self.sampler_options
         assert options is not None
         overlap = options[int(numbers[0] * len(options))]
         if overlap >= 1:
             return True
         height, width = size_hw.tolist()
-        trials = numbers[1:].reshape(self.trials, NUMBERS)
+        trials = numbers[1:].reshape(self.trials, NUMBERS_PER_TRIAL)
         scale = self.min_scale + (self.max_scale - self.min_scale) * trials[:, :2]
         new_width, new_height = (width * scale[:, 0]).astype(np.int64), (height * scale[:, 1]).astype(np.int64)
         left = ((width - new_width) * trials[:, 2]).astype(np.int64)
         top = ((height - new_height) * trials[:, 3]).astype(np.int64)
         ratio = new_width / np.maximum(new_height, 1)
-        accepted = (new_width > 0) & (new_height > 0)
-        accepted &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
+        is_accepted = (new_width > 0) & (new_height > 0)
+        is_accepted &= (self.min_aspect_ratio <= ratio) & (ratio <= self.max_aspect_ratio)
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
-        inside = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
-        # -1, which is less than any overlap, where no centre is inside.
-        accepted &= np.where(inside, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
-        if not accepted.any():
+        has_centre = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
+        # A crop without any box centre gets -1, which is less than any overlap.
+        is_accepted &= np.where(has_centre, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
+        if not is_accepted.any():
             return False
-        trial = int(accepted.argmax())
+        trial = int(is_accepted.argmax())
         region[:] = top[trial], left[trial], new_height[trial], new_width[trial]
-        kept_boxes[: len(boxes)] = inside[trial]
+        kept_boxes[: len(boxes)] = has_centre[trial]
         return True
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -157,12 +162,12 @@ class SanitizeBoundingBoxes(Transform):
         min_size: the minimum width and height of a box, in pixels.
         min_area: the minimum area of a box, in square pixels.
         labels_getter: the fields of the boxes, in addition to instance masks (N×H×W for N boxes, in the container of
-            the boxes). ``"default"`` selects keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` in the
-            container of the boxes, with one entry per box; and labels, where torchvision looks for them: in a sample
-            that is a dict, or in the dict at index 1 of a tuple or list, the key ``"labels"`` (upper or lower case), or
-            else the first key that contains ``"label"``; or the entry at index 1, if it is an array or tensor. A
-            function takes the sample as the dataset yields it, and returns a field, or a tuple or list of fields. None
-            selects no fields.
+            the boxes). ``"default"`` selects keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` with one
+            entry per box in the container of the boxes, and labels. It finds labels like torchvision: in a sample that
+            is a dict, or in the dict at index 1 of a tuple or list, they are under the key ``"labels"`` (upper or lower
+            case), or else under the first key that contains ``"label"``; otherwise they are the entry at index 1, if it
+            is an array or tensor. A function takes the sample as the dataset returns it, and returns a field, or a
+            tuple or list of fields. None selects no fields.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -216,10 +221,11 @@ class ClampBoundingBoxes(Transform):
 
 @declaration
 class ConvertBoundingBoxFormat(Transform):
-    """Convert boxes from any format to the given one.
+    """Convert boxes from their format to another format.
 
     Args:
-        format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in upper or lower case, or torchvision's BoundingBoxFormat.
+        format: the new format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in upper or lower case, or torchvision's
+            BoundingBoxFormat.
 
     Raises:
         ValueError: the format is unknown.
@@ -240,7 +246,7 @@ class ConvertBoundingBoxFormat(Transform):
 
 @declaration
 class ClampKeyPoints(Transform):
-    """Move keypoints outside their image to its nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
+    """Move keypoints outside their image to the image's nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = ClampPoints
@@ -254,7 +260,7 @@ class SanitizeKeyPoints(Transform):
     """Remove keypoints outside their image, along with their fields. If keypoints are grouped, (N, …, 2), a group is
     removed if any of its keypoints is outside.
 
-    A sample must have a single `Keypoints` leaf.
+    A sample must have exactly one `Keypoints`.
 
     Args:
         labels_getter: the fields of the keypoints, with one entry per keypoint or group. None means no fields;

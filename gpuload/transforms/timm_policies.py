@@ -2,9 +2,9 @@
 
 Semantics and numbers are those of `timm.data.auto_augment`, timm 1.0. The policy ``original`` is from Cubuk et al.,
 "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` from the TPU implementation of
-EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. The suffix ``r`` means a posterize whose strength grows with
-the magnitude. Unlike the published RandAugment, timm's version skips each operation with a probability, can vary
-magnitudes, and shifts by fractions of pixels.
+EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. The suffix ``r`` selects a posterize operation whose
+strength grows with the magnitude. Unlike the published RandAugment, timm's version skips each operation with a
+probability, can vary magnitudes, and shifts by fractions of pixels.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ RANDOM_BLUR: Final = TIMM.names.index("GaussianBlurRand")
 
 HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
 FULL_MAGNITUDE: Final = 10.0  # the magnitude of an operation's full strength, and the default maximum
-UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means infinity
+UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means "inf", which draws magnitudes uniformly
 
 
 def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the kinds of comma-separated names, and their weights if the names are followed by weights."""
+    """Return the kinds of comma-separated names, and their weights if each name is followed by a weight."""
     entries = [entry.split() for entry in text.split(",")]
     weights = np.array([float(entry[1]) for entry in entries]) if len(entries[0]) > 1 else None
     return TIMM.numbers(entry[0] for entry in entries), weights
@@ -130,13 +130,13 @@ class TimmAugment(AutomaticAugment):
         name = type(self).__name__
         if not isinstance(self.config, str):
             raise TypeError(f"{name}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
-        object.__setattr__(self, "hparams", _checked(name, self.hparams))
+        object.__setattr__(self, "hparams", _check_hparams(name, self.hparams))
         self.recipe  # noqa: B018  # raises if the config is invalid
 
     @property
     def parts(self) -> dict[str, Any]:
         """The config as a dict: numbers keyed by their letters, the set by ``"t"``, and the first part by ``""``."""
-        return _parts(type(self), self.config)
+        return _parse_config(type(self), self.config)
 
     @property
     def fill(self) -> Any:
@@ -169,7 +169,7 @@ class TimmAugment(AutomaticAugment):
         return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
 
 
-def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
+def _check_hparams(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
     """Check the hyperparameters and return them as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()
@@ -179,14 +179,14 @@ def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
     for name, value in sorted(dict(hparams).items()):
         label = f"{method}(hparams[{name!r}])"
         if name not in HPARAMS:
-            raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
+            raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)} as keys, got {name!r}")
         if name == "img_mean":
             checked[name] = fill_values(label, value, uint8=True)
         elif name == "interpolation":
             filters = filter_names("random") if value == "random" else value if is_sequence(value) else (value,)
             checked[name] = tuple(interpolation_name(label, entry) for entry in filters)
         elif name == "magnitude_max" and value is None:
-            continue  # timm's word for its default
+            continue  # timm's default maximum
         else:
             number = math.inf if name == "magnitude_std" and value == math.inf else finite(label, value)
             if number < 0:
@@ -196,7 +196,7 @@ def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=32)
-def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
+def _parse_config(method: type[TimmAugment], config: str) -> dict[str, Any]:
     """Parse a config; see `TimmAugment.parts`."""
     method_name, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
     label = f"{method_name}(config={config!r})"
@@ -238,7 +238,7 @@ class TimmRandAugment(TimmAugment):
             in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, operations whose strength grows with the
             magnitude; ``t``, another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``, from older strings,
             is refused, as in timm.
-        hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
+        hparams: a dict with any of these keys: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
             ``interpolation``, a filter, or several filters from which one is drawn for each operation ("random", the
             default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a fraction of the side (0.45);
             ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
@@ -266,8 +266,8 @@ class TimmRandAugment(TimmAugment):
         kinds, weights = SETS[set_name] if set_name is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
         if weights is not None and count > len(weights):
             raise ValueError(
-                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{set_name} draws from "
-                f"{len(weights)} without replacement"
+                f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{set_name} draws "
+                f"without replacement from {len(weights)}; use n{len(weights)} or less"
             )
         return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)
 
@@ -332,7 +332,7 @@ class TimmAugMix(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         if parts["b"]:
-            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with different shares; leave it out")
+            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with different shares; remove -b1")
         for key in ("w", "a"):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")

@@ -1,7 +1,7 @@
-"""Transforms that rotate, shear and tilt an image, each drawn as a `Warp`, and the coefficients of these maps.
+"""Transforms that rotate, shear and tilt an image, each drawn as a `Warp`, and the coefficients of their maps.
 
 Names, arguments, defaults and distributions are torchvision's. Maps follow torchvision's behaviour for Pillow images,
-which is defined by `Image.rotate` and `Image.transform`. A pixel of a result can come from anywhere in the image, so
+which Pillow's `Image.rotate` and `Image.transform` define. A pixel of a result can come from anywhere in the image, so
 images are decoded completely.
 
 Maps are inverse: they map points of the result to points of the image. Angles are in degrees; a positive angle
@@ -24,7 +24,7 @@ from gpuload.transforms.arguments import (
     is_sequence,
     probability,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
 from gpuload.transforms.program.ops import Record, Warp
 
 __all__ = [
@@ -56,7 +56,7 @@ def affine_coefficients(
     """
     center = size_hw[:, ::-1] * 0.5 if center_xy is None else np.broadcast_to(center_xy, size_hw.shape)
     angle = np.radians(angle_degrees)
-    # Contiguous, since numpy's sines of strided and contiguous arrays can differ in the last bit.
+    # The arrays are contiguous, since numpy's sines of strided and contiguous arrays can differ in the last bit.
     shear_x, shear_y = np.ascontiguousarray(np.radians(np.broadcast_to(shear_xy_degrees, size_hw.shape)).T)
     # Without the scale, the 2×2 part has the determinant 1, so its inverse needs no division.
     cosine, sine = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
@@ -89,22 +89,23 @@ def rotation_coefficients(
     cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
     coefficients = np.zeros((len(size_hw), 8))
     coefficients[:, 0], coefficients[:, 1], coefficients[:, 3], coefficients[:, 4] = cosine, -sine, sine, cosine
-    shift = center - _turned(center, coefficients)
+    shift = center - _apply_linear(center, coefficients)
     result_sizes = size_hw
     if expand:
         corners = (
-            np.stack([_turned(sizes * corner, coefficients) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
+            np.stack([_apply_linear(sizes * corner, coefficients) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))])
+            + shift
         )
         expanded_sizes = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
         if center_xy is None:  # at a right angle Pillow just swaps the sides; half pixels would round up at both ends
             expanded_sizes = np.where((cosine == 0)[:, None], sizes[:, ::-1], expanded_sizes)
-        shift = shift - _turned((expanded_sizes - sizes) / 2, coefficients)
+        shift = shift - _apply_linear((expanded_sizes - sizes) / 2, coefficients)
         result_sizes = expanded_sizes[:, ::-1].astype(np.int64)
     coefficients[:, 2], coefficients[:, 5] = shift.T
     return coefficients, result_sizes
 
 
-def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def _apply_linear(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Apply the linear part of a map to points (B, 2)."""
     x, y = points_xy.T
     a, b, _, d, e = coefficients.T[:5]
@@ -119,14 +120,15 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
     new corners are collinear, or if the result's first pixel would show a point at infinity."""
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
     bottom, right = (size_hw - 1).astype(np.float64).T
-    # From the unit square to the corners (Heckbert 1989), times a common factor: all integers, so 0 is exact.
+    # The map from the unit square to the corners (Heckbert 1989), times a common factor. All numbers are integers, so
+    # comparisons with 0 are exact.
     i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
     skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
     g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
     h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
     a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
     d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
-    # The inverse of that map, from the image instead of the unit square.
+    # The inverse of that map, which ends at the corners of the image instead of the unit square.
     coefficients = np.stack(
         [
             (e * i - f * h) * right,
@@ -151,12 +153,12 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
 
 
 def _angles(name: str, value: Any) -> tuple[float, float]:
-    """Return a range of angles; a single number x ≥ 0 means -x … x."""
+    """Return a range (low, high) of angles; a single number x ≥ 0 means -x … x."""
     if is_sequence(value):
         return interval(name, value)
     number = finite(name, value)
     if number < 0:
-        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
+        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; write (low, high) instead")
     return 0.0 - number, number  # not -0.0, which prints differently
 
 
@@ -206,7 +208,7 @@ class RandomRotation(_Warping):
     Args:
         degrees: the minimum and maximum angle, counterclockwise; a number x ≥ 0 means -x … x.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        expand: enlarge the result to contain the entire rotated image, so that sizes differ.
+        expand: whether to enlarge the result to contain the entire rotated image; sizes then differ between images.
         center: (x, y) from the top left corner, in pixels; None means the middle.
         fill: the level outside the image in 0 … 255, or one for each channel, or a dict of levels by type.
 
@@ -225,7 +227,7 @@ class RandomRotation(_Warping):
     fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
-        angles = between(self.degrees, uniforms(1)[:, 0])
+        angles = scale_to_range(self.degrees, uniforms(1)[:, 0])
         return self.warp(*rotation_coefficients(angles, self.center, sizes_hw, expand=self.expand))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -238,8 +240,8 @@ class RandomAffine(_Warping):
 
     Args:
         degrees: the minimum and maximum angle, clockwise; a number x ≥ 0 means -x … x.
-        translate: the maximum translation as fractions (of the width, of the height) in 0 … 1; translations are whole
-            pixels.
+        translate: the maximum translation along x and y, as fractions of the width and of the height in 0 … 1. Drawn
+            translations are rounded to whole pixels.
         scale: the minimum and maximum factor.
         shear: angles in degrees: (min, max) along x, or (min x, max x, min y, max y); a number x ≥ 0 means -x … x
             along x.
@@ -261,14 +263,14 @@ class RandomAffine(_Warping):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
-        angles = between(self.degrees, numbers[:, 0])
+        angles = scale_to_range(self.degrees, numbers[:, 0])
         reach = np.array(self.translate or (0.0, 0.0)) * sizes_hw[:, ::-1]
         translate = np.rint((2 * numbers[:, 1:3] - 1) * reach)
-        scale = between(self.scale or (1.0, 1.0), numbers[:, 3])
+        scale = scale_to_range(self.scale or (1.0, 1.0), numbers[:, 3])
         ranges: Any = self.shear or (0.0, 0.0)
         shear = np.zeros((len(sizes_hw), 2))
         for axis in range(len(ranges) // 2):
-            shear[:, axis] = between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
+            shear[:, axis] = scale_to_range(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
         return self.warp(affine_coefficients(angles, translate, scale, shear, self.center, sizes_hw), sizes_hw)
 
 

@@ -535,7 +535,7 @@ def _columns_of(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequ
 
 
 def _batch_key(request: Request) -> tuple[Any, ...]:
-    return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
+    return request.epoch, int(request.positions[0]), request.iterable and request.iterable.pass_number
 
 
 def _unsendable(error: Exception) -> TypeError:

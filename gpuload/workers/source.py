@@ -29,7 +29,7 @@ from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, l
 from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
-from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
+from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, Seeding, seed_for, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.counters import FLUSH_NS, Counters
@@ -226,7 +226,7 @@ class Source:
                 self._will_need(keys)
 
     def _open_pass(self, request: Request, start: IterableStart, on_sample: Callable[[], None]) -> Callable[[int], Any]:
-        if self._pass is None or self._pass.run != start.run:
+        if self._pass is None or self._pass.pass_number != start.pass_number:
             self._pass = None  # the old iterator ends before the new one begins
             self.set_worker_info(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
@@ -279,7 +279,7 @@ class Pass:
     """
 
     def __init__(self, dataset: Any, seed: int, start: IterableStart, epoch: int) -> None:
-        self.run = start.run
+        self.pass_number = start.pass_number
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
@@ -362,7 +362,7 @@ class Pass:
                 self.broken = error
         if self._next >= self._start.samples:
             self._pulled[self._next] = (sample, sample_error)
-        if self._next < DIGESTS:
+        if self._next < DIGESTED_SAMPLES:
             self._digests.append(_digest(sample))
         self._next += 1
 

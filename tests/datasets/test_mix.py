@@ -182,8 +182,8 @@ def test_a_data_set_of_the_users_is_not_read_before_workers_have_it():
 # -- what a Loader refuses --------------------------------------------------------------------------------------------
 
 TAIL = (
-    " cannot be combined with a Mix, whose weights determine how often each data set is used, and which goes through "
-    "each in its own order; leave it out, or read the data sets without Mix"
+    " cannot be combined with a Mix, whose weights determine how often each data set is used, and which reads each "
+    "data set in its own order; leave it out, or read the data sets without Mix"
 )
 
 

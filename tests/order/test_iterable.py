@@ -48,7 +48,7 @@ def test_out_of_order_the_worker_with_the_least_to_do_is_asked():
         mine = next(spec for spec in asked if spec.iterable.worker == 1)
         asked.remove(mine)
         after = come_due(mine, 1, False, [IterablePlace(number, False)]).after
-        assert [worker["samples"] for worker in after.iterable["workers"]] == [0, number, 0]
+        assert [worker["samples"] for worker in after.iterable_progress["workers"]] == [0, number, 0]
         asked.append(next(specs))
         assert asked[-1].iterable.worker == 1
 
@@ -82,7 +82,7 @@ def test_a_spec_says_where_its_worker_begins_and_is_never_changed():
     assert (spec.epoch, spec.iterable.worker, spec.iterable.samples, spec.after) == (3, 0, 0, None)
     due = come_due(spec, 2, False, [IterablePlace(2, True)])
     assert (len(spec.positions), spec.after) == (4, None)
-    assert (due.positions.tolist(), due.after.iterable["turn"]) == ([0, 2], 1)
+    assert (due.positions.tolist(), due.after.iterable_progress["turn"]) == ([0, 2], 1)
 
 
 def test_workers_that_give_the_same_are_told_of_once_with_the_next_batch_that_is_given():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from gpuload.order.ranks import check_rank, find_group, find_rank, first_rank_with
+from gpuload.order.ranks import check_rank, find_group, find_rank, first_rank_to_announce
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,15 @@ def test_torch_distributed_comes_before_the_environment(tmp_path):
 
 
 def test_the_first_of_the_ranks_that_said_something_is_known_without_waiting(tmp_path):
-    assert (find_group(), first_rank_with("a", 3)) == (None, 3)
+    assert (find_group(), first_rank_to_announce("a", 3)) == (None, 3)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         assert find_group() == ("gloo", 0, 1)
-        assert [first_rank_with("a", 3), first_rank_with("a", 2), first_rank_with("b", 2)] == [3, 3, 2]
+        assert [first_rank_to_announce("a", 3), first_rank_to_announce("a", 2), first_rank_to_announce("b", 2)] == [
+            3,
+            3,
+            2,
+        ]
     finally:
         dist.destroy_process_group()
 
@@ -54,13 +58,13 @@ def test_an_environment_that_cannot_be_is_refused(rank, world_size):
             0,
             None,
             ValueError,
-            "rank and world_size must be given together, got rank=0, world_size=None; give both or neither",
+            "rank and world_size must be given together, got rank=0, world_size=None; pass both or neither",
         ),
         (
             None,
             2,
             ValueError,
-            "rank and world_size must be given together, got rank=None, world_size=2; give both or neither",
+            "rank and world_size must be given together, got rank=None, world_size=2; pass both or neither",
         ),
         ("0", 2, TypeError, "rank must be an integer, got '0'"),
         (0, True, TypeError, "world_size must be an integer, got True"),

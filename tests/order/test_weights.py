@@ -126,7 +126,7 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": [1, 2]}, r"weights must be one number for each of the 50 samples, got shape \(2,\)"),
+        ({"weights": [1, 2]}, r"weights must have one number for each of the 50 samples, got shape \(2,\)"),
         ({"weights": [1] * 49 + [-1]}, r"1 are not; the first is weights\[49\] = -1"),
         ({"weights": [0] * 50}, "the sum of weights must be finite and greater than 0, got 0"),
         ({"weights": [float("nan")] * 50}, r"50 are not; the first is weights\[0\] = nan"),

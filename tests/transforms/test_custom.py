@@ -128,7 +128,7 @@ def test_workers_get_neither_it_nor_other_regions(transforms):
 
 def test_what_a_worker_gets_cannot_be_applied():
     there = pickle.loads(pickle.dumps(T.Chain([Several(), NORMALIZE])))
-    with pytest.raises(RuntimeError, match="Several was dropped when its chain was pickled"):
+    with pytest.raises(RuntimeError, match="Several was removed when its chain was pickled"):
         T.apply(there.transforms, np.zeros((4, 4, 3), np.uint8))
 
 
@@ -182,7 +182,8 @@ def test_beside_what_needs_levels_it_may_not_get_floats():
     T.Chain([held, NORMALIZE])
     text = (
         "RandomApply (number 2) holds ColorJitter, which needs levels, together with a transform of your own, which "
-        "gets the floats of ToDtype; put RandomApply before ToDtype, or move one of the two out of it"
+        "gets the floats of ToDtype; put RandomApply before ToDtype, or move ColorJitter or "
+        "your transform out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain([FLOAT, held, NORMALIZE])

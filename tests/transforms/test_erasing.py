@@ -25,7 +25,7 @@ FLOAT = T.ToDtype("float32", scale=True)
         (
             {"scale": (0.1, 1.2)},
             ValueError,
-            "RandomErasing(scale=…) is a fraction of the image's area and must lie in 0 … 1, got (0.1, 1.2)",
+            "RandomErasing(scale=…) is a range of fractions of the image's area and must lie in 0 … 1, got (0.1, 1.2)",
         ),
         ({"scale": (-0.1, 0.2)}, ValueError, "must lie in 0 … 1, got (-0.1, 0.2)"),
         ({"scale": (0.3, 0.2)}, ValueError, "RandomErasing(scale=…) must be (low, high) with low ≤ high"),
@@ -34,7 +34,7 @@ FLOAT = T.ToDtype("float32", scale=True)
         ({"value": "noise"}, ValueError, "RandomErasing(value=…) must be 'random' if it is a string, got 'noise'"),
         ({"value": float("nan")}, ValueError, "RandomErasing(value=…) must be finite, got nan"),
         ({"value": (1, "a")}, TypeError, "RandomErasing(value=…) must be a number, got 'a' (str)"),
-        ({"value": ()}, ValueError, "must be one number, or one for each channel, got ()"),
+        ({"value": ()}, ValueError, "must be a number, or a sequence with one number per channel, got ()"),
         ({"mode": "color"}, ValueError, "RandomErasing(mode=…) must be one of 'const', 'rand', 'pixel' or None"),
         ({"mode": "const", "value": "random"}, ValueError, "(value='random') cannot be combined with mode='const'"),
         (
@@ -67,8 +67,8 @@ def test_arguments_that_cannot_be(arguments, error, text):
         ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which levels cannot hold"),
         (
             [T.RandomErasing(value=0.5), NORMALIZE],
-            "RandomErasing(value=0.5) is used where images are levels, so it takes whole numbers in 0 … 255; put it "
-            "after Normalize to give a value of finished images",
+            "RandomErasing(value=0.5) is used where images are levels, so value must be whole numbers in 0 … 255; "
+            "to use normalized values, put it after Normalize",
         ),
         (
             [T.RandomErasing(value=(1, 2, 256))],
@@ -76,11 +76,11 @@ def test_arguments_that_cannot_be(arguments, error, text):
         ),
         (
             [FLOAT, T.RandomErasing(value=2), NORMALIZE],
-            "is used where images are floats that are still to be transformed, so it takes numbers in 0 … 1; put it",
+            "is used where images are floats that later transforms change, so value must be numbers in 0 … 1; to",
         ),
         (
             [T.ToDtype("float32"), T.RandomErasing(value=-1), NORMALIZE],
-            "so it takes numbers in 0 … 255; put it after Normalize",
+            "so value must be numbers in 0 … 255; to use normalized values, put it after Normalize",
         ),
         (
             [NORMALIZE, T.RandomErasing(), T.CenterCrop(8)],

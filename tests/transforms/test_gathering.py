@@ -58,8 +58,8 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
     [
         (
             [T.Mosaic(40), T.RandomIoUCrop()],
-            "RandomIoUCrop draws from the boxes of a sample, which are not known once Mosaic has combined several "
-            "samples; put RandomIoUCrop before Mosaic",
+            "RandomIoUCrop draws from the boxes of a sample, which are no longer known after Mosaic has "
+            "combined several samples; put RandomIoUCrop before Mosaic",
         ),
         ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic cannot be combined with MultiView: a sample has"),
         ([T.MultiView([[T.Resize(40)], [T.CopyPaste()]])], "CopyPaste cannot be combined with MultiView: a sample"),
@@ -81,7 +81,9 @@ def test_orders_that_cannot_be(transforms, text):
 
 @pytest.mark.parametrize("holder", [T.RandomApply, T.RandomChoice, T.RandomOrder])
 def test_others_cannot_hold_them(holder):
-    text = f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*its own probability: p=…"
+    text = (
+        f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*set its probability with p=…"
+    )
     with pytest.raises(ValueError, match=text):
         holder([T.Compose([T.Mosaic(40)])])
 

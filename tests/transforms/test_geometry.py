@@ -41,7 +41,7 @@ def draw(transform, height: int, width: int, n: int = N):
         (
             lambda: T.RandomZoomOut(fill=()),
             ValueError,
-            "RandomZoomOut(fill=…) must be one number, or one for each chan",
+            "RandomZoomOut(fill=…) must be a number, or a sequence with one",
         ),
     ],
 )

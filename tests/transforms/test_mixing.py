@@ -85,7 +85,7 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(num_classes=3), T.CutMix(num_classes=4)])],
-            "MixUp(num_classes=3) and CutMix(num_classes=4) apply to the labels of one batch; give both the same",
+            "MixUp(num_classes=3) and CutMix(num_classes=4) apply to the labels of one batch; pass the same value",
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
@@ -93,7 +93,7 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ),
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(label_smoothing=0.1), T.CutMix()])],
-            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) apply to the labels of one batch; give both",
+            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) apply to the labels of one batch; pass the",
         ),
         (
             [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],

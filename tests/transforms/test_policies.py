@@ -213,7 +213,7 @@ def test_defaults_and_arguments_in_order():
             lambda: T.AutoAugment("coco"),
             "AutoAugment(policy=…) must be one of 'imagenet', 'cifar10', 'svhn', got 'coco'",
         ),
-        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) is given in levels"),
+        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) must be levels"),
         (lambda: T.RandAugment(-1), "RandAugment(num_ops=…) must be at least 0, got -1"),
         (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
         (
@@ -413,7 +413,7 @@ def test_defaults():
         ({"alpha": -1.5}, "AugMix(alpha=…) must be greater than 0, got -1.5"),
         ({"alpha": float("nan")}, "AugMix(alpha=…) must be finite, got nan"),
         ({"all_ops": "yes"}, "AugMix(all_ops=…) must be True or False, got 'yes'"),
-        ({"fill": -1}, "AugMix(fill=…) is given in levels"),
+        ({"fill": -1}, "AugMix(fill=…) must be levels"),
     ],
 )
 def test_wrong_arguments_of_aug_mix(arguments, text):

@@ -133,7 +133,10 @@ def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
         (lambda: T.TimmAugMix("rand-m9"), "TimmAugMix(config=…) must begin with 'augmix', such as 'augmix-m5-w4-d2'"),
         (lambda: T.TimmAugMix("augmix-m1.5"), "TimmAugMix(config='augmix-m1.5'): m must be a whole number, got 1.5"),
         (lambda: T.TimmAugMix("augmix-w0"), "TimmAugMix(config='augmix-w0'): w must be greater than 0"),
-        (lambda: T.TimmAugMix("augmix-b1"), "TimmAugMix(config='augmix-b1'): b1 blends with different shares; leave"),
+        (
+            lambda: T.TimmAugMix("augmix-b1"),
+            "TimmAugMix(config='augmix-b1'): b1 blends with different shares; remove -b1",
+        ),
     ],
 )
 def test_wrong_arguments(make, text):
@@ -327,13 +330,13 @@ def test_fill_and_repr():
         (("rand-m9.5",), "TimmRandAugment(config='rand-m9.5'): m must be a whole number, got 9.5"),
         (("rand-p1.5",), "p is a probability and must lie in 0 … 1, got 1.5"),
         (("rand-t9",), "names an unknown set of operations, 't9'; valid sets are tweights, t3a, t3aw"),
-        (("rand-n16-tweights",), "requests 16 operations, but tweights draws from 15 without replacement"),
+        (("rand-n16-tweights",), "requests 16 operations, but tweights draws without replacement from 15; use n15"),
         (("rand", [1]), "TimmRandAugment(hparams=…) must be a dict, got [1] (list)"),
         (("rand", {"mean": 1}), "TimmRandAugment(hparams=…) takes img_mean, interpolation, magnitude_max"),
         (("rand", {"magnitude_std": -1}), "TimmRandAugment(hparams['magnitude_std']) must not be negative, got -1"),
         (("rand", {"translate_pct": "x"}), "TimmRandAugment(hparams['translate_pct']) must be a number, got 'x'"),
         (("rand", {"interpolation": "box"}), "TimmRandAugment(hparams['interpolation']) must be one of 'nearest'"),
-        (("rand", {"img_mean": (1, 2, 300)}), "TimmRandAugment(hparams['img_mean']) is given in levels"),
+        (("rand", {"img_mean": (1, 2, 300)}), "TimmRandAugment(hparams['img_mean']) must be levels"),
     ],
 )
 def test_wrong_arguments_of_rand_augment(arguments, text):

@@ -35,7 +35,7 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: T.RandomRotation(-1), ValueError, "(degrees=…) as a single number must not be negative, got -1; or"),
+        (lambda: T.RandomRotation(-1), ValueError, "(degrees=…) as a single number must not be negative, got -1;"),
         (lambda: T.RandomRotation((3, 1)), ValueError, "RandomRotation(degrees=…) must be (low, high) with low ≤ high"),
         (lambda: T.RandomRotation("9"), TypeError, "RandomRotation(degrees=…) must be a number, got '9' (str)"),
         (lambda: T.RandomRotation((1, 2, 3)), TypeError, "RandomRotation(degrees=…) must be a pair (low, high)"),
