@@ -45,7 +45,7 @@ from gpuload.stage.device_cache import transfer_of
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.box_fields import REMARK
+from gpuload.workers.box_fields import REMARK_PREFIX
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
@@ -283,7 +283,7 @@ class Session:
             self.ready = None
             self.launched.clear()
             self.meter.begin()
-            self.changes.skip()  # ignore changes that iter() itself made
+            self.changes.ignore_changes()  # ignore changes that iter() itself made
             self._awaits_first_launch = True
             self.transfer.follow()  # constants of the user's transforms may still be in flight
             self.feed.begin(batches, epoch_sent, self.changes.packed)
@@ -296,7 +296,7 @@ class Session:
 
     def note_changes(self) -> None:
         """Record the user's changes to the dataset for the workers' next epoch."""
-        for text in self.changes.look():
+        for text in self.changes.record_changes():
             log.dataset_changed(text)
 
     def advance(self, info: bool) -> bool:
@@ -329,7 +329,7 @@ class Session:
                 with named(WAIT):
                     batch = self._take(self.feed.take)
             except TooManyErrors:
-                self.errors.extend(self.feed.failed(), loud=False)
+                self.errors.extend(self.feed.take_errors(), loud=False)
                 raise
             if batch is None:
                 return None
@@ -487,7 +487,7 @@ class Session:
         if assembled.postponed is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((prefix for prefix in (REMARK, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
+            kind = next((prefix for prefix in (REMARK_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _Launched(
             assembled.value,
@@ -644,11 +644,11 @@ def engine_for(
     """Return the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
     which reads the dataset or cached samples."""
     workers = options.workers
-    pool_options = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
+    pool_options = {"timeout_s": workers.timeout, "queue_per_worker": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
     if workers.workers is not None:
         return RayPool(job, workers.workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)
+    return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -103,7 +103,7 @@ def nap():
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
     made = Cluster()
-    monkeypatch.setattr(module, "connected", lambda address, called: made)
+    monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
     yield made
     made.close()
 
@@ -130,7 +130,7 @@ def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are
     assert "in refuse" in traceback
     with pytest.warns(RuntimeWarning, match="sample 5"):
         assert records(leave)[1] == (
-            "WorkerError: workers that processed only this sample died 2 times: exited with status 7"
+            "WorkerError: 2 workers died while processing only this sample: exited with status 7"
         )
     with pytest.warns(RuntimeWarning, match="sample 5"):
         _, cause, stack = records(hang, timeout=0.3)
