@@ -75,8 +75,9 @@ class Feed:
         chunk_size: the maximum number of samples in a chunk.
         plain_chunk_size: the `chunk_size` once samples turn out to be plain arrays, since a batch in a single slot need
             not be copied.
-        ahead: the number of batches in progress beyond the batch that was returned last.
-        workers: the number of workers. If each batch is a single chunk, at least `workers` + 1 batches are in progress.
+        ahead: the number of batches in progress after the batch that was returned last.
+        workers: the number of workers. If each batch is a single chunk, `ahead` is at least `workers` + 1, so that each
+            worker has a batch.
         faults: the options for samples that fail.
     """
 
@@ -101,7 +102,7 @@ class Feed:
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._is_awaited = False  # whether somebody waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
-        self._specs: Iterator[BatchSpec] = iter(())  # the specs of later batches
+        self._specs: Iterator[BatchSpec] = iter(())  # the specs of batches that have not begun
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
         self._waiting: deque[Part] = deque()  # parts that are not submitted yet, in order
         self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # keyed by chunk; None means no longer wanted

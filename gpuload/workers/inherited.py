@@ -281,7 +281,7 @@ class _Search:
             if not self._waiting:
                 break
             function = self._waiting.pop()
-            namespace, names = function.__globals__, _names(function.__code__)
+            namespace, names = function.__globals__, _names_in(function.__code__)
             self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
             for name in names - namespace.keys():  # possibly modules that the function itself imports
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
@@ -291,7 +291,7 @@ class _Search:
     def _add(self, obj: Any) -> None:
         if id(obj) not in self._seen:
             self._seen.add(id(obj))
-            self._waiting += _functions(obj)
+            self._waiting += _functions_of(obj)
 
     def _search_namespace(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
         searched.add(module)
@@ -321,7 +321,7 @@ def _has_settings(value: Any) -> bool:
     return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(kind.__module__)))
 
 
-def _functions(obj: Any) -> Iterator[types.FunctionType]:
+def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
     """Return the functions behind an object: a function and the functions that it wraps, or the methods of a class."""
     while isinstance(obj, functools.partial):
         obj = obj.func
@@ -343,12 +343,12 @@ def _functions(obj: Any) -> Iterator[types.FunctionType]:
                     yield member
 
 
-def _names(code: types.CodeType) -> set[str]:
+def _names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals, attributes and modules in a function and its inner functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names(constant)
+            names |= _names_in(constant)
     return names
 
 

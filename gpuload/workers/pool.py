@@ -234,18 +234,20 @@ class WorkerPool(RestartingEngine):
         return [*self._team.values(), *filter(None, [self._template])]
 
     @property
-    def _staying(self) -> list[WorkerProcess]:
+    def _staying_workers(self) -> list[WorkerProcess]:
         return [worker for worker in self._team.values() if not worker.leaving]
 
     @property
     def size(self) -> int:
         """The number of workers that are running or being added, without those that are leaving."""
-        return len(self._staying) + len(self._due)
+        return len(self._staying_workers) + len(self._due)
 
     @property
     def is_steady(self) -> bool:
         """Whether the requested number of workers is ready; idle workers may still be leaving."""
-        return self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying)
+        return (
+            self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying_workers)
+        )
 
     def resize(self, workers: int) -> None:
         """Set the number of workers of a shared queue, from 1 to `most`. Never waits: `gather` starts added workers one

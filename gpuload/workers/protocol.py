@@ -187,7 +187,8 @@ class Request:
             subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
             raise ValueError(
                 f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
-                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk"
+                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk; "
+                "reduce the size, or use num_workers=0"
             )
         return message
 

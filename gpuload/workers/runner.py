@@ -113,7 +113,7 @@ class Chunk:
 
     def allocate(self, nbytes: int, used_bytes: int = 0) -> np.ndarray | None:
         """Return memory for `nbytes` bytes: the slot or, if it is too small, new memory, to which the first
-        `used_bytes` are copied. Return None if that is more than the chunk is allowed, or if the allocation fails."""
+        `used_bytes` are copied. Return None if `nbytes` exceeds the chunk's limit, or if the allocation fails."""
         if nbytes <= len(self.slot):
             return self.slot
         size = self.request.spare_bytes  # reserve all of it: pages that are never written cost nothing
@@ -162,11 +162,11 @@ class ChunkRunner:
         self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
         self.counters = Counters()
-        self._guards = guard_generators
-        # A batch of plain data is collated in the worker; a batch with images, after the stage.
+        self._guards_generators = guard_generators
+        # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._keeps_types = job.collate_fn is not None or job.single
-        # If nothing needs single samples, samples that turn out to be plain data are stacked.
+        # If no code needs single samples, samples that turn out to be plain data are stacked.
         self._stacks = job.plain and not (self._keeps_types or job.whole)
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
@@ -201,7 +201,7 @@ class ChunkRunner:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with self._guarded(), limited(self.job.decode.max_bytes, self.job.decode.max_pixels):
+        with self._preserve_generators(), limited(self.job.decode.max_bytes, self.job.decode.max_pixels):
             if not self._read(chunk):
                 return chunk.reject(Status.UNWANTED)
             start = clock()
@@ -227,13 +227,13 @@ class ChunkRunner:
             self._reader.clear_remark()
         return reply
 
-    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+    def _preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         seeding = self.source.seeding
-        return seeding.preserving() if self._guards and seeding is not None else NO_CONTEXT
+        return seeding.preserving() if self._guards_generators and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
         """Start the pass of a request, and return its place before the first chunk."""
-        with self._guarded():
+        with self._preserve_generators():
             return self.source.begin(request)
 
     def _read(self, chunk: Chunk) -> bool:

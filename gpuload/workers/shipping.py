@@ -274,7 +274,7 @@ def _dump(
             pickler(pickled, buffers.append, is_remote=is_remote).dump((settings, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
-        raise TypeError(_refusal(obj, error, is_remote)) from error
+        raise TypeError(_refusal_message(obj, error, is_remote)) from error
 
 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
@@ -371,7 +371,7 @@ class Inheritance:
         """
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
-        return [] if fd is None else [partial(_adopt, self.duplicate_for_child(fd))]
+        return [] if fd is None else [partial(_adopt_tracker, self.duplicate_for_child(fd))]
 
 
 def _refuse(obj: Any) -> NoReturn:
@@ -428,7 +428,7 @@ def _take_authkey(key: bytes) -> bytes:
     return current_process().authkey
 
 
-def _adopt(fd: int) -> None:
+def _adopt_tracker(fd: int) -> None:
     from multiprocessing import resource_tracker
 
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
@@ -439,9 +439,9 @@ def _adopt(fd: int) -> None:
 # -- the message for an object that cannot be sent --------------------------------------------------------------------
 
 
-def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
+def _refusal_message(obj: Any, error: Exception, is_remote: bool) -> str:
     """Return the message for an object that cannot be sent: the part that fails, the reason, and the remedy."""
-    path, culprit, error = _culprit(obj, error, is_remote)
+    path, culprit, error = _find_culprit(obj, error, is_remote)
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     described = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
@@ -454,7 +454,7 @@ def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
     )
 
 
-def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
+def _find_culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
     """Return the part of an object that cannot be sent: its path, such as ``dataset.reader``, the part, and its error.
 
     The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
@@ -465,7 +465,7 @@ def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exc
     for _ in range(2):
         owners[id(culprit)] = "skipped"
         for name, value in _attributes(culprit).items():
-            if (failure := _failure(value, owners, is_remote)) is not None:
+            if (failure := _pickling_error(value, owners, is_remote)) is not None:
                 path, culprit, error = f"{path}.{name}" if path else name, value, failure
                 break
         else:
@@ -473,7 +473,7 @@ def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exc
     return path, culprit, error
 
 
-def _failure(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Exception | None:
+def _pickling_error(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Exception | None:
     """Return the error from pickling an object, or None; objects whose ids are in `skipped` are not pickled."""
     inheritance = Inheritance()
     try:

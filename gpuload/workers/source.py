@@ -71,7 +71,7 @@ class Source:
         self.seeding = None if draws_nothing(dataset, stored=learns) else Seeding(seed, learns=learns)
         self._fetches_many = fetches_many(dataset)
         self.counters = Counters()
-        self._without_torch = "torch" not in sys.modules
+        self._lacks_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
@@ -81,7 +81,7 @@ class Source:
         self._is_first_chunk = True  # whether no chunk was opened yet; the first chunk was not announced
         self._epoch_sent = -1
         self._changes = b""
-        self._applied: dict[Any, Any] = {}
+        self._applied_changes: dict[Any, Any] = {}
         self._epoch = -1
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
@@ -94,7 +94,7 @@ class Source:
         """
         if request.changes != self._changes:
             self._changes = request.changes
-            apply_changes(self._dataset, request.changes, self._applied)
+            apply_changes(self._dataset, request.changes, self._applied_changes)
         if request.epoch_sent not in (-1, self._epoch_sent):
             self._epoch_sent = request.epoch_sent
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
@@ -141,7 +141,7 @@ class Source:
     ) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row by its key, with the generators seeded for it."""
         learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
-        may_import_torch = seed is not None and self._without_torch
+        may_import_torch = seed is not None and self._lacks_torch
         announces = bool(self._to_announce)
 
         def get(row: int) -> Any:
@@ -175,9 +175,9 @@ class Source:
     def _has_imported_torch(self, request: Request) -> bool:
         """Return whether the dataset has just imported torch. If so, the last sample has to be read again: torch was
         not seeded for it, and torch's get_worker_info() did not know this worker."""
-        if not self._without_torch or "torch" not in sys.modules:
+        if not self._lacks_torch or "torch" not in sys.modules:
             return False
-        self._without_torch = False
+        self._lacks_torch = False
         self.set_worker_info(request.epoch)
         return True
 
@@ -295,9 +295,9 @@ class Pass:
         state = start.state or {}  # a state that could not be saved is replaced by a text
         can_resume = all(isinstance(packed, bytes) for packed in state.values())
         self._state = {name: pickle.loads(state[name]) for name in state} if can_resume else {}  # pyright: ignore
-        self._next = start.samples if self._state else 0
+        self._next_number = start.samples if self._state else 0
         self._iterator: Iterator[Any] | None = None  # created for the first sample, or by `begin`
-        self._paused: GeneratorStates | None = None  # the states of the global generators after `begin`
+        self._states_after_iter: GeneratorStates | None = None  # the states of the global generators after `begin`
         self.broken: Exception | None = None  # the error of iter() or of a generator that ended the pass
 
     def begin(self) -> IterablePlace:
@@ -305,8 +305,8 @@ class Pass:
         if self._iterator is None and self.broken is None:
             with contextlib.suppress(Exception):  # raised again for the first sample
                 self._begin()
-                self._paused = states()
-        return self.place(self._next)
+                self._states_after_iter = states()
+        return self.place(self._next_number)
 
     def _begin(self) -> None:
         self._seed_for(0)  # even on resume, so that iter() draws the same numbers
@@ -331,7 +331,7 @@ class Pass:
             EndOfSamples: there are fewer samples.
             Exception: the iterator's error for this sample.
         """
-        while self._next <= number:
+        while self._next_number <= number:
             self._pull_next()
             on_sample()
         sample, error = self._results[number]
@@ -346,13 +346,15 @@ class Pass:
             raise self.broken
         if self._iterator is None:
             self._begin()
-            if self._next:
-                self._seed_for(self._next)
+            if self._next_number:
+                self._seed_for(self._next_number)
         else:
-            self._seed_for(self._next)
-            if self._paused is not None and not self._next:  # the first sample's draws continue those of iter()
-                set_states(self._paused)
-            self._paused = None
+            self._seed_for(self._next_number)
+            if (
+                self._states_after_iter is not None and not self._next_number
+            ):  # the first sample's draws continue those of iter()
+                set_states(self._states_after_iter)
+            self._states_after_iter = None
         assert self._iterator is not None
         sample, sample_error = None, None
         try:
@@ -364,11 +366,11 @@ class Pass:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
-        if self._next >= self._start.samples:
-            self._results[self._next] = (sample, sample_error)
-        if self._next < DIGESTS:
+        if self._next_number >= self._start.samples:
+            self._results[self._next_number] = (sample, sample_error)
+        if self._next_number < DIGESTS:
             self._digests.append(_digest(sample))
-        self._next += 1
+        self._next_number += 1
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
@@ -388,8 +390,8 @@ class Pass:
         only if the iterator has yielded no further sample."""
         state: dict[str, bytes | str] = {}
         if self._ended:  # the chunk may have more rows than there are samples
-            samples = min(samples, self._next)
-        if samples == self._next:
+            samples = min(samples, self._next_number)
+        if samples == self._next_number:
             owners: dict[str, Any] = {"iterator": self._iterator}
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset

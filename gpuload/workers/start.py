@@ -74,8 +74,8 @@ class Start:
         """Return a text with the time of each part."""
         shown_s = {name: seconds for name, seconds in list(self.imports_s.items())[:SHOWN] if seconds >= MIN_SHOWN_S}
         imports_s = sum(self.imports_s.values())
-        if (others_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
-            shown_s["others"] = others_s
+        if (other_modules_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
+            shown_s["others"] = other_modules_s
         modules = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in shown_s.items())
         return (
             f"interpreter {self.interpreter_s:.2f} s, imports {imports_s:.2f} s"
