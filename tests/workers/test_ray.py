@@ -134,7 +134,7 @@ def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are
         )
     with pytest.warns(RuntimeWarning, match="sample 5"):
         _, cause, stack = records(hang, timeout=0.3)
-    assert cause.endswith("died 2 times: no progress for timeout=0.3 seconds")
+    assert cause.endswith("2 workers died while processing only this sample: no progress for timeout=0.3 seconds")
     assert "in hang" in stack
 
 
