@@ -94,7 +94,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": [1, 2]}),
             SANITIZE,
-            r"must be arrays or tensors with a row for each, got list: \[1, 2\]",
+            r"must be arrays or tensors with one entry for each, got list: \[1, 2\]",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
