@@ -269,7 +269,7 @@ class Assembly:
             images = columns.images
             if columns.has_targets or len(images) != 1 or images[0].kinds or images[0].rows is not None:
                 return None
-        return planned, planned.request(chunks)
+        return planned, planned.pack_input(chunks)
 
     def _collate(self, columns: Columns, outline: Any, finished: FinishedColumns) -> Any:
         """Collate the finished columns into the user's batch, row by row if `outline` is None."""

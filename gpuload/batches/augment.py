@@ -35,7 +35,7 @@ from gpuload.stage.masks import ragged_masks
 from gpuload.stage.plan import check_device
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
-from gpuload.workers.box_fields import droppers
+from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, as_columns
 
@@ -116,7 +116,7 @@ class Augment(torch.nn.Module):
                 "UniformTemporalSubsample chooses frames before they are decoded, in a Loader's workers, but Augment "
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
-        self._needs_boxes = chain.reads_boxes or bool(droppers(chain))
+        self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap_worker_info"]
+__all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "replace_worker_info"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Process:
 
     Attributes:
         info: the value that `get_worker_info` returns.
-        was_asked: whether gpuload's or torch's `get_worker_info` was called.
-        is_worker: whether this is a worker process; if it dies, another worker takes over its work.
+        worker_info_was_read: whether gpuload's or torch's `get_worker_info` was called.
+        is_worker: whether the process may die, since another process then takes over its work.
     """
 
     info: WorkerInfo | None = None
-    was_asked: bool = False
+    worker_info_was_read: bool = False
     is_worker: bool = False
 
 
@@ -63,11 +63,11 @@ def get_worker_info() -> WorkerInfo | None:
         >>> [batch.tolist() for batch in loader]
         [[1, 9, 25], [49, 81, 121]]
     """
-    THIS_PROCESS.was_asked |= THIS_PROCESS.info is not None
+    THIS_PROCESS.worker_info_was_read |= THIS_PROCESS.info is not None
     return THIS_PROCESS.info
 
 
-def swap_worker_info(info: WorkerInfo | None) -> WorkerInfo | None:
+def replace_worker_info(info: WorkerInfo | None) -> WorkerInfo | None:
     """Replace the current worker info, and return the previous one."""
     previous, THIS_PROCESS.info = THIS_PROCESS.info, info
     return previous

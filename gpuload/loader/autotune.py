@@ -368,7 +368,7 @@ class Tuner:
         if last_yielded_at is None:
             self._since = None
         elif not self._pool.is_steady:
-            if self._pool.most < self._autotune.setting.workers:
+            if self._pool.max_workers < self._autotune.setting.workers:
                 self._autotune.accept_limit(self._pool.size)
                 self._apply()
             self._restart()
@@ -427,7 +427,7 @@ class Tuner:
     def _room(self) -> Room:
         """Return the machine's current limits."""
         current, memory = self._autotune.setting, memory_left_bytes()
-        worker_limits = [(self._pool.most, f"the maximum of {self._pool.most}")]
+        worker_limits = [(self._pool.max_workers, f"the maximum of {self._pool.max_workers}")]
         if memory is not None:
             worker_limits.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
         if (descriptors := descriptors_left()) is not None:

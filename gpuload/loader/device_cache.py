@@ -31,7 +31,7 @@ from gpuload.ring.ring import Ring
 from gpuload.stage import device as devices
 from gpuload.stage.device_cache import PixelMemory
 from gpuload.workers.batch import Batch
-from gpuload.workers.box_fields import read_differently
+from gpuload.workers.box_fields import flattening_key
 from gpuload.workers.device_cache import CachedSamples
 from gpuload.workers.faults import Faults
 from gpuload.workers.feed import Feed
@@ -80,7 +80,7 @@ def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[
     seed = None if draws_nothing(cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
     kinds = options.plain, chain.moves_pixels, collates, options.workers.decode, seed
-    return str(device), len(cached), *kinds, *read_differently(chain)
+    return str(device), len(cached), *kinds, *flattening_key(chain)
 
 
 class Budget:

@@ -307,7 +307,7 @@ class Loader:
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
-            session.changes.skip()  # workers call the dataset's set_epoch() themselves
+            session.changes.ignore_changes()  # workers call the dataset's set_epoch() themselves
         self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:

@@ -217,7 +217,9 @@ class Meter:
         if decoder is not None:
             main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refused)
-        return Counters(self._baseline.session, Counter(main), decoded, refused, engine.counted()) - self._baseline
+        return (
+            Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline
+        )
 
     def _gauges(self) -> dict[str, Any]:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options

@@ -45,7 +45,7 @@ from gpuload.stage.device_cache import transfer_of
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.box_fields import REMARK
+from gpuload.workers.box_fields import REMARK_PREFIX
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
@@ -283,7 +283,7 @@ class Session:
             self.ready = None
             self.launched.clear()
             self.meter.begin()
-            self.changes.skip()  # ignore changes that iter() itself made
+            self.changes.ignore_changes()  # ignore changes that iter() itself made
             self._awaits_first_launch = True
             self.transfer.follow()  # constants of the user's transforms may still be in flight
             self.feed.begin(batches, epoch_sent, self.changes.packed)
@@ -295,8 +295,8 @@ class Session:
         return epoch
 
     def note_changes(self) -> None:
-        """Record the user's changes to the dataset, which workers apply from the next epoch on."""
-        for text in self.changes.look():
+        """Record the user's changes to the dataset for the workers' next epoch."""
+        for text in self.changes.record_changes():
             log.dataset_changed(text)
 
     def advance(self, info: bool) -> bool:
@@ -329,7 +329,7 @@ class Session:
                 with named(WAIT):
                     batch = self._take(self.feed.take)
             except TooManyErrors:
-                self.errors.extend(self.feed.failed(), loud=False)
+                self.errors.extend(self.feed.take_errors(), loud=False)
                 raise
             if batch is None:
                 return None
@@ -490,7 +490,7 @@ class Session:
         if assembled.last_steps is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((prefix for prefix in (REMARK, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
+            kind = next((prefix for prefix in (REMARK_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _LaunchedBatch(
             assembled.value,
@@ -647,11 +647,11 @@ def engine_for(
     """Return the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
     which reads the dataset or cached samples."""
     workers = options.workers
-    pool_options = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
+    pool_options = {"timeout_s": workers.timeout, "queue_per_worker": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
-    return WorkerPool(job, count, ring, most=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)
+    return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -31,7 +31,7 @@ from gpuload.transforms import Chain
 from gpuload.workers.job import Job as LoadingJob
 from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Lost, Reply, Request
-from gpuload.workers.ray import RayPool, RayWorkers, connected
+from gpuload.workers.ray import RayPool, RayWorkers, connect_ray
 
 __all__ = ["make_parts"]
 
@@ -103,7 +103,7 @@ def make_parts(
     if not numbers:
         return
     if ray is not None:
-        cpus = connected(ray, "pack(ray=…)").cluster_resources().get("CPU", 1)
+        cpus = connect_ray(ray, "pack(ray=…)").cluster_resources().get("CPU", 1)
         workers = workers or max(1, int(cpus))
     parts, count = Parts(job, is_local=ray is None), min(workers or 1, len(numbers))
     loading = LoadingJob(parts, Chain(()), Decode(), 0)

@@ -58,7 +58,7 @@ def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
                 sample = sample_of(row)
             except FAILURES as error:
                 sample = error
-            source.count(began_ns)
+            source.add_read_time(began_ns)
             yield index, sample
 
 

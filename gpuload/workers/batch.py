@@ -21,9 +21,9 @@ from gpuload.workers.protocol import Request
 
 __all__ = ["Batch", "Part"]
 
-# A sample counts as bad once this many workers have crashed, or died for any reason, while it was alone in a chunk.
-# SIGKILL comes from outside (memory ran out, somebody killed the worker) and may hit any sample.
-CRASHES_ALONE, DEATHS_ALONE = 2, 3
+# A sample counts as bad once SOLO_CRASHES workers have crashed, or SOLO_DEATHS have died for any reason, while it was
+# alone in a chunk. SIGKILL comes from outside (memory ran out, somebody killed the worker) and can hit any sample.
+SOLO_CRASHES, SOLO_DEATHS = 2, 3
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +31,17 @@ class Part:
     """A chunk of a batch: its samples and, once it is done, the result.
 
     `data` is a view of the chunk's bytes: in its slot, or in other memory if the chunk was moved out or did not fit
-    (then `slot` is None). `description` is the packed description of a plain chunk (see `Reply`) until `content` is
+    (`slot` is then None). `description` is the packed description of a plain chunk (see `Reply`) until `content` is
     first read. `decoded` is a uint8 tensor on the device with the images that the device decoded, one after another;
-    their offsets count from `host_end`, as if the images followed the chunk's bytes.
+    their offsets continue from `host_end`, as if these images followed the chunk's bytes.
     """
 
     batch: Batch
     positions: np.ndarray
     indices: np.ndarray | list[object]
     need_bytes: int = 0
-    deaths_alone: int = 0
-    crashes_alone: int = 0
+    solo_deaths: int = 0
+    solo_crashes: int = 0
     has_substitutes: bool = False  # its samples replace failed samples
     slot: Slot | None = None
     data: np.ndarray | None = None
@@ -63,17 +63,18 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """Return the number of its samples that were loaded."""
+        """Return the number of samples that were loaded."""
         return len(self.positions) if self.description else 0 if self._content is None else len(self._content)
 
     @property
     def encoded_bytes(self) -> int:
-        """Return the size of the files at its start: the device's decoder reads them, so they are not copied."""
+        """Return the size of the image files at the start of `data`. The device's decoder reads these, so they are not
+        copied to the device with the pixels."""
         return 0 if self._content is None else self._content.encoded_bytes
 
     @property
     def host_end(self) -> int:
-        """Return the end of its bytes, aligned."""
+        """Return `used_bytes`, aligned."""
         return align(self.used_bytes, ALIGN)
 
     @property
@@ -81,25 +82,27 @@ class Part:
         """Return whether the device still has to decode some of its images."""
         return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
-    def piece(self, rows: slice) -> Part:
-        """Return a new part with some of its rows."""
+    def subset(self, rows: slice) -> Part:
+        """Return a new part with these rows."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, has_substitutes=self.has_substitutes)
 
-    def count_death_alone(self, *, is_external: bool) -> bool:
-        """Count the death of a worker that processed only its sample; return whether the sample now counts as bad."""
-        self.deaths_alone += 1
-        self.crashes_alone += not is_external
-        return self.crashes_alone >= CRASHES_ALONE or self.deaths_alone >= DEATHS_ALONE
+    def count_solo_death(self, *, killed_externally: bool) -> bool:
+        """Count the death of a worker on a part with a single sample; return whether the sample now counts as bad."""
+        self.solo_deaths += 1
+        self.solo_crashes += not killed_externally
+        return self.solo_crashes >= SOLO_CRASHES or self.solo_deaths >= SOLO_DEATHS
 
-    def request(self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
+    def make_request(
+        self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0
+    ) -> Request:
         """Return the request to send to a worker."""
         spec, is_only = self.batch.spec, len(self.batch.parts) == 1
         chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
         extras: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
         return Request(*chunk, is_complete_batch=is_only, iterable=spec.iterable, **extras)
 
-    def failure(self, cause: str, stack: str) -> Columns:
+    def make_failed_content(self, cause: str, stack: str) -> Columns:
         """Return the result of a chunk whose samples all failed."""
         epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
@@ -114,8 +117,8 @@ class Batch:
     """A batch in progress: the samples of a step (`spec`), and the result.
 
     `parts` are in the order of their positions, followed by the parts with substitutes. `errors` are the failed
-    samples; `lost` is a failed sample without a substitute, `fatal` a failure after which the dataset can yield no more
-    samples. A `dropped` batch is not returned to the user.
+    samples. `lost` is a failed sample without a substitute. `fatal` is a failure after which the dataset can yield no
+    more samples. A `dropped` batch is not returned to the user.
     """
 
     spec: BatchSpec
@@ -130,12 +133,12 @@ class Batch:
 
     @property
     def done_parts(self) -> int:
-        """Return the number of its parts that are done."""
+        """Return the number of parts that are done."""
         return len(self.parts) - self.open_parts
 
     @property
     def copied_parts(self) -> Sequence[Part | PlannedBatch]:
-        """Return the parts and, if there is one, the plan, whose bytes are copied to the device."""
+        """Return the parts and, if there is one, the plan: everything whose bytes are copied to the device."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
@@ -156,12 +159,13 @@ class Batch:
 
     @property
     def remark(self) -> str:
-        """Return the remark for the user on its samples, see `Columns`."""
+        """Return the first remark of a part on its samples (see `Columns`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.remark for content in contents if content is not None and content.remark), "")
 
     def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
-        """Record failed samples, each with its substitute; return a new part with the substitutes, or None."""
+        """Record failed samples, each with its substitute; return a new part with the substitutes, or None if there are
+        none."""
         positions, indices = [], []
         for record in errors:
             if record.position not in self.candidates:
@@ -182,7 +186,8 @@ class Batch:
         return part
 
     def come_due(self) -> None:
-        """Let the order decide what to return for this step; call once the batch and all that it waits for are done."""
+        """Have the order decide what to return for this step. Call this once the batch and the earlier batches of
+        its queue are done."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]

@@ -4,7 +4,7 @@
 It installs the parent's import path, and calls `gpuload.workers.main` from the same gpuload that the parent runs. A
 notebook has the working directory first in its path, and a `random.py` there must not replace the module of the
 standard library, which the notebook imported long ago. So the working directory comes last until gpuload and its
-libraries are imported, then directly after the standard library. Before the path is set, only built-in modules are
+libraries are imported, and then directly after the standard library. Before the path is set, only built-in modules are
 imported.
 """
 
@@ -12,7 +12,9 @@ import marshal
 import posix
 import sys
 
-JOB_INDEX = 3  # of the job among the descriptors of `gpuload.workers.main.run` and `gpuload.workers.template.serve`
+JOB_INDEX = (
+    3  # the job's place among the descriptors for `gpuload.workers.main.run` and `gpuload.workers.template.serve`
+)
 
 
 def _start() -> None:
@@ -28,7 +30,7 @@ def _start() -> None:
     working = [entry for entry in path if entry in ("", posix.getcwd())]
     other = [entry for entry in path if entry not in working and entry not in standard]
     sys.path[:] = [*standard, __file__.rpartition("/gpuload/")[0]]
-    import gpuload.workers  # noqa: F401  the parent's package, whatever else has this name; needs only the standard library
+    import gpuload.workers  # noqa: F401  the parent's gpuload, not another package of this name; needs only the standard library
 
     sys.path[:] = [*standard, *other, *working]
     from gpuload.workers.main import end, run

@@ -1,4 +1,4 @@
-"""Checks that boxes match the other leaves of a sample: find the leaves with one entry per box, compare image sizes.
+"""Checks that boxes match their sample: which leaves have one entry per box, and whether the image sizes agree.
 
 Runs when a sample is read, so that a mismatch is an error of that sample: in workers or, with ``num_workers=0``, in the
 main process. It imports no torch, and holds no state.
@@ -22,29 +22,29 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
 
 __all__ = [
-    "REMARK",
+    "REMARK_PREFIX",
+    "box_droppers",
     "check_transforms",
-    "droppers",
     "find_fields",
+    "flattening_key",
     "mask_misfit",
-    "read_differently",
     "size_remark",
     "size_text",
 ]
 
-REMARK: Final = "the boxes of "  # the beginning of each remark
+REMARK_PREFIX: Final = "the boxes of "  # the beginning of each `size_remark`
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
 COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per object, in addition to labels
 
 
-def droppers(chain: Chain) -> list[Any]:
+def box_droppers(chain: Chain) -> list[Any]:
     """Return the transforms of a chain that drop boxes, in written order."""
     dropping = {id(transform): transform for transform in _transforms(chain) if transform.drops_boxes}
     return list(dropping.values())
 
 
-def read_differently(chain: Chain) -> tuple[object, ...]:
+def flattening_key(chain: Chain) -> tuple[object, ...]:
     """Return the properties of a chain that decide how samples are flattened; equal properties give equal columns."""
     dropping = [repr(transform) for transform in _transforms(chain) if transform.drops_boxes or transform.drops_points]
     return bool(len(chain)), chain.frames, chain.reads_boxes, check_transforms(chain), tuple(dropping)
@@ -66,17 +66,17 @@ def check_transforms(chain: Chain) -> str | None:
             )
         if transform.mixes:
             return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; remove it"
-    if chain.views is not None and (dropping := droppers(chain)):
+    if chain.views is not None and (dropping := box_droppers(chain)):
         return (
             f"{type(dropping[0]).__name__} drops different boxes in each view of a MultiView, so their labels would "
-            "differ too; remove one of the two"
+            f"differ too; remove {type(dropping[0]).__name__} or the MultiView"
         )
     return None
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """Return the leaves with one entry per box, if a transform of the chain drops boxes (`droppers`), followed by the
-    leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
+    """Return the leaves with one entry per box, if a transform of the chain drops boxes (`box_droppers`), followed by
+    the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
 
     Args:
         sample: the dataset's original sample.
@@ -87,7 +87,8 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     Raises:
         TypeError, ValueError: a transform reads boxes, and the boxes or their labels are missing or do not match.
     """
-    dropping, sanitizing = droppers(chain), [transform for transform in _transforms(chain) if transform.drops_points]
+    dropping = box_droppers(chain)
+    sanitizing = [transform for transform in _transforms(chain) if transform.drops_points]
     box_fields = (
         _box_fields(sample, leaves, targets, dropping, chain.reads_boxes) if dropping or chain.reads_boxes else ()
     )
@@ -102,14 +103,18 @@ def _point_fields(
     name = "SanitizeKeyPoints"
     search = _Search(sample, leaves, targets, Keypoints, name)
     if search.target.array.ndim < 2:
-        raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {search.target.array.shape}")
+        raise ValueError(
+            f"{name} needs keypoints of shape (N, …, 2), got one point of shape {search.target.array.shape}; "
+            "add an axis"
+        )
     fields: set[int] = set()
     for transform in sanitizing:
         fields |= search.named_leaves(transform.labels_getter, name)
     if shared := box_fields & (fields | {search.leaf}):
         raise ValueError(
-            f"{name} drops entries of leaf {min(shared)}, which belongs to the boxes too and would no longer match "
-            "them; name that leaf in only one labels_getter=, or remove one of the transforms"
+            f"{name} drops entries of value {min(shared)} of the sample (counted from 0, depth first), which belongs "
+            "to the boxes too and would no longer match them; return it from only one labels_getter=, or remove one of "
+            "the transforms"
         )
     return tuple(sorted(~leaf for leaf in fields - {search.leaf}))
 
@@ -147,7 +152,7 @@ def _box_fields(
     elif points - fields and None not in getters:
         raise ValueError(
             f"{name} drops boxes, and the keypoints next to them have one entry for each of the {search.count} boxes, "
-            "but labels_getter= does not return them; let it return them too or, if they belong to the image, put them "
+            "but labels_getter= does not return them; return them too or, if they belong to the image, put them "
             "outside the dict that holds the boxes"
         )
     if gathering:
@@ -184,7 +189,7 @@ class _Search:
         owners = [(leaf, target) for leaf, target in targets.items() if isinstance(target, kind)]
         if len(owners) != 1:
             raise ValueError(
-                f"{name} needs samples with one leaf of {self._noun}, {example}, but this sample has {len(owners)}"
+                f"{name} needs samples with one set of {self._noun}, {example}, but this sample has {len(owners)}"
             )
         [(self.leaf, self.target)] = owners
         self.count = len(self.target.array)
@@ -192,14 +197,14 @@ class _Search:
         self._entries = _entries(self._holder) or []
 
     def siblings(self) -> tuple[set[int], set[int]]:
-        """Return the leaf of boxes together with the masks in its container that have one entry per box, and the
-        keypoints there."""
+        """Return two sets of leaves with one entry per box in the container of the boxes: the boxes themselves with the
+        masks, and the keypoints."""
         holder_leaves: list[Any] = []
         flatten(self._holder, holder_leaves)
         holder_ids = set(map(id, holder_leaves))
         masks, points = {self.leaf}, set()
         for leaf, target in self._targets.items():
-            # Masks and points elsewhere belong to the image, even if their number happens to equal that of the boxes.
+            # Masks and keypoints elsewhere belong to the image, even if there happen to be as many as boxes.
             shape = _shape(target)
             if id(self._leaves[leaf]) in holder_ids and len(shape) > 2 and shape[0] == self.count:
                 (masks if isinstance(target, Mask) else points).add(leaf)
@@ -232,12 +237,15 @@ class _Search:
             if not shape:
                 raise ValueError(self._rows_error(name, label))
             if shape[0] != self.count:
-                raise ValueError(f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}")
+                raise ValueError(
+                    f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}; "
+                    "return one label for each"
+                )
             number = self._leaf_number(label)
             if number is None:
                 raise ValueError(
-                    f"{name}: labels_getter= must return leaves of the sample itself, got an array of shape {shape} "
-                    "that is not one of its leaves; do not convert or copy them"
+                    f"{name}: labels_getter= must return arrays of the sample itself, got an array of shape {shape} "
+                    "that is not in the sample; do not convert or copy them"
                 )
             if isinstance(self._targets.get(number), Mask) and len(shape) != 3:
                 raise ValueError(
@@ -275,8 +283,8 @@ class _Search:
         return set()
 
     def check_siblings(self, fields: set[int], name: str) -> None:
-        """Raise an error for arrays that may or may not belong to the boxes, which move to another sample. An
-        ``image_id`` or ``orig_size`` may have one or two entries, so samples with up to two boxes are not checked."""
+        """Raise an error for arrays that may or may not belong to the boxes, since boxes move to another sample. An
+        ``image_id`` or ``orig_size`` can have one or two entries, so samples with up to two boxes are not checked."""
         count = self.count
         for key, value in self._entries if count > 2 else []:
             if self._leaf_number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
@@ -293,7 +301,7 @@ class _Search:
 
     def _rows_error(self, name: str, label: Any) -> str:
         return (
-            f"{name}: the labels of the {self._noun} must be arrays or tensors with a row for each, got "
+            f"{name}: the labels of the {self._noun} must be arrays or tensors with one entry for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"
         )
 
@@ -322,20 +330,20 @@ def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], sou
     """Return a remark for the user if boxes among the targets of an image were made for another image size; else "".
 
     Boxes carry the size of their image if the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
-    image has another size if EXIF rotates it, or if it was resized later; then its boxes are in the wrong places.
+    image has another size if EXIF rotates it, or if the file was resized later; its boxes are then in the wrong places.
     """
     sizes = (target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None)
     canvas_hw = next((canvas_hw for canvas_hw in sizes if canvas_hw != size_hw), None)
     if canvas_hw is None:
         return ""
     return (
-        f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {size_text(canvas_hw)} "
+        f"{REMARK_PREFIX}{'a sample' if source is None else repr(source)} are for an image of {size_text(canvas_hw)} "
         f"(height × width), but it is decoded to {size_text(size_hw)}: {_advice(canvas_hw, leaf, size_hw, decode)}"
     )
 
 
 def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
-    """Return the remedy for an image of another size; `leaf` is the dataset's image."""
+    """Return the remedy for an image whose size is not the expected one; `leaf` is the dataset's image."""
     if expected_hw != size_hw[::-1]:
         return "scale the targets as the image was scaled, or return the image that they were made for"
     is_rotated = isinstance(leaf, Encoded) and is_transposed(
@@ -361,7 +369,7 @@ def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) ->
             f"the mask {place} has shape {shape_text}, and its image is {size[0]} × {size[1]}: the last axis looks "
             "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
         )
-    remedy = "return the mask of this image, in the size of the image"
+    remedy = "return the mask of this image, at the size of the image"
     if tuple(shape[-2:]) == size[::-1]:
         remedy = _advice(size[::-1], image.leaf, size, decode)
     return (

@@ -2,12 +2,13 @@
 
 Memory layout: each worker has a row of 256 bytes, native int64, in the order of `FIELDS`. The rows follow the notes on
 the *board* (`gpuload.workers.protocol`). Each worker writes only its own row, always in full: when a chunk ends, and
-when a step took long. The parent writes to the row only while no process has the worker's number. A replacement
-continues from the numbers of its predecessor. With ``num_workers=0``, the row is ordinary memory of the main process.
+during a chunk after a step that took long. The parent writes to the row only while no process has the worker's number.
+A replacement continues from the numbers of its predecessor. With ``num_workers=0``, the row is ordinary memory of the
+main process.
 
-A worker is starting, busy or idle. Its row says which of these times is running, and since when; a reader adds the time
-that has passed since. Numbers only grow. In a row that is read while it is written, a few numbers are one chunk newer
-than the others.
+A worker is starting, busy or idle. Its row says which of these three times is running, and since when; a reader adds
+the time that has passed since then. Numbers only grow. In a row that is read while it is written, a few numbers are one
+chunk newer than the others.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from gpuload.decode.decoder import COUNT_KEYS
 __all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_NS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
 ROW_BYTES: Final = 256
-# Counters are flushed before a chunk ends, so that a snapshot shows them, after reading one sample for this long or
-# decoding this many bytes.
+# Within a chunk, counters are flushed after reading one sample for FLUSH_NS or decoding FLUSH_BYTES, so that a snapshot
+# shows the progress of a slow chunk.
 FLUSH_NS: Final = 20_000_000
 FLUSH_BYTES: Final = 4_000_000
 _clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, which all processes share
@@ -73,7 +74,7 @@ class Counters:
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
         self._offset = offset
-        self._cpu_at = None if memory is None else time.process_time_ns()  # the main process does not count it
+        self._cpu_at = None if memory is None else time.process_time_ns()  # the main process does not count CPU time
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
         self._queue_fd, self._queued_at = -1, 0
         numbers = _ROW.unpack_from(self._memory, offset)
@@ -97,20 +98,20 @@ class Counters:
         return int(os.pread(self._queue_fd, 64, 0).split()[1]) if self._queue_fd >= 0 else 0  # 2 µs
 
     def begin(self) -> None:
-        """Note that the worker is busy from now on."""
+        """Record that the worker is busy from now on."""
         self.switch(BUSY)
         self._queued_at = self._queued()  # the wait for a CPU before this was idle time
 
     def end(self) -> None:
-        """Note that the worker is idle from now on."""
+        """Record that the worker is idle from now on."""
         self.flush(IDLE)
 
     def leave(self) -> None:
-        """Note that the worker ends: from now on it is neither busy nor idle."""
+        """Record that the worker is exiting: from now on it is neither busy nor idle."""
         self.switch(0)
 
     def flush(self, running: int | None = None) -> None:
-        """Write all numbers to the row, and switch to the time `running`; by default the same time continues."""
+        """Write all numbers to the row, and start the time with index `running`; by default the same time continues."""
         if self._cpu_at is not None:
             last, self._cpu_at = self._cpu_at, time.process_time_ns()
             self.cpu_ns += self._cpu_at - last
@@ -119,7 +120,7 @@ class Counters:
         self.switch(self.running if running is None else running)
 
     def switch(self, running: int) -> None:
-        """Stop the running time, start the time `running`, and write all numbers to the row."""
+        """Stop the running time, start the time with index `running`, and write all numbers to the row."""
         now, name = _clock(), FIELDS[self.running]
         if self.running:
             setattr(self, name, getattr(self, name) + now - self.since)
@@ -168,12 +169,12 @@ class CounterTable:
         rows[:, :2] = 0
         return rows
 
-    def starting(self, worker: int) -> None:
-        """Note that a worker's process is about to be started."""
+    def mark_starting(self, worker: int) -> None:
+        """Start counting a worker's `start_ns`, just before its process is started."""
         self.of(worker).switch(START)
 
     def close_worker(self, worker: int, *, died: bool = True) -> None:
-        """Note that no process has this number any more, and stop its running time. `died` counts as a restart."""
+        """Stop a worker's running time, once no process has this number any more. If it `died`, count a restart."""
         counters = self.of(worker)
         counters.restarts += died
         counters.switch(0)

@@ -1,9 +1,9 @@
-"""The samples of a `DeviceCached`, and the engine that cuts chunks out of them. The engine replaces the workers
-once all samples have been read.
+"""The samples of a `DeviceCached`, and the engine that makes chunks from them. The engine replaces the workers once all
+samples have been read.
 
-`CachedSamples` is filled once, from chunks of complete images, and then only read. The pixels are elsewhere, one image
-after another (`gpuload.stage.device_cache`); offsets count from the first byte of that memory. Everything else is here,
-in the main process's memory.
+`CachedSamples` is filled once, from chunks of complete images, and then only read. Its pixels are in a `PixelMemory`
+(`gpuload.stage.device_cache`), one image after another; offsets count from the first byte of that memory. Everything
+else is in the main process's memory.
 
 `CacheEngine` makes chunks, each of them a complete batch. It draws regions with the same functions as workers, so
 batches are identical. A chunk's pixels are described by *windows*, one `WINDOW` per image and mask. The windows are
@@ -33,7 +33,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
 from gpuload.workers.counters import Counters
-from gpuload.workers.inline import InlineEngine
+from gpuload.workers.inline import SequentialEngine
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import Chunk
@@ -42,7 +42,7 @@ __all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
 IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
 POINTER_BYTES: Final = 8
-# The offset in the cache's memory, the number of rows, the bytes per row, the stride of rows, the offset in the chunk.
+# A window's offset in the cache's memory, number of rows, bytes per row, row stride in bytes, and offset in the chunk.
 WINDOW: Final = np.dtype([(name, np.int64) for name in ("start", "rows", "row_bytes", "step", "at")])
 
 
@@ -98,8 +98,8 @@ class CachedSamples:
         return columns
 
 
-class CacheEngine(InlineEngine):
-    """An engine that cuts chunks out of cached samples.
+class CacheEngine(SequentialEngine):
+    """An engine that makes chunks from cached samples.
 
     Args:
         job: the transforms, and the dataset: a `DeviceCached`, or a view of one.
@@ -123,14 +123,14 @@ class CacheEngine(InlineEngine):
     def _process(self, request: Request, slot: np.ndarray) -> Reply:
         chunk = Chunk(request, slot)
         if request.chunk < self._wanted_from:
-            return chunk.refusal(Status.UNWANTED)
+            return chunk.reject(Status.UNWANTED)
         start = time.perf_counter_ns()
         columns = self._columns(chunk)
         nbytes = 0
         if self._cached.memory.on_host and columns.windows is not None:
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
-                return chunk.refusal(Status.TOO_LARGE, nbytes)
+                return chunk.reject(Status.TOO_LARGE, nbytes)
             self._cached.memory.copy(columns.windows, slot[:nbytes])
             columns.windows = None
         counters = self._counters
@@ -183,7 +183,7 @@ class CacheEngine(InlineEngine):
         count = len(self._numbers)
         if isinstance(key, bool) or not isinstance(key, int | np.integer):
             raise TypeError(
-                f"the keys of a DeviceCached are the numbers 0 to {count - 1}, but the sampler gave {key!r}"
+                f"the keys of a DeviceCached are the numbers 0 to {count - 1}, but the sampler yielded {key!r}"
             )
         if not -count <= key < count:
             raise IndexError(f"there is no sample {key} among the {count} of {type(self._job.dataset).__name__}")

@@ -24,8 +24,8 @@ __all__ = ["Deaths", "ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
 
 OnError = Literal["raise", "skip", "replace"]
 
-RATE_OVER_SAMPLES: Final = 1000  # the minimum: one bad file among a few samples would be a high rate
-SUBSTITUTES: Final = 64  # candidates per sample: if nine files in ten are bad, all 64 are bad in 1 of 800 cases
+RATE_OVER_SAMPLES: Final = 1000  # the least number of samples in a rate: a bad file among a few would be a high rate
+SUBSTITUTES: Final = 64  # candidates per sample: if nine files in ten are bad, all 64 candidates are bad once in 800
 LOG_RECORDS: Final = 10_000
 logger = getLogger("gpuload.workers")
 
@@ -39,10 +39,10 @@ class Faults:
             ``"raise"`` raises a `SampleError` when its batch is due; ``"skip"`` drops it, which makes its batch
             smaller; ``"replace"`` replaces it with another sample, drawn from its position in the epoch. A batch that
             would be empty is filled as with ``"replace"``, so the number of batches stays the same.
-        max_restarts: the maximum number of restarts of workers in one epoch; one more death is a `WorkerError`.
+        max_restarts: the maximum number of worker restarts in one epoch; one more death raises a `WorkerError`.
         max_error_rate: from 0 to 1, the fraction of an epoch's samples that may be skipped or replaced before
-            `TooManyErrors` is raised, since a missing mount affects more than a few files. At least 1,000 samples are
-            assumed, so the default of 1% always allows 10 failures.
+            `TooManyErrors` is raised, which detects causes such as a missing mount. The rate is computed over at least
+            1,000 samples, so the default of 1% always allows 10 failures.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -83,7 +83,7 @@ def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) 
     """
     numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
     candidates = (int(number * samples) for number in numbers)
-    # In a small dataset, draws repeat, so all other samples are then tried in turn.
+    # In a small dataset, draws repeat, so all other samples are tried in turn after them.
     all_samples = range(samples) if samples <= SUBSTITUTES else ()
     seen = {index} if isinstance(index, int) else set[int]()
     for candidate in (*candidates, *all_samples):
@@ -102,7 +102,7 @@ class Tally:
         self.errors = 0
 
     def add(self, samples: int, errors: Sequence[ErrorRecord]) -> None:
-        """Count a chunk."""
+        """Count the samples and failures of a chunk."""
         self._samples += samples
         self.errors += len(errors)
         self._last.extend(errors)
@@ -128,7 +128,7 @@ class Deaths:
     """The deaths of workers in an epoch; more than `max_restarts` of them are an error.
 
     Attributes:
-        causes: the cause of each death, with the sample that the worker was processing.
+        causes: the cause of each death, with the sample that the worker was processing, if any.
         stack: the stack of the worker that died last, if it is known.
     """
 
@@ -147,7 +147,7 @@ class Deaths:
         self.stack = stack
         if len(self.causes) <= self._max_restarts:
             logger.warning(
-                "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
+                "a worker died: %s; a new worker replaces it (death %d of this epoch, max_restarts=%d)",
                 f"{process_name}: {cause}" if process_name else cause,
                 len(self.causes),
                 self._max_restarts,

@@ -6,14 +6,14 @@ calls `release` for its batch. Chunk numbers are never reused, so replies to the
 mistaken for replies of the next epoch; they only free their slots.
 
 Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving finished chunks out
-of the ring into ordinary memory. Chunks of later batches wait for a free slot. A chunk that does not fit its slot comes
-back in separate memory, and its slot is free. All chunks in progress together may allocate as much separate memory as
-the size of the ring, each an equal share. A chunk that needs more is repeated in a larger slot. A chunk that does not
-fit the ring is split, down to a single sample; if even that does not fit, the sample fails.
+of the ring into ordinary memory. Chunks of later batches wait for a free slot. A chunk that does not fit in its slot is
+returned in separate memory, and its slot is freed. Together, the chunks in progress may allocate as much separate
+memory as the ring's size, divided equally among them. A chunk that needs more is repeated in a larger slot. A chunk
+that does not fit in the ring is split, down to a single sample; if even a single sample does not fit, it fails.
 
-Faults: if a worker dies, its chunk is repeated; the sample that the worker was processing becomes a chunk by itself.
-Substitutes for failed samples are requested as one more chunk of the same batch; their rows come last until the batch
-is read (see `gpuload.batches.assemble`).
+Faults: if a worker dies, its chunk is repeated; the sample that the worker was processing becomes a separate chunk.
+Substitutes for failed samples are requested as an additional chunk of the same batch; their rows come last until the
+batch is read (see `gpuload.batches.assemble`).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 __all__ = ["LAUNCHED_AHEAD", "Consumer", "Feed"]
 
 FailedParts = list[tuple[Part, list[ErrorRecord]]]
-LAUNCHED_AHEAD = 2  # batches in addition to the one that is due, so that their plans can be made in time
-READY_S = 0.01  # the interval for checking whether workers have started or left
+LAUNCHED_AHEAD = 2  # batches in progress after the batch that is due, so that their plans are ready in time
+POLL_INTERVAL_S = 0.01  # how often to check whether workers have started or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
-HEADROOM: Final = 1.4  # the factor for growing slots, large enough that few have to be reallocated
-MIN_HEADROOM: Final = 1.2  # below this, slots grow
+HEADROOM: Final = 1.4  # slots grow to this multiple of the observed size, so that few have to be reallocated
+MIN_HEADROOM: Final = 1.2  # slots grow once they are smaller than this multiple of the observed size
 FIRST_CHUNKS: Final = 64  # only these set the slot size: later growth costs a new slot per chunk in progress
 
 
 class Consumer:
-    """Interface of the code that takes a feed's batches; this implementation does nothing."""
+    """Interface of the code that takes a feed's batches. The default implementation does nothing."""
 
     def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
         """Return the indices to try in place of `index`, whose sample failed."""
         return iter(())
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return a plan to be made, and the worker's input for it; None means that no worker plans the batch."""
+        """Return an empty plan for a worker to fill, and the worker's input; None if no worker plans the batch."""
         return None
 
     def reclaim(self, wait: bool) -> bool:
@@ -61,7 +61,7 @@ class Consumer:
         return False
 
     def decode(self, batch: Batch) -> FailedParts:
-        """Have the device decode the images that workers left encoded. Return the samples that failed, by part."""
+        """Have the device decode the images that workers left encoded. Return the failed samples of each part."""
         return []
 
 
@@ -75,9 +75,10 @@ class Feed:
         chunk_size: the maximum number of samples in a chunk.
         plain_chunk_size: the `chunk_size` once samples turn out to be plain arrays, since a batch in a single slot need
             not be copied.
-        ahead: the number of batches in progress beyond the batch that was returned last.
-        workers: the number of workers; if each batch is one chunk, more batches are in progress.
-        faults: what happens to samples that fail.
+        ahead: the number of batches in progress after the batch that was returned last.
+        workers: the number of workers. If each batch is a single chunk, `ahead` is at least `workers` + 1, so that each
+            worker has a batch.
+        faults: the options for samples that fail.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class Feed:
         self._epoch_sent, self._changes = -1, b""
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
+        self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._is_awaited = False  # whether somebody waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
-        self._specs: Iterator[BatchSpec] = iter(())  # the specs of later batches
+        self._specs: Iterator[BatchSpec] = iter(())  # the specs of batches that have not begun
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
         self._waiting: deque[Part] = deque()  # parts that are not submitted yet, in order
         self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # keyed by chunk; None means no longer wanted
@@ -113,7 +114,13 @@ class Feed:
         return tuple(self._batches)
 
     def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
-        """Start an epoch, and abandon the previous one. `epoch_sent` and `changes` are described in `Request`."""
+        """Start an epoch, and abandon the previous one.
+
+        Args:
+            batches: the specs of the epoch's batches.
+            epoch_sent: the number that workers pass to the dataset's ``set_epoch()``; -1 means no call.
+            changes: the packed changes of the dataset (`gpuload.workers.inherited`), for workers to apply.
+        """
         self.abandon()
         self._epoch_sent, self._changes = epoch_sent, changes
         self._specs = batches
@@ -121,31 +128,31 @@ class Feed:
         self.engine.deaths = Deaths(self.faults.max_restarts)
 
     def abandon(self) -> None:
-        """Drop the current epoch; its slots are freed as workers end their chunks."""
+        """Abandon the current epoch. Slots of chunks in progress are freed when workers have finished these chunks."""
         self._specs = iter(())
         self._waiting.clear()
         for batch in self._batches:
             self.release(batch)
         self._batches.clear()
         self._in_flight = {key: (slot, None) for key, (slot, _) in self._in_flight.items()}
-        self.engine.cancel_before(next(self._numbers))
+        self.engine.cancel_before(next(self._chunk_numbers))
 
     def first_request(self) -> Request | None:
         """Return the first request of an epoch before anything is submitted; None if the epoch has no batch."""
-        self._plan()
-        return self._waiting[0].request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
+        self._start_batches()
+        return self._waiting[0].make_request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
-        The caller calls `release` once it no longer needs the slots, at the latest before it waits for another batch,
-        or on `reclaim`.
+        The caller calls `release` once it no longer needs the slots: when the feed calls `reclaim`, or at the latest
+        before the caller waits for another batch.
 
         Raises:
             TooManyErrors: too many samples of the epoch failed.
             WorkerError: workers died too often.
         """
-        self._plan()
+        self._start_batches()
         if self.plans.in_flight:
             self.pump(0.0)
         while True:
@@ -156,8 +163,8 @@ class Feed:
             if not self._has_too_many_errors:
                 self.pump(1.0, is_awaited=True)
 
-    def failed(self) -> list[ErrorRecord]:
-        """Return the failed samples of the batches in progress, each sample only once."""
+    def take_errors(self) -> list[ErrorRecord]:
+        """Return and clear the failed samples of the batches in progress."""
         records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
             batch.errors = []
@@ -187,7 +194,7 @@ class Feed:
     def _pop(self, *, planned: bool = False) -> Batch | None:
         if (batch := self._next_complete(planned=planned)) is None:
             return None
-        self._consumer.reclaim(False)  # first, since it may raise an error: a batch that is removed must be returned
+        self._consumer.reclaim(False)  # may raise an error, so call it before a batch is removed, which would be lost
         if batch.waits_for_device and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
@@ -210,10 +217,10 @@ class Feed:
     def pump(self, timeout_s: float, *, is_awaited: bool = False) -> None:
         """Submit chunks and process events; wait up to `timeout_s` seconds for a chunk in progress."""
         self._is_awaited = is_awaited
-        self._consumer.reclaim(False)  # free slots whose copies have ended first, or the ring would grow to its limit
+        self._consumer.reclaim(False)  # first free slots whose copies have ended, or the ring would grow to its limit
         self._submit_chunks()
         if not self._pending:  # workers are still starting
-            timeout_s = min(timeout_s, READY_S) if self._waiting else 0.0
+            timeout_s = min(timeout_s, POLL_INTERVAL_S) if self._waiting else 0.0
         self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
             self._process_event(self._events.popleft())
@@ -224,7 +231,7 @@ class Feed:
         self._is_awaited = False
         self._submit_chunks()
         while not self.engine.ready:
-            self._events.extend(self.engine.gather(READY_S))
+            self._events.extend(self.engine.gather(POLL_INTERVAL_S))
 
     def release(self, batch: Batch) -> None:
         """Return the slots of a batch to the ring."""
@@ -248,7 +255,7 @@ class Feed:
 
     # -- submitting -------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
+    def _start_batches(self) -> None:
         while self._has_room and (spec := next(self._specs, None)) is not None:
             batch = Batch(spec)
             for start in range(0, len(spec.positions), self.chunk_size):
@@ -268,7 +275,7 @@ class Feed:
         return len(self._batches) < ahead + min(planned, LAUNCHED_AHEAD)
 
     def _submit_chunks(self) -> None:
-        self._plan()
+        self._start_batches()
         while self._waiting:
             part = self._waiting[0]
             try:
@@ -280,7 +287,7 @@ class Feed:
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
-            request = part.request(next(self._numbers), slot, self._epoch_sent, self._changes, spare_bytes)
+            request = part.make_request(next(self._chunk_numbers), slot, self._epoch_sent, self._changes, spare_bytes)
             if not self.engine.submit(request):
                 return
             self._in_flight[request.chunk] = (slot, part)
@@ -294,25 +301,28 @@ class Feed:
                 continue
             if self._pending or not self._is_awaited or part.batch is not self._batches[0]:
                 return None
-            # The consumer waits for this batch and holds no slot, and nothing in progress will free one.
+            # The consumer waits for this batch and holds no slots, and no chunk in progress will free a slot.
             if self._consumer.reclaim(True) or self._spill():
                 continue
             if self.engine.recover_slots():
-                self._events.extend(self.engine.gather(READY_S))
+                self._events.extend(self.engine.gather(POLL_INTERVAL_S))
                 continue
-            # The user still holds arrays that slots are lent to.
+            # The user still holds arrays whose memory is in slots.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
                 self._halve(
-                    part, f"its slot of {size:,} bytes does not fit next to batches that the program still holds"
+                    part,
+                    f"a slot of {size:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) while "
+                    "the program still holds earlier batches; release them or raise ring_bytes",
                 )
                 return None
             size //= 2
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: drop a plan, which can be made again; otherwise move the latest finished chunk out of
-        the ring or, if memory is short, discard its result and repeat it later. Return False if there is no such chunk.
+        """Free a slot in the ring: drop a plan, which can be made again. If there is none, move the last finished chunk
+        out of the ring or, if memory is short, discard its result and repeat the chunk later. Return False if no
+        slot can be freed.
 
         Raises:
             LimitError: memory is short, and the chunk belongs to the first batch, which somebody waits for.
@@ -362,7 +372,7 @@ class Feed:
             self._store_result(part, slot, event)
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
-        """Take over the slot or separate memory, and the description, of a finished chunk; learn from its size."""
+        """Store the pixels and the description of a finished chunk in its part, and learn from the chunk's size."""
         rows, content = len(part.positions), reply.content
         part.slot, data = slot, reply.data
         if data is not None:
@@ -372,7 +382,7 @@ class Feed:
         if part.slot is not None:
             data = self.ring.view(part.slot)[: reply.nbytes]
         assert data is not None
-        if reply.plain and not self._is_awaited:  # read later, if at all
+        if reply.plain and not self._is_awaited:  # the description is read later, if at all
             part.description = reply.meta
         else:
             try:
@@ -382,7 +392,7 @@ class Feed:
                 if part.slot is not None:
                     self.ring.release(part.slot)
                     part.slot = None
-                self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
+                self._fail(part, f"{type(error).__name__}: {error} (while unpickling the samples in the main process)")
                 return
         part.data, part.used_bytes = data, reply.nbytes
         if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
@@ -399,23 +409,23 @@ class Feed:
             self._slot_size.expect(need_bytes, rows)
             self._requeue(part)
         else:
-            self._halve(part, f"its pixels take {need_bytes:,} bytes")
+            self._halve(
+                part,
+                f"its pixels take {need_bytes:,} bytes, more than ring_bytes={self.ring.ring_bytes:,} allows; "
+                "raise ring_bytes, or put a crop first in the transforms",
+            )
 
     def _halve(self, part: Part, reason: str) -> None:
-        """Split a chunk that the ring cannot hold in two; if the chunk is a single sample, the sample fails."""
+        """Split in two a chunk that does not fit in the ring; if the chunk is a single sample, the sample fails."""
         rows = len(part.positions)
         if rows > 1:
             self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
         else:
-            self._fail(
-                part,
-                f"MemoryError: {reason}, more than ring_bytes={self.ring.ring_bytes:,} allows; "
-                "raise ring_bytes, or let the first transform crop",
-            )
+            self._fail(part, f"MemoryError: {reason}")
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
-        """Queue a chunk again after its worker died: the sample that the worker was processing becomes a chunk by
-        itself. A sample that was already alone fails once too many workers have died while processing it."""
+        """Queue a chunk again after its worker died: the sample that the worker was processing becomes a separate
+        chunk. A sample that was already alone in its chunk fails once it has killed too many workers."""
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part)
@@ -423,17 +433,17 @@ class Feed:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
-            if not part.count_death_alone(is_external=lost.is_external):
+            if not part.count_solo_death(killed_externally=lost.killed_externally):
                 self._requeue(part)
             else:
-                deaths = f"workers that processed only this sample died {part.deaths_alone} times"
+                deaths = f"{part.solo_deaths} workers died while processing only this sample"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
                 if self.faults.on_error == "raise":
                     self._give_up(part.batch)
 
     def _give_up(self, batch: Batch) -> None:
-        """Stop working on a batch that will be raised as an error: its other samples might kill more workers."""
-        if batch.spec.iterable is not None:  # later batches need the samples that follow these in the iterator
+        """Stop working on a batch that is going to fail with an error: its other samples might kill more workers."""
+        if batch.spec.iterable is not None:  # later batches need the iterator's next samples
             return
         self._waiting = deque(part for part in self._waiting if part.batch is not batch)
         for key, (slot, part) in self._in_flight.items():
@@ -442,20 +452,20 @@ class Feed:
         batch.open_parts = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
-        pieces = [part.piece(rows) for rows in slices]
+        pieces = [part.subset(rows) for rows in slices]
         index = part.batch.parts.index(part)
         part.batch.parts[index : index + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
         self._requeue(*pieces)
 
     def _requeue(self, *parts: Part) -> None:
-        # The batch that is due first comes first; within it, the samples that are about to count as bad.
-        waiting = sorted([*parts, *self._waiting], key=lambda part: (part.batch.spec.step, -part.deaths_alone))
+        # The batch that is due next comes first; within a batch, samples with the most deaths come first.
+        waiting = sorted([*parts, *self._waiting], key=lambda part: (part.batch.spec.step, -part.solo_deaths))
         self._waiting = deque(waiting)
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk whose samples all failed."""
-        part.content = part.failure(cause, stack)
+        part.content = part.make_failed_content(cause, stack)
         self._count_and_close(part, part.content)
 
     def _count_and_close(self, part: Part, content: Columns | None) -> None:
@@ -470,8 +480,8 @@ class Feed:
         self._close_part(part, errors)
 
     def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
-        """Mark a part as done, and replace or record its failed samples. After the last part of a batch, fill or
-        drop the batch if it has no samples left, and request its plan."""
+        """Mark a part as done, and replace or record its failed samples. If it was the last part of its batch, request
+        the batch's plan, after filling or dropping a batch without samples."""
         batch = part.batch
         batch.open_parts -= 1
         if errors and (self.faults.on_error == "replace" or part.has_substitutes):
@@ -486,10 +496,10 @@ class Feed:
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
         if not batch.open_parts and not (self._is_awaited and batch is self._batches[0]):
-            self.plans.submit(batch, next(self._numbers), self._slot_size.of(self.chunk_size))
+            self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.of(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
-        """Request substitutes for the failed samples, as one more chunk of the batch."""
+        """Request substitutes for the failed samples, as an additional chunk of the batch."""
         part = batch.substitute(errors, self._consumer.candidates)
         if part is not None:
             self._requeue(part)
@@ -498,8 +508,8 @@ class Feed:
 class SlotSize:
     """An estimate of the slot size for chunks of up to `chunk_size` samples in a ring of `ring_bytes`.
 
-    It is a guess for the first chunks, and then learned from them: a slot that is allocated in the middle of an epoch
-    stalls the loop, since its memory has to be page-locked.
+    The first chunks use a guess, and the estimate is then learned from their sizes. Later growth is avoided: a slot
+    that is allocated in the middle of an epoch stalls the loop, since its memory has to be page-locked.
     """
 
     def __init__(self, ring_bytes: int, chunk_size: int, guess_bytes: int = FIRST_GUESS_BYTES) -> None:
@@ -509,7 +519,7 @@ class SlotSize:
         self._row_bytes = min(guess_bytes, self._max_row_bytes)
 
     def of(self, rows: int) -> int:
-        """Return the bytes for a chunk of this many samples."""
+        """Return the slot size for a chunk of this many samples, in bytes."""
         return min(rows * self._row_bytes, self._ring_bytes)
 
     def learn(self, nbytes: int, rows: int) -> None:

@@ -4,18 +4,18 @@ The following is collected in the main process when a job is pickled:
 
 - The *settings of libraries* (`LibrarySettings`) apply themselves in the worker: first before the dataset is unpickled,
   since its modules may read the settings, and again afterwards, since these modules may change them.
-- The *import path* has absolute entries: a relative entry may have meant another folder before the program changed its
+- The *import path* is made absolute: a relative entry may have meant another folder before the program changed its
   working directory.
-- *Modules that a worker cannot import* by name are found: modules that were loaded by path, and ``__mp_main__``, which
-  is the script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
-- The *values of modules* of the user (`module_values`) are recorded. A worker imports these modules again, so it does
-  not see ``config.SIZE = 224``. The worker compares the values and reports the differences.
+- *Modules that a worker cannot import* by name: modules that were loaded by path, and ``__mp_main__``, which is the
+  script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
+- The *values in modules* of the user (`module_values`). A worker imports these modules again, so it does not see
+  ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
 Workers outlive an epoch, so each `iter()` collects *changes of the dataset* (`DatasetChanges`), such as
 ``loader.dataset.mosaic = False``. They are sent to the workers with each request, as a few bytes, and are applied
 before the epoch's first sample.
 
-Values of modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
+Values in modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
 tuples, lists and dicts of these. The attributes of a dataset include those of its inner datasets and its transforms.
 """
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; with it, workers need not import Pillow
-MAX_FUNCTIONS: Final = 2_000  # the number of functions that are searched for values of modules
+MAX_FUNCTIONS: Final = 2_000  # the maximum number of functions that are searched for values in modules
 MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
 MAX_TEXT: Final = 1_000  # longer strings are not compared
 MAX_DEPTH: Final = 4  # enough for a transform in a composition of a dataset in a subset
@@ -68,7 +68,7 @@ _registry_lock = threading.RLock()
 
 
 class LibrarySettings:
-    """Settings that libraries store in their modules. Each is kept as a call, which unpickling makes again.
+    """Settings that libraries store in their modules. Each is stored as a call, which is made when it is unpickled.
 
     A call refers to a function of its library, so unpickling the call imports the library. A setting that is known to
     have its default value therefore gets no call.
@@ -117,8 +117,8 @@ class LibrarySettings:
         self.apply(imported=False)
 
     def apply(self, *, imported: bool = True) -> None:
-        """Apply the settings in this process. `imported` means that the dataset's modules are already imported. Before,
-        filters that turn warnings into errors are skipped, since the main process may have imported these modules
+        """Apply the settings in this process. `imported` means that the dataset's modules are already imported. Until
+        then, filters that turn warnings into errors are skipped, since the main process may have imported these modules
         before it set the filter."""
         for call in self.calls:
             call()
@@ -160,7 +160,7 @@ def _warning_filters() -> list[Filter]:
 
 
 def import_path() -> list[str]:
-    """Return this process's import path. Relative entries become the folders that they meant when first searched."""
+    """Return this process's import path. Relative entries are resolved to the folders that were first searched."""
     entries = []
     for entry in sys.path:
         if isinstance(entry, str):
@@ -176,7 +176,7 @@ def _workers_path() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def pickled_by_value() -> Iterator[None]:
-    """Within this context, cloudpickle pickles by value the contents of modules that a worker cannot import."""
+    """Within this context, have cloudpickle pickle by value the contents of modules that a worker cannot import."""
     import cloudpickle
 
     with _registry_lock:
@@ -267,8 +267,8 @@ def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 class _Search:
-    """A search for values of modules that follows references between functions. A value counts if it is named by a
-    function that also names the value's module or is defined there."""
+    """A search for values in modules that follows references between functions. A value counts if a function names it
+    and also names the value's module or is defined there."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
@@ -281,9 +281,9 @@ class _Search:
             if not self._waiting:
                 break
             function = self._waiting.pop()
-            namespace, names = function.__globals__, _names(function.__code__)
+            namespace, names = function.__globals__, _names_in(function.__code__)
             self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
-            for name in names - namespace.keys():  # names of modules that the function itself may import
+            for name in names - namespace.keys():  # possibly modules that the function itself imports
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
                     if _is_users_module(sys.modules.get(module)):
                         self._search_namespace(module, vars(sys.modules[module]), names, set())
@@ -291,7 +291,7 @@ class _Search:
     def _add(self, obj: Any) -> None:
         if id(obj) not in self._seen:
             self._seen.add(id(obj))
-            self._waiting += _functions(obj)
+            self._waiting += _functions_of(obj)
 
     def _search_namespace(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
         searched.add(module)
@@ -321,7 +321,7 @@ def _has_settings(value: Any) -> bool:
     return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(kind.__module__)))
 
 
-def _functions(obj: Any) -> Iterator[types.FunctionType]:
+def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
     """Return the functions behind an object: a function and the functions that it wraps, or the methods of a class."""
     while isinstance(obj, functools.partial):
         obj = obj.func
@@ -343,12 +343,12 @@ def _functions(obj: Any) -> Iterator[types.FunctionType]:
                     yield member
 
 
-def _names(code: types.CodeType) -> set[str]:
+def _names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals, attributes and modules in a function and its inner functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names(constant)
+            names |= _names_in(constant)
     return names
 
 
@@ -394,8 +394,8 @@ def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 class DatasetChanges:
     """The changes to a dataset since it was sent to the workers.
 
-    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, was not changed
-    by the user, and is ignored from the second epoch on.
+    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, is not a change by
+    the user, so it is ignored from the second epoch on.
 
     Attributes:
         packed: all changes, pickled; empty if there are none.
@@ -409,8 +409,8 @@ class DatasetChanges:
         self._always_changing: set[Path] = set()  # attributes that changed during each of these epochs
         self.packed = b""
 
-    def look(self) -> list[str]:
-        """Record the changes since the last call of `look` or `skip`, and return a description of each.
+    def record_changes(self) -> list[str]:
+        """Record the changes since the last call of this method or `ignore_changes`; return a description of each.
 
         Raises:
             ValueError: the changes are too large to be sent.
@@ -430,12 +430,12 @@ class DatasetChanges:
                 )
         return [f"dataset{_text(path)} = {value!r}" for path, value in new.items()]
 
-    def skip(self) -> None:
-        """Ignore the changes since the last `look`, which the user did not make."""
+    def ignore_changes(self) -> None:
+        """Ignore the changes since the last `record_changes`; call this after gpuload itself has caused changes."""
         self._last |= self._new_values()
 
     def end_epoch(self) -> None:
-        """Note which attributes changed during the epoch that has just ended."""
+        """Record which attributes changed during the epoch that has just ended."""
         changed = self._new_values().keys()
         self._always_changing = self._always_changing & changed if self._epochs else set(changed)
         self._epochs += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.worker import WorkerInfo, swap_worker_info
+from gpuload.datasets.worker import WorkerInfo, replace_worker_info
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import Counters
@@ -19,10 +19,10 @@ from gpuload.workers.protocol import Engine, Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import worker_info
 
-__all__ = ["InProcessEngine", "InlineEngine"]
+__all__ = ["InProcessEngine", "SequentialEngine"]
 
 
-class InlineEngine(Engine):
+class SequentialEngine(Engine):
     """Base class of engines that take chunks like a `WorkerPool`, and process one at each call of `gather`.
 
     Args:
@@ -41,7 +41,7 @@ class InlineEngine(Engine):
 
     def gather(self, timeout_s: float) -> list[Event]:
         if self._halted:
-            raise RuntimeError("this Loader is closed")
+            raise RuntimeError("this Loader is closed; create a new one")
         if not self._waiting:
             return []
         request = self._waiting[0]
@@ -53,20 +53,20 @@ class InlineEngine(Engine):
         finally:
             self._counters.end()
             self.waited_s += time.perf_counter() - start  # the loop waits while this engine works
-        self._waiting.popleft()  # only now, so that the chunk is repeated after a ctrl-C above
+        self._waiting.popleft()  # after processing: a chunk that ctrl-C interrupted is processed again
         return [reply]
 
     def _process(self, request: Request, slot: np.ndarray) -> Reply:
         raise NotImplementedError
 
-    def counted(self) -> np.ndarray:
+    def read_counters(self) -> np.ndarray:
         return self._counters.table.read()
 
     def close(self) -> None:
         self._waiting.clear()
 
 
-class InProcessEngine(InlineEngine):
+class InProcessEngine(SequentialEngine):
     """An engine that does the work of workers; `around` returns the context in which a chunk is processed."""
 
     def __init__(
@@ -76,7 +76,7 @@ class InProcessEngine(InlineEngine):
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.set_worker_info = lambda epoch, position=None: swap_worker_info(
+        self._runner.source.set_worker_info = lambda epoch, position=None: replace_worker_info(
             worker_info(job, 0, 1, epoch, position)
         )
         super().__init__(ring, self._runner.counters)
@@ -91,15 +91,16 @@ class InProcessEngine(InlineEngine):
             return reply
 
     def begin(self, request: Request) -> IterablePlace:
-        """Return where the pass over an iterable dataset begins, before its first chunk."""
+        """Start the pass over an iterable dataset, and return its place before the first chunk."""
         with self._worker_info():
             return self._runner.begin(request)
 
     @contextlib.contextmanager
     def _worker_info(self) -> Iterator[None]:
-        """Set `get_worker_info()` only within this context, for the dataset but not for the loop that iterates."""
-        outer = swap_worker_info(self._info)
+        """Within this context, `get_worker_info()` returns this engine's info: the dataset sees it, the user's loop
+        does not."""
+        outer = replace_worker_info(self._info)
         try:
             yield
         finally:
-            self._info = swap_worker_info(outer)
+            self._info = replace_worker_info(outer)

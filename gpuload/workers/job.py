@@ -1,11 +1,12 @@
-"""The `Job` that every worker gets at its start, in a memfd that the parent writes once and every worker maps.
+"""The `Job` that every worker gets when it starts, in a memfd that the parent writes once and every worker maps.
 
 Memory layout:
 
 - the length of the header, u64;
-- the header, marshalled: the settings that the bootstrap needs before it can import anything, and an (offset, bytes)
+- the header, marshalled: the settings that the bootstrap needs before it can import anything, and an (offset, size)
   pair for each part;
-- at the next page, from which offsets count, the parts: the pickle, then each out-of-band buffer, aligned to 64 bytes.
+- the parts, from the next page on: the pickle, then each out-of-band buffer, aligned to 64 bytes. Their offsets count
+  from the start of that page.
 
 Buffers are mapped private and writable: workers share each page until one of them writes to it, and torch does not warn
 about read-only arrays. `gpuload.workers.shipping` writes the pickle; the functions that unpickling calls in a worker
@@ -48,14 +49,15 @@ __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __s
 
 @dataclass(frozen=True)
 class Job:
-    """The data and options that each worker gets at its start.
+    """The data and options that each worker gets when it starts.
 
-    `single` is for batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to images,
+    `single` means batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to images,
     not even a module (modules are not sent). `moves` means that the transforms move pixels. `epoch` is the number of
     the first epoch. `group` is the backend, rank and number of ranks of `torch.distributed` in the main process, or
-    None. `fusing` plans batches, if workers plan them. `whole` is for a cache: images are decoded completely, even if
-    the chain crops them, and nothing is collated. `device_share` is the share of the samples whose images are sent
-    encoded, for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
+    None. `fusing` makes the plans of batches; None means that workers make no plans. `whole` fills a cache: images are
+    decoded completely, even if the chain crops them, and nothing is collated. `device_share` is the share of the
+    samples whose images are sent encoded, for a device to decode. `module_values` is described in
+    `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -166,7 +168,7 @@ def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], stri
 
 
 def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
-    """Return a tensor over an array; `dtype` is the tensor's dtype if NumPy lacks it."""
+    """Return a tensor that shares an array's memory; `dtype` is the tensor's dtype if NumPy lacks it."""
     import torch
 
     tensor = torch.from_numpy(array)
@@ -216,7 +218,7 @@ class SharedBytes(list):
         return self
 
 
-def _loaded_first(method: Callable[..., Any]) -> Callable[..., Any]:
+def _load_first(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: SharedBytes, *args: Any, **options: Any) -> Any:
         args = tuple(value._load() if isinstance(value, SharedBytes) else value for value in args)
@@ -227,4 +229,4 @@ def _loaded_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in dir(list):
     if _name not in LAZY_METHODS.split() and _name not in vars(SharedBytes):
-        setattr(SharedBytes, _name, _loaded_first(getattr(list, _name)))
+        setattr(SharedBytes, _name, _load_first(getattr(list, _name)))

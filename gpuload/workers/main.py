@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpuload.datasets.kinds import draws_nothing, is_iterable
-from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, swap_worker_info
+from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_info
 from gpuload.errors import error_types
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
@@ -63,15 +63,15 @@ BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # typ
 
 
 def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
-    """Set up a process of a session: it dies with the parent, writes its stacks on request, and ignores signals that
-    the parent handles."""
+    """Set up this process as a child of a session: it dies with the parent, writes its stacks on request, and ignores
+    signals that the parent handles."""
     # C code writes the stack, after a crash or when the parent asks for it, so this works even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
     # A scheduler sends SIGTERM to all processes of a job, but the parent may need batches until it has saved its state.
-    # Set a handler, not SIG_IGN: programs that the dataset starts would inherit the latter.
+    # Set a handler instead of SIG_IGN, which programs that the dataset starts would inherit.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
@@ -81,14 +81,14 @@ def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> No
 
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
-    """Process chunks until the parent closes the queue. A worker that was forked already has its job, `forked_job`."""
+    """Process chunks until the parent closes the queue. A forked worker inherits its job, `forked_job`."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
             channel.setblocking(True)  # in a forked worker, the user's default timeout for sockets is already set
-        failure = "could not unpack the dataset or transforms"
+        failure = "could not unpickle the dataset or transforms"
         try:
             with stopwatch.running():
                 job: Job = receive(job_fd) if forked_job is None else forked_job
@@ -124,14 +124,14 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
 def end() -> NoReturn:
     """Exit like an interpreter, but without tearing down its modules, which with torch takes half a second of CPU time.
 
-    Files that a dataset left open are flushed; searching for them takes 3 ms, or 40 ms with torch. Objects that a
-    template froze are not searched: no worker is forked from a template with open files.
+    Files that a dataset left open are flushed; finding them takes 3 ms, or 40 ms with torch. Objects that a template
+    froze are not searched: no worker is forked from a template with open files.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  wait for threads
+    threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
     files = (obj for obj in gc.get_objects() if type(obj) in BUFFERED_FILES)
     for file in (sys.stdout, sys.stderr, *files):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None or closed, or its disk is full
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no file, a closed file, or a full disk
             file.flush()
     os._exit(0)
 
@@ -168,11 +168,11 @@ def _set_worker_info(
 ) -> None:
     """Set the result of `get_worker_info()`, of gpuload and torch, and the rank in `torch.distributed`.
 
-    torch is set up only if the user's dataset has imported it, or if it is `needed`, so that a worker that reads image
-    files never imports torch.
+    torch is set up only if the user's dataset has imported it, or if `needed` is true, so that a worker that reads
+    image files never imports torch.
     """
     info = worker_info(job, worker, workers, epoch, position)
-    swap_worker_info(info)
+    replace_worker_info(info)
     if needed or "torch" in sys.modules:
         _set_torch_worker_info(info)
         if job.group is not None:
@@ -183,11 +183,11 @@ def _set_torch_worker_info(info: WorkerInfo) -> None:
     from torch.utils.data._utils import worker as torch_worker
 
     class TorchWorkerInfo(torch_worker.WorkerInfo):
-        """torch's class, which records that an attribute was read."""
+        """torch's class, extended to record that an attribute was read."""
 
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):
-                THIS_PROCESS.was_asked = True
+                THIS_PROCESS.worker_info_was_read = True
             return super().__getattribute__(name)
 
     torch_worker._worker_info = TorchWorkerInfo(
@@ -196,7 +196,7 @@ def _set_torch_worker_info(info: WorkerInfo) -> None:
 
 
 def _join_group(backend: str, rank: int, world_size: int) -> None:
-    """Make `torch.distributed` report the rank of the main process, unless a group exists already.
+    """Make `torch.distributed` report the rank of the main process, unless a process group already exists.
 
     A worker is not a fork of the user's process, so it has no process group. It gets a group that knows only its rank
     and size, which is enough for torch's ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and
@@ -231,14 +231,14 @@ def _process_request(request: Request, worker: int, runner: ChunkRunner, board: 
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        board.row_writer(worker, request.chunk),
-        board.wanted_check(request.chunk),
+        board.make_row_writer(worker, request.chunk),
+        board.make_wanted_check(request.chunk),
     )
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    """Arm the lifeline, or exit if the parent has died already: the kernel would send no signal any more."""
-    arm_lifeline(lifeline_fd, os.getpid())  # the parent does this too, but it may have died first
+    """Arm the lifeline, or exit if the parent has died already: the kernel would no longer send the signal."""
+    arm_lifeline(lifeline_fd, os.getpid())  # the parent does this too, unless it has died
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)
     with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
-"""Plans of batches, made by workers: the arguments of the fused kernels. They depend on nothing that only the main
-process has, and computing them there would take most of its time.
+"""Plans of batches, made by workers: the arguments of the fused kernels. Workers have everything that plans depend on,
+and computing plans in the main process would take most of its time.
 
 Once all chunks of a batch are done, `Planner` (main process) writes their descriptions to a slot and sends a request,
 like the request for a chunk. `make_plan` (worker) merges the chunks, draws, and writes to that slot the arrays that the
@@ -8,8 +8,8 @@ batch, so the main process never reads the description of a chunk. If a chunk is
 descriptions, and sends the table of all images; the reply then holds only what the launches need. `PlannedBatch` holds
 all of this, from the request to the launch.
 
-A batch gets no such plan if somebody already waits for the batch, or if anything is unusual: then the stage plans it,
-with the same code. So a lost plan is never requested again.
+Workers do not plan a batch that somebody already waits for, or in which anything is unusual: the stage then plans it,
+with the same code. For the same reason, a lost plan is never requested again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedBatch", "Planner", "make_plan"]
 
-INTEGERS = {int}, {np.int64}
+INTEGERS = {int}, {np.int64}  # the types of a column that is sent as an int64 array
 RING_SHARE = 8  # a plan takes at most 1/RING_SHARE of the ring
 NO_BYTES = np.empty(0, np.uint8)
 
@@ -49,10 +49,10 @@ class PlannedBatch:
     Attributes:
         starts: the planned offset of each chunk's bytes in the batch's memory on the device.
         columns: the batch's columns, with offsets from `starts`; None until the worker has merged them.
-        chunk: the number of the request until it is answered.
+        chunk: the number of the request; None once it has been answered.
         slot: the slot that holds the arrays.
         data: the bytes of that slot.
-        plan: how the passes are launched.
+        plan: the parameters for launching the passes.
         spans: where the slot holds the arrays, keyed by name, and the leaves that are an integer in each sample, as
             int64 (N,), keyed by leaf number.
         size_hw: the size of all results.
@@ -69,7 +69,7 @@ class PlannedBatch:
     size_hw: tuple[int, int] = (0, 0)
     arrays: Any = None
 
-    encoded_bytes, decoded = 0, None  # like a `Part` that has nothing for the device to decode
+    encoded_bytes, decoded = 0, None  # as in a `Part` without images for the device to decode
 
     def __len__(self) -> int:
         return 0 if self.columns is None else len(self.columns.images[0].table)
@@ -84,7 +84,7 @@ class PlannedBatch:
         """Return the size of all results, as in a program but with a single row: int64 (1, 2)."""
         return np.array([self.size_hw])
 
-    def request(self, chunks: Sequence[bytes]) -> bytes:
+    def pack_input(self, chunks: Sequence[bytes]) -> bytes:
         """Return the input for the worker: the starts and descriptions of the chunks or, without descriptions, the
         table of the batch's images."""
         table = None if self.columns is None else self.columns.images[0].table.tobytes()
@@ -121,7 +121,7 @@ class Planner:
         return len(self.in_flight)
 
     def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
-        """Request the plan of a complete batch, as chunk number `chunk`; `usual_bytes` is the usual size of a slot."""
+        """Request the plan of a complete batch, as chunk number `chunk`; `usual_bytes` is the usual slot size."""
         if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.planned is not None:
             return
         inputs = self._plan_inputs(batch)
@@ -184,7 +184,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         if table is None:
             columns = Columns.concat([read_content(NO_BYTES, description, None) for description in chunks], starts)
             if not columns.is_plain(len(request.positions)):
-                raise ValueError("chunks of a batch are not alike")
+                raise ValueError("the chunks of the batch have different structures")
             images = columns.images[0].table
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)

@@ -8,23 +8,24 @@ All workers take chunks from one shared queue. Workers of an iterable dataset ha
 own share of the samples; a worker that died is restarted at the position in the request, so that nothing is lost if
 the dataset yields the same samples again.
 
-The failure model. A worker records a chunk on the board after it has taken the chunk from its queue, and records that
-it is idle after it has replied. If a worker dies with a recorded chunk, that chunk is lost, and its slot is free: no
-other process writes there. But a worker can also die after taking a chunk and before recording it. So after a death,
-all chunks still on its queue are withdrawn, and other unfinished chunks that were sent there are declared lost unless
-the board has them. This is wrong in one case: a living worker has just taken such a chunk, and will still write to the
-slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no worker that was
-ready at that moment can have the chunk. A worker cannot have it once it has replied to another chunk (it has only one
-at a time, and the lost chunk is on no queue), once it has replied to this chunk (the second result is dropped), or once
-it has ended. Idle workers send nothing, so in a small ring all slots may be written off, and none is free for another
-chunk that they could reply to. Then `recover_slots` closes their queue: they exit, and new workers use a new queue.
+Failure model: a worker records a chunk on the board after it has taken the chunk from its queue, and records that it is
+idle after it has replied. If a worker dies with a recorded chunk, that chunk is lost, and its slot is free: no other
+process writes there. But a worker can also die after taking a chunk and before recording it. So after a death, all
+chunks still on its queue are withdrawn, and other unfinished chunks that were sent to that queue are declared lost
+unless the board has them. This is wrong in one case: a living worker has just taken such a chunk, and will still write
+to the slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no worker that
+was ready at that moment can have the chunk. A worker cannot have it once it has replied to another chunk (it has only
+one chunk at a time, and the lost chunk is on no queue), once it has replied to this chunk (the second result is
+dropped), or once it has ended. Idle workers send nothing, so in a small ring all slots can be written off, without a
+free slot for another chunk that these workers could reply to. `recover_slots` then closes their queue: they exit, and
+new workers use a new queue.
 
 There are no other races: a request is on one queue or with one worker, and a worker touches a slot only between taking
 the request and replying. So a slot never has two writers, each chunk ends exactly once, and a written-off slot is freed
 at the latest when all workers that were running when it was written off have ended.
 
 Withdrawn chunks are sent again after the chunks that must be repeated: if many samples hang, one of them is identified
-as bad before each of the others has killed a worker.
+as bad before each of the other samples has killed a worker.
 
 The number of workers can change at any time (`resize`). A surplus worker is asked to leave, exits between two chunks,
 and records `LEFT` on the board. No chunk is lost, and the exit does not count as a death.
@@ -33,8 +34,8 @@ Workers are forked from a *template* (`gpuload.workers.template`), a process tha
 dataset needs; until it is ready, workers are *due*. If no worker can be forked from it, or if it exits by itself before
 it is ready, each worker is started as a separate interpreter. A template that dies later is replaced, which counts as a
 death; its workers continue, and workers not yet forked are due again. If it dies before it has reported a worker that
-it forked, that worker is not in the team but may have taken a chunk: the pool waits until it has ended, then audits its
-queue.
+it forked, that worker is not in the team but may have taken a chunk: the pool waits until the worker has ended, then
+audits its queue.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
 workers; it only closes its copies of the descriptors.
@@ -95,7 +96,8 @@ class RestartingEngine(Engine):
     """Base class of engines whose workers can die: counts deaths and collects warnings.
 
     Attributes:
-        pending_warnings: issued by the next `gather` before it collects events, which a warning that raises would lose.
+        pending_warnings: warnings for the next `gather` to issue, before it collects events: if a filter turns a
+            warning into an exception, no event is lost.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -126,7 +128,7 @@ class RestartingEngine(Engine):
 
     def _check_usable(self) -> None:
         if self._closed or self._halted:
-            raise RuntimeError("this Loader's workers are closed")
+            raise RuntimeError("this Loader's workers are closed; create a new Loader")
         if self.broken is not None:
             raise WorkerError(f"this epoch has failed: {self.broken}")
 
@@ -140,12 +142,12 @@ class WorkerPool(RestartingEngine):
     """A pool of worker processes that process the chunks of one job.
 
     Args:
-        job: dataset, transforms and options; sent once. A `Parcel` is a job from another machine.
+        job: the dataset, transforms and options, sent once. A `Parcel` is a job from another machine.
         workers: the number of processes, at least 1.
         ring: the ring that holds the slots.
         timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
-        own_queues: use one queue per worker; `Request.iterable` selects the worker.
-        first, total: the number of this pool's first worker, and the number of workers in all pools.
+        queue_per_worker: use one queue per worker; `Request.iterable` selects the worker.
+        first, total: the number of this pool's first worker, and the total number of workers in all pools.
         most: the maximum for `resize`; the attribute decreases if a worker cannot be added.
         cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
 
@@ -161,10 +163,10 @@ class WorkerPool(RestartingEngine):
         ring: Ring,
         *,
         timeout_s: float = 0.0,
-        own_queues: bool = False,
+        queue_per_worker: bool = False,
         first: int = 0,
         total: int | None = None,
-        most: int | None = None,
+        max_workers: int | None = None,
         cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
         check_platform()
@@ -175,11 +177,11 @@ class WorkerPool(RestartingEngine):
         self._to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
         self._to_audit: list[Queue] = []  # queues from which a worker outside the team may have taken a chunk
         self._team: dict[int, WorkerProcess] = {}
-        self._template: Template | None = None  # None: workers are separate interpreters
+        self._template: Template | None = None  # None means that workers are separate interpreters
         self._due: dict[int, bool] = {}  # workers to start once the template is ready; True if added by `resize`
-        self.most = most = most or workers
+        self.max_workers = max_workers = max_workers or workers
         self._target_size, self._cpus_for = workers, cpus_for
-        self._numbers = range(first, first + most)
+        self._worker_numbers = range(first, first + max_workers)
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess | Template] = {}  # the processes whose descriptors epoll watches
         self._timeout_s = timeout_s
@@ -188,9 +190,9 @@ class WorkerPool(RestartingEngine):
         settings = {
             "path": import_path(),
             "argv": [str(word) for word in sys.argv],
-            "workers": most,
+            "workers": max_workers,
             "first": first,
-            "total": total or most,
+            "total": total or max_workers,
             "ring_bytes": ring.ring_bytes,
         }
         with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
@@ -200,13 +202,13 @@ class WorkerPool(RestartingEngine):
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:
                 undo.callback(os.close, fd)
-            self._board = Board(most, first=first)
+            self._board = Board(max_workers, first=first)
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
             self._queues: list[Queue] = []  # worker w reads queue w % len(queues)
             undo.callback(self._close_queues)
-            for _ in range(workers if own_queues else 1):
+            for _ in range(workers if queue_per_worker else 1):
                 self._queues.append(Queue())
             self._resources = undo.pop_all()
         _pools.add(self)
@@ -224,7 +226,7 @@ class WorkerPool(RestartingEngine):
 
     @property
     def ready(self) -> bool:
-        """Whether all initial workers have said hello."""
+        """Whether all initial workers have sent `HELLO`."""
         return all(self._due.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
@@ -232,23 +234,25 @@ class WorkerPool(RestartingEngine):
         return [*self._team.values(), *filter(None, [self._template])]
 
     @property
-    def _staying(self) -> list[WorkerProcess]:
+    def _staying_workers(self) -> list[WorkerProcess]:
         return [worker for worker in self._team.values() if not worker.leaving]
 
     @property
     def size(self) -> int:
         """The number of workers that are running or being added, without those that are leaving."""
-        return len(self._staying) + len(self._due)
+        return len(self._staying_workers) + len(self._due)
 
     @property
     def is_steady(self) -> bool:
         """Whether the requested number of workers is ready; idle workers may still be leaving."""
-        return self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying)
+        return (
+            self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying_workers)
+        )
 
     def resize(self, workers: int) -> None:
         """Set the number of workers of a shared queue, from 1 to `most`. Never waits: `gather` starts added workers one
         at a time. If a worker cannot start, `gather` warns, and the pool stops adding workers."""
-        before, self._target_size = self._target_size, max(1, min(workers, self.most))
+        before, self._target_size = self._target_size, max(1, min(workers, self.max_workers))
         if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(before):
             move(self.pids, cpus)
         team = [worker for _, worker in sorted(self._team.items())]
@@ -257,7 +261,7 @@ class WorkerPool(RestartingEngine):
             del self._due[number]
             self._board.counters.close_worker(number, died=False)
         changing = staying[self._target_size :] or leaving[: max(0, self._target_size - len(staying))]
-        for worker in changing:  # if a worker asked to stay has already left, another is started
+        for worker in changing:  # if a worker has left before it is asked to stay, a new one is started
             worker.leaving = not worker.leaving
             self._board.ask_to_leave(worker.number, worker.leaving)
 
@@ -267,7 +271,7 @@ class WorkerPool(RestartingEngine):
 
     def busy_s(self) -> float:
         """Return the total time that all workers have spent on chunks since the pool was created."""
-        return self.counted()[:, place_of["busy_ns"]].sum() / 1e9
+        return self.read_counters()[:, place_of["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `gather` has something to process."""
@@ -288,7 +292,7 @@ class WorkerPool(RestartingEngine):
     def cancel_before(self, chunk: int) -> None:
         self._board.cancel_before(chunk)
 
-    def counted(self) -> np.ndarray:
+    def read_counters(self) -> np.ndarray:
         return self._board.counters.read()  # after `close`: the final counts
 
     def recover_slots(self) -> bool:
@@ -371,7 +375,7 @@ class WorkerPool(RestartingEngine):
                 self._register(worker)
 
     def _note_lost_fork(self, number: int, queue: Queue) -> None:
-        """Note that a worker may have been forked without being reported, and may have taken a chunk."""
+        """Schedule an audit of a queue: a worker that was forked but not reported may have taken a chunk."""
         self._board.clear(number)
         self._to_audit.append(queue)
 
@@ -401,7 +405,7 @@ class WorkerPool(RestartingEngine):
         """Replace a template that has ended, unless a new one would fail in the same way."""
         ending = template.wait()
         self._end_template()
-        if template.was_ready or ending.is_external:
+        if template.was_ready or ending.killed_externally:
             self.deaths.add(ending.cause, ending.stack, f"{template.name} (process {template.pid})")
             self._start_template()
         else:
@@ -415,18 +419,18 @@ class WorkerPool(RestartingEngine):
             template.end(time.monotonic() + CLOSE_GRACE_S)
 
     def _add(self) -> None:
-        """Start one more worker; if it cannot start, the pool continues without it."""
-        free = (number for number in self._numbers if number not in self._team and number not in self._due)
+        """Start an additional worker; if it cannot start, the pool continues without it."""
+        free = (number for number in self._worker_numbers if number not in self._team and number not in self._due)
         if (number := next(free, None)) is not None:  # otherwise wait until a leaving worker has left
             self._start(number, added=True)
 
     def _stop_adding(self, number: int, reason: str) -> None:
-        """Stop adding workers, since worker `number` could not be added."""
+        """Stop adding workers after worker `number` could not be added."""
         self._board.counters.close_worker(number, died=False)
         if self._target_size > self.size:
-            self.most = max(1, self.size)
-            self.resize(self.most)
-        text = f"a worker could not be added: {reason}. {self.size} continue, and no more are added"
+            self.max_workers = max(1, self.size)
+            self.resize(self.max_workers)
+        text = f"a worker could not be added: {reason}. The pool continues with {self.size}, and adds no more"
         self._warn_once("a worker that was added", text)
 
     # -- listening --------------------------------------------------------------------------------------------------
@@ -480,7 +484,7 @@ class WorkerPool(RestartingEngine):
             error_types, _, text = text.partition("\n")
             if not worker.added:
                 raise WorkerError(f"worker {worker.number} {text}", error_types.split())
-            worker.refusal = f"it {text.rstrip()}\n"
+            worker.failure_reason = f"it {text.rstrip()}\n"
             return
         worker.ready = True
         packed, differences = marshal.loads(message[len(HELLO) :])  # sent by our own worker
@@ -488,12 +492,12 @@ class WorkerPool(RestartingEngine):
         if differences:
             self._warn_once(
                 "modules",
-                f"{differences}. Workers import modules again, so they do not see values set after the import: store "
-                "such values on the dataset, or set them in worker_init_fn",
+                f"{differences}. Workers import modules again, so they do not see values set after the import; "
+                "store such values in the dataset, or set them in worker_init_fn",
             )
 
     def _take_start(self, start: Start) -> None:
-        """Record the start time of the template or a worker, until all workers are ready; then log the slowest one."""
+        """Keep the slowest start of the template and the workers; once all workers are ready, log it if it was slow."""
         if self.start.seconds:
             return
         if start.before_workers_s > self.start.before_workers_s:
@@ -514,11 +518,11 @@ class WorkerPool(RestartingEngine):
         with deferred_signals():  # a worker with closed descriptors must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
-            worker.forget()
+            worker.close_descriptors()
         if worker.added and not worker.ready:
-            self._stop_adding(worker.number, worker.refusal or f"it was {ending.cause}")
+            self._stop_adding(worker.number, worker.failure_reason or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, and a new worker would do the same
+        if not worker.ready and ending.status > 0:  # it exited by itself, as a new worker would
             raise WorkerError(
                 f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
                 "num_workers=0 to do the same work in this process, where it can be debugged"
@@ -528,7 +532,9 @@ class WorkerPool(RestartingEngine):
             where = ""
             if (request := self._in_flight.get(note.chunk)) is not None:
                 where = _describe_sample(request, note.row)
-                events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.is_external, ending.stack)))
+                events.append(
+                    self._lose(Lost(note.chunk, note.row, ending.cause, ending.killed_externally, ending.stack))
+                )
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
             self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
@@ -564,7 +570,7 @@ class WorkerPool(RestartingEngine):
         return lost
 
     def _clear_suspect(self, worker: WorkerProcess | None = None) -> None:
-        """Free the slots of lost chunks that no worker can have any more, now that `worker` has ended or replied."""
+        """Free the slots of lost chunks that no worker can have any longer, now that `worker` has ended or replied."""
         for chunk, (request, suspects) in list(self._written_off.items()):
             suspects -= {worker}
             if not suspects:
@@ -583,9 +589,9 @@ class WorkerPool(RestartingEngine):
             note = self._board.read(worker.number)
             request, _ = self._written_off.get(note.chunk, (self._in_flight.get(note.chunk), None))
             if not worker.ready or worker.was_killed or request is None or note.row >= len(request.positions):
-                continue  # the clock runs only while the worker has a chunk
+                continue  # time counts only while the worker has a chunk
             seconds = (now_ns - note.since_ns) / 1e9
-            if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_at == note:
+            if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_note == note:
                 continue
             stack = worker.stack()
             if self._board.read(worker.number) != note:
@@ -593,15 +599,15 @@ class WorkerPool(RestartingEngine):
             if self._timeout_s:
                 worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
             else:
-                worker.warned_at = note
+                worker.warned_note = note
                 self.pending_warnings.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_describe_sample(request, note.row)} for "
                     f"{seconds:.0f} seconds; set timeout=… to end such workers. Its stack:\n{stack}"
                 )
 
     def _check_start(self, process: Process) -> None:
-        if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_at:
-            process.warned_at = True
+        if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_of_start:
+            process.warned_of_start = True
             self.pending_warnings.append(
                 f"{process.name} (process {process.pid}) has been starting for {SLOW_SAMPLE_S:.0f} seconds: it is "
                 f"importing modules or unpickling the dataset. Its stack:\n{process.stack()}"
@@ -624,7 +630,7 @@ class WorkerPool(RestartingEngine):
 
 
 def _describe_sample(request: Request, row: int) -> str:
-    """Return a worker's current sample as a part of a sentence, or "" if it is not working on one."""
+    """Return the phrase that names a worker's current sample, or "" if it is not processing a sample."""
     if row >= len(request.positions):
         return ""
     return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"

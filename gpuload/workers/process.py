@@ -7,10 +7,10 @@ file*. The worker inherits its ends of the socket and the pipe, and the stack fi
 The stack file is a memfd that the worker's faulthandler writes to: after a crash, and when the parent requests the
 stacks of all threads with a signal, which works even while the worker hangs in C code.
 
-A worker is either `Launched`, a separate interpreter, or `Forked` from the session's `Template`, which itself is
-launched like a worker. The template is the parent process of forked workers, so it reaps them, and reports the exit
-status of each through a pipe. Each forked worker is sent the settings of this process that have changed since the
-template started (`_InheritedSettings`).
+A worker is either a `LaunchedProcess`, a separate interpreter, or a `ForkedProcess`, forked from the session's
+`Template`, which itself is launched like a worker. The template is the parent process of forked workers, so it reaps
+them, and reports the exit status of each through a pipe. Each forked worker is sent the settings of this process that
+have changed since the template started (`_InheritedSettings`).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ THREAD_VARIABLES = (
 # again for the next images (up to 10 page faults per image, 1% of the CPU time, or a fifth while `gpuload pack`
 # makes JPEGs cuttable). By default, glibc would raise its limit to 64 MB only after a single block of 32 MB was freed.
 KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
-# Pixels that are copied into a slot are next read by another core. So let `memcpy` bypass the caches (non-temporal
-# stores): this saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
+# Pixels that are copied into a slot are next read by another core. So have `memcpy` bypass the caches (non-temporal
+# stores). This saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
 STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
 # Without this, pyarrow's allocator starts a thread, and a process with threads cannot be forked.
 FORK_SETTINGS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -83,22 +83,22 @@ KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
 FORK_WAIT_S = 30.0
 STATUS_WAIT_S = 0.5  # a running template reaps immediately
-REPLACEABLE_FILES = (1, 2, ".")  # output streams and working directory, which may change
+REPLACEABLE_FILES = (1, 2, ".")  # the output streams and the working directory, which the program may change
 CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock ID; the inverted process ID is above them: clock_getcpuclockid(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a process: the cause as text, whether SIGKILL came from another process, its stack if known, and its
-    exit status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
+    """The end of a process: the cause as text, whether another process sent SIGKILL, its stack if known, and its exit
+    status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
 
     cause: str
-    is_external: bool
+    killed_externally: bool
     stack: str
     status: int
 
 
-class Launched:
+class LaunchedProcess:
     """A process with a separate interpreter: its process ID, pidfd, and exit status.
 
     Args:
@@ -128,8 +128,8 @@ class Launched:
         return self._process.wait(timeout_s)
 
     def abandon(self) -> None:
-        """Never wait for the process again: it is another process's child, or stuck in the kernel. Without a return
-        code, `Popen` would warn that the process is still running, and try to reap it later."""
+        """Give up waiting for the process: it is another process's child, or stuck in the kernel. Set a return code,
+        since `Popen` would otherwise warn that the process is still running, and try to reap it later."""
         self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Launched:
         os.close(self.pidfd)
 
 
-class Forked(Launched):
+class ForkedProcess(LaunchedProcess):
     """A process that was forked from the template. The template is its parent, and writes its exit status to a pipe."""
 
     def __init__(self, pid: int, pidfd: int, pipe: int) -> None:
@@ -181,17 +181,19 @@ class Process:
         replies: the parent's end of the socket, non-blocking.
         pidfd: readable when the process has ended.
         ready: whether the process has said hello.
-        warned_at: the note of the last warning about this process, or whether there was a warning about its slow start.
+        warned_note: the worker's note at the last warning that it is slow; None if there was no warning.
+        warned_of_start: whether there was a warning that the process starts slowly.
 
     Raises:
         WorkerError: the process could not be started.
     """
 
-    def __init__(self, name: str, start: Callable[[int, int, int], Launched]) -> None:
+    def __init__(self, name: str, start: Callable[[int, int, int], LaunchedProcess]) -> None:
         self.name = name
         self.ready = False
         self.started_at = time.monotonic()
-        self.warned_at: Note | bool = False
+        self.warned_note: Note | None = None
+        self.warned_of_start = False
         self._killed: Ending | None = None
         with contextlib.ExitStack() as undo:
             self.replies, child_end = socket_pair()
@@ -203,17 +205,21 @@ class Process:
             try:
                 self._process = start(child_end.fileno(), child_lifeline, self._stacks)
                 undo.callback(self._process.close)
-                with contextlib.suppress(ProcessLookupError):  # it has died; its pidfd reports that
-                    arm_lifeline(child_lifeline, self._process.pid)  # it may be stopped before it does so itself
+                # The worker may be stopped before it arms its own lifeline. If it has died, its pidfd reports that.
+                with contextlib.suppress(ProcessLookupError):
+                    arm_lifeline(child_lifeline, self._process.pid)
             except (OSError, TemplateLost) as error:
                 child_end.close()
-                # The worker may have been forked despite the error. Closing the lifeline kills it; wait for that, or it
-                # could still take chunks and write to the board under a number that is about to be reused.
+                # The worker may have been forked despite the error. Closing the lifeline kills it. Wait for its end:
+                # until then it could take chunks and write to the board under a number that is about to be reused.
                 lifeline.close()
                 _await_end(self.replies)
                 if isinstance(error, TemplateLost):
                     raise
-                raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
+                raise WorkerError(
+                    f"{name} could not be started with {sys.executable}: {error}; "
+                    "num_workers=0 does the same work in this process"
+                ) from error
             finally:
                 child_end.close()
                 os.close(child_lifeline)
@@ -280,16 +286,16 @@ class Process:
             self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.abandon()
-        self.forget()
+        self.close_descriptors()
 
-    def forget(self) -> None:
+    def close_descriptors(self) -> None:
         """Close the parent's descriptors. One is the lifeline, so the kernel kills the process if it still runs."""
         self._resources.close()
 
     def leave_to_parent(self) -> None:
         """Close the descriptors in a forked child of the parent, so that the process still dies with its parent."""
         self._process.abandon()
-        self.forget()
+        self.close_descriptors()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -318,13 +324,13 @@ class WorkerProcess(Process):
 
     Args:
         number: the worker's number.
-        shared: the descriptors that it inherits after its own: of the job, ring, board and queue, and of memory that
-            the job shares.
+        shared: the descriptors that it inherits in addition to its own: those of the job, ring, board and queue, and of
+            memory that the job shares.
         template: the process that it is forked from; None means a separate interpreter.
 
     Attributes:
-        added: whether `WorkerPool.resize` added it; the pool does not wait until it is ready.
-        refusal: why an added worker could not start.
+        added: whether `WorkerPool.resize` added it; the pool does not wait for an added worker to become ready.
+        failure_reason: why an added worker could not start.
         leaving: whether it was asked to leave.
         queue: the queue that it reads.
     """
@@ -332,10 +338,10 @@ class WorkerProcess(Process):
     def __init__(self, number: int, shared: Sequence[int], template: Template | None) -> None:
         self.number = number
         self.added = self.leaving = False
-        self.refusal = ""
+        self.failure_reason = ""
         self.queue: Queue
         if template is None:
-            super().__init__(_name(number), lambda *ends: Launched(number, (*ends, *shared)))
+            super().__init__(_name(number), lambda *ends: LaunchedProcess(number, (*ends, *shared)))
         else:
             super().__init__(_name(number), lambda *ends: template.fork(number, (*ends, shared[3])))
 
@@ -344,22 +350,22 @@ class Template(Process):
     """The process that workers are forked from (`gpuload.workers.template`).
 
     Args:
-        shared: the descriptors that it inherits after its own: of the job, ring and board, and of memory that the job
-            shares.
+        shared: the descriptors that it inherits in addition to its own: those of the job, ring and board, and of memory
+            that the job shares.
 
     Attributes:
         unfit_reason: why workers cannot be forked from it; set by `read_readiness`.
-        was_ready: whether workers could be forked from it at some time.
-        start: how long its start took.
+        was_ready: whether it has ever been ready; `ready` becomes False when it is lost.
+        start: the durations of the phases of its start.
     """
 
     def __init__(self, shared: Sequence[int]) -> None:
         self.unfit_reason, self.was_ready, self.start = "", False, Start()
         self._settings_at_start = _InheritedSettings()
-        super().__init__(_name("template"), lambda *ends: Launched("template", (*ends, *shared)))
+        super().__init__(_name("template"), lambda *ends: LaunchedProcess("template", (*ends, *shared)))
 
     def read_readiness(self) -> bool:
-        """Read its first message; return False if it has ended instead."""
+        """Read the template's first message; return False if the template has ended instead."""
         message = self.replies.recv(MESSAGE_BYTES)
         self.ready = self.was_ready = message.startswith(TEMPLATE_READY)
         if self.ready:
@@ -368,7 +374,7 @@ class Template(Process):
         self.unfit_reason = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
         return bool(message)
 
-    def fork(self, number: int, ends: Sequence[int]) -> Forked:
+    def fork(self, number: int, ends: Sequence[int]) -> ForkedProcess:
         """Ask the template to fork a worker; `ends` are the worker's own descriptors.
 
         Raises:
@@ -390,8 +396,8 @@ class Template(Process):
                     answer, descriptors, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             if descriptors:
                 undo_pipe.pop_all()
-                return Forked(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
-        if answer[:1] == FORKED:  # no descriptor was free for its pidfd; the worker ends, since its lifeline closes
+                return ForkedProcess(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
+        if answer[:1] == FORKED:  # no descriptor was free for the pidfd; the worker ends, since its lifeline closes
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if answer:
             raise OSError(answer.decode(errors="replace"))
@@ -405,7 +411,7 @@ class TemplateLost(Exception):
 
 
 class _InheritedSettings:
-    """A snapshot of the settings that a process inherits from its parent, in addition to descriptors."""
+    """A snapshot of the settings that a process inherits from its parent, other than descriptors."""
 
     def __init__(self) -> None:
         self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
@@ -433,7 +439,8 @@ def _limits() -> list[tuple[int, tuple[int, int]]]:
 
 
 def _identity(target: Any) -> tuple[int, int] | None:
-    """Return the device and inode of a standard stream or the working directory; None if a new process has none."""
+    """Return the device and inode of a standard stream or the working directory; None if a new process would not
+    inherit it, or if it does not exist."""
     if target != "." and not is_inherited(target):
         return None
     with contextlib.suppress(OSError):
@@ -457,7 +464,7 @@ def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[byt
         str(role),
         ",".join(map(str, descriptors)),
     ]
-    # Otherwise the next file that the worker opens would become its standard output.
+    # Give the worker /dev/null for a closed stream, or the next file that it opens would become its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
     # The child inherits the mask, so that neither ctrl-C nor our stack signal can kill it before it sets its handlers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})

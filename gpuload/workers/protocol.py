@@ -9,8 +9,8 @@ There are two kinds of channel. Both are anonymous socket pairs, whose descripto
 Each worker also has a *lifeline*, a pipe that is never written to: when the parent's end closes, the kernel kills the
 worker.
 
-The *board* is one shared page. There the parent says which chunks are still wanted, and each worker notes its current
-row, so that the parent knows which sample the worker was processing if it dies:
+The *board* is one shared page. On it, the parent records which chunks are still wanted, and each worker records its
+current row, so that if the worker dies, the parent knows which sample it was processing:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×3  the w-th worker: chunk, row, monotonic nanoseconds of the row's start
@@ -86,7 +86,7 @@ __all__ = [
 ]
 
 IDLE = -1
-LEFT = -2  # the worker left when it was asked to: it finished every chunk that it took
+LEFT = -2  # the worker left because it was asked to, after it had finished every chunk that it had taken
 MESSAGE_BYTES = 1 << 18  # larger than any message
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 # The prefixes of each process's first message. HELLO means that a worker is ready. A marshalled pair follows: the
@@ -102,7 +102,7 @@ _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
+MAX_INLINE_BYTES = 48 * 1024  # the most metadata in a reply, for the same reason; larger metadata goes into the slot
 # The number of characters of an error's text that a record keeps, since there may be thousands of records.
 MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000
@@ -116,7 +116,7 @@ def arm_lifeline(fd: int, pid: int) -> None:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a new SOCK_SEQPACKET pair, blocking, whatever ``socket.setdefaulttimeout()`` says."""
+    """Return both ends of a new SOCK_SEQPACKET pair, which block even if ``socket.setdefaulttimeout()`` was called."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:  # a timeout makes the descriptor itself non-blocking, in the worker too
         end.setblocking(True)
@@ -156,10 +156,10 @@ class Request:
 
     `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
     `is_complete_batch` means that the chunk is a complete batch. For an iterable dataset, `indices` are the sample
-    numbers in the worker's pass, and `iterable` says which pass. `epoch_sent` is passed to the dataset's
-    ``set_epoch()``; -1 means no call. `changes` are described in `gpuload.workers.inherited`. With `plans`, the request
-    asks for the plan of a batch instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may
-    allocate if it does not fit its slot.
+    numbers in the worker's pass, and `iterable` identifies the pass. `epoch_sent` is passed to the dataset's
+    ``set_epoch()``; -1 means no call. `changes` are packed changes of the dataset (`gpuload.workers.inherited`). With
+    `plans`, the request asks for the plan of a batch instead (see `gpuload.workers.planned`). `spare_bytes` is the
+    memory that a chunk may allocate if it does not fit its slot.
     """
 
     chunk: int
@@ -187,7 +187,8 @@ class Request:
             subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
             raise ValueError(
                 f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
-                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk"
+                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk; "
+                "reduce the size, or use num_workers=0"
             )
         return message
 
@@ -216,7 +217,7 @@ class Status(enum.IntEnum):
     """The outcome of a chunk."""
 
     DONE = 0
-    TOO_LARGE = 1  # the chunk needs `nbytes`, more than it was allowed, and has to be repeated
+    TOO_LARGE = 1  # the chunk needs `nbytes`, more than it may use, and has to be repeated
     UNWANTED = 2  # the chunk's epoch was abandoned
 
 
@@ -289,14 +290,14 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
 class Lost:
     """The outcome of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
 
-    `cause` is the reason as text, and `stack` is where the worker crashed. `is_external` means that the
+    `cause` is the reason as text, and `stack` is the worker's stack when it crashed. `killed_externally` means that the
     cause was outside the worker, such as SIGKILL (the machine ran out of memory, or somebody killed the worker).
     """
 
     chunk: int
     row: int | None
     cause: str
-    is_external: bool = False
+    killed_externally: bool = False
     stack: str = ""
 
 
@@ -304,16 +305,16 @@ Event = Reply | Lost
 
 
 class Engine:
-    """Base class of engines, which load chunks in processes, in actors of a cluster, or in the main process itself.
-    Each submitted chunk ends with exactly one event. The engine returns the slot of a `Lost` chunk to the ring itself,
-    once no worker can write there any more.
+    """Base class of engines, which load chunks in processes, in actors of a cluster, or in the main process. Each
+    submitted chunk ends with exactly one event. The engine itself returns the slot of a `Lost` chunk to the ring, once
+    no worker can write there any longer.
 
     Attributes:
         broken: the error that stopped the engine; None while it can continue.
         waited_s: the total time that `gather` has waited for workers.
         deaths: the deaths of workers in this epoch; the feed resets it at the start of each epoch.
-        begun_at: when ``iter()`` was called, in monotonic seconds; `start` counts from here.
-        start: how long the processes on this machine took to start.
+        started_at: when ``iter()`` was called, in monotonic seconds; the total time in `start` counts from here.
+        start: the durations of the slowest process's start on this machine.
     """
 
     deaths: Deaths
@@ -359,11 +360,11 @@ class Engine:
         raise NotImplementedError
 
     def recover_slots(self) -> bool:
-        """Start freeing the slots of lost chunks. Call this while nothing is in progress, until it returns False: then
-        all slots are free."""
+        """Start freeing the slots of lost chunks. Call this while no chunk is in progress, until it returns False: all
+        slots are then free."""
         return False
 
-    def counted(self) -> np.ndarray:
+    def read_counters(self) -> np.ndarray:
         """Return each worker's counters so far, int64 (workers, `gpuload.workers.counters.FIELDS`)."""
         raise NotImplementedError
 
@@ -434,13 +435,13 @@ class Board:
     def write(self, worker: int, chunk: int, row: int = 0) -> None:
         _NOTE.pack_into(self._map, self._line(worker), chunk, row, time.monotonic_ns())
 
-    def row_writer(self, worker: int, chunk: int) -> Callable[[int], None]:
+    def make_row_writer(self, worker: int, chunk: int) -> Callable[[int], None]:
         """Return a fast function that writes the worker's current row of a chunk; it is called for each sample."""
         pack, memory, offset, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
         return lambda row: pack(memory, offset, chunk, row, clock())
 
-    def wanted_check(self, chunk: int) -> Callable[[], bool]:
-        """Return a fast function that says whether a chunk is still wanted; it is called for each sample."""
+    def make_wanted_check(self, chunk: int) -> Callable[[], bool]:
+        """Return a fast function that returns whether a chunk is still wanted; it is called for each sample."""
         unpack, memory = _LIMIT.unpack_from, self._map
         return lambda: unpack(memory, 0)[0] <= chunk
 
@@ -449,12 +450,12 @@ class Board:
 
     def clear(self, worker: int) -> None:
         """Reset a worker's lines for the process that is about to be started with this number."""
-        self.counters.starting(worker)
+        self.counters.mark_starting(worker)
         self.write(worker, IDLE)
         self.ask_to_leave(worker, False)
 
     def ask_to_leave(self, worker: int, leave: bool = True) -> None:
-        """Ask a worker to leave after its current chunk or, with `leave=False`, to stay, which may come too late."""
+        """Ask a worker to leave after its current chunk or, with `leave=False`, to stay, unless it has already left."""
         _LEAVE.pack_into(self._map, self._line(worker) + _NOTE.size, leave)
 
     def may_stay(self, worker: int) -> bool:
@@ -497,7 +498,7 @@ def error_traceback(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception, even if its ``__str__`` fails, as that of a user's class may."""
+    """Return the text of an exception, or a replacement if the ``__str__`` of a user's class fails."""
     try:
         return str(error)
     except Exception as failure:

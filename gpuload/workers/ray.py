@@ -48,12 +48,12 @@ from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 from gpuload.workers.shipping import Parcel, pack
 
-__all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connected"]
+__all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connect_ray"]
 
-WORKERS_PER_ACTOR: Final = 4  # they share a copy of the dataset, and the process that sends their results
-CHUNKS_PER_WORKER: Final = 2  # one in progress and one queued, which begins without waiting for a message
+WORKERS_PER_ACTOR: Final = 4  # these workers share a copy of the dataset, and the process that sends their results
+CHUNKS_PER_WORKER: Final = 2  # one in progress, and one that the worker can begin without waiting for a message
 SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
-REPORT_S: Final = 5.0
+REPORT_S: Final = 5.0  # the time after which an actor reports even if there is nothing to report
 NODE_DIED: Final = "its node has died"  # from Ray's error message
 SLOW_S: Final = 60.0  # the user is warned about an actor that is silent for longer
 WAIT_S: Final = 1.0
@@ -127,11 +127,11 @@ class RayWorkers:
 
 @dataclass
 class Done:
-    """The end of a chunk, with the bytes of its slot. `counted` holds the counters of the actor's workers so far."""
+    """The result of a chunk, with the bytes of its slot. `counters` are those of the actor's workers so far."""
 
     event: Event
     data: np.ndarray | None
-    counted: np.ndarray
+    counters: np.ndarray
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Report:
     ready: bool = False
     deaths: list[tuple[str, str]] = field(default_factory=list)  # (cause with the sample, stack)
     warnings: list[str] = field(default_factory=list)
-    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error, after which the actor does nothing
+    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of the error that stopped the actor
 
 
 # -- in the main process ----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class _Actor:
     started_at: float
     report_requested_at: float  # when the pending report was requested
     chunks: int = 0  # the number of chunks in progress
-    last_report: Report | None = None  # None means that the actor has not started, and may never start
+    last_report: Report | None = None  # None until the actor has started, which may never happen
     warned: bool = False
 
     @property
@@ -181,7 +181,7 @@ class RayPool(RestartingEngine):
         job: dataset, transforms and options; sent once to each machine.
         workers: the number of workers, and the cluster.
         ring: the ring that holds the slots.
-        timeout_s, own_queues: as for a `WorkerPool`.
+        timeout_s, queue_per_worker: as for a `WorkerPool`.
 
     Raises:
         WorkerError: the cluster was not found.
@@ -196,11 +196,11 @@ class RayPool(RestartingEngine):
         ring: Ring,
         *,
         timeout_s: float = 0.0,
-        own_queues: bool = False,
+        queue_per_worker: bool = False,
     ) -> None:
         super().__init__(ring)
         self._timeout_s = timeout_s
-        self._own_queues = own_queues
+        self._queue_per_worker = queue_per_worker
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
         self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # index 0: dead actors; 1: current actors
@@ -209,7 +209,7 @@ class RayPool(RestartingEngine):
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
         self._died_at: dict[str, float] = {}  # keyed by machine: when the last death there was counted
         parcel = pack(job)
-        self._ray = connected(workers.address, "workers=RayWorkers(…)")
+        self._ray = connect_ray(workers.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
         self._parcel = self._ray.put(parcel)
         self._per_actor = workers.workers_per_actor or self._default_per_actor()
@@ -233,8 +233,8 @@ class RayPool(RestartingEngine):
         return actor is not None
 
     def _actor_for(self, request: Request) -> _Actor | None:
-        """Return the least busy actor; None if all have enough to do, or none has started. For an iterable dataset,
-        return the actor of the request's worker, or None if that actor has not started."""
+        """Return the least busy actor; None if all actors have enough chunks, or none has started. For an iterable
+        dataset, return the actor of the request's worker, or None if that actor has not started."""
         if request.iterable is not None:
             actor = self._actors[request.iterable.worker // self._per_actor]
             return actor if actor.started else None
@@ -249,7 +249,7 @@ class RayPool(RestartingEngine):
                 if actor.started:
                     actor.handle.cancel_before.remote(chunk)
 
-    def counted(self) -> np.ndarray:
+    def read_counters(self) -> np.ndarray:
         return self._counted.sum(axis=0)  # up to the last chunk of each actor
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
@@ -294,7 +294,7 @@ class RayPool(RestartingEngine):
             "first": first,
             "total": self._workers.count,
             "timeout_s": self._timeout_s,
-            "own_queues": self._own_queues,
+            "queue_per_worker": self._queue_per_worker,
         }
         options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
         actor_class = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
@@ -338,7 +338,7 @@ class RayPool(RestartingEngine):
             assert request is not None
             actor.chunks -= 1
             rows = self._counted[1, actor.first : actor.first + actor.workers]
-            np.maximum(rows, result.counted, out=rows)  # results may arrive out of order
+            np.maximum(rows, result.counters, out=rows)  # results may arrive out of order
             events.append(self._store(request, result))
 
     def _store(self, request: Request, done: Done) -> Event:
@@ -356,7 +356,7 @@ class RayPool(RestartingEngine):
 
     def _lose(self, request: Request, cause: str) -> Lost:
         self._ring.release_at(request.slot_offset)
-        return Lost(request.chunk, None, cause, is_external=True)
+        return Lost(request.chunk, None, cause, killed_externally=True)
 
     def _process_report(self, actor: _Actor, report: Report) -> None:
         if not actor.started:
@@ -371,8 +371,8 @@ class RayPool(RestartingEngine):
         self._request_report(actor)
 
     def _compare(self, report: Report) -> None:
-        """Compare versions, since only equal versions give the same pixels."""
-        local = versions()
+        """Compare the versions on an actor's machine with those here: only equal versions give the same pixels."""
+        local = local_versions()
         mismatches = {name: version for name, version in report.versions.items() if local.get(name) != version}
         mismatches |= dict.fromkeys(local.keys() - report.versions.keys(), "none")
         text = ", ".join(
@@ -417,7 +417,7 @@ class RayPool(RestartingEngine):
                 continue
             report = next(call for call, (other, request) in self._calls.items() if other is actor and not request)
             if self._ray.wait([report], timeout=0)[0]:
-                continue  # the report arrived while this program did something else
+                continue  # the report arrived, but this program has not read it yet
             if self._timeout_s and actor.started:
                 self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
             elif not actor.warned and silent_s > SLOW_S:
@@ -446,12 +446,14 @@ class RayPool(RestartingEngine):
     def _check_usable(self) -> None:
         super()._check_usable()
         if not self._is_connected:
-            self.broken = error = WorkerError("Ray was shut down while this Loader had workers in its cluster")
+            self.broken = error = WorkerError(
+                "Ray was shut down while this Loader had workers in its cluster; create a new Loader"
+            )
             raise error
 
 
-def connected(address: str, feature: str) -> Any:
-    """Return the module `ray`, connected to a cluster. `feature` is the option that needs it, for error messages.
+def connect_ray(address: str, feature: str) -> Any:
+    """Connect to a Ray cluster, and return the module `ray`. `feature` is the option that needs Ray, for messages.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
@@ -465,7 +467,8 @@ def connected(address: str, feature: str) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise WorkerError(
                 f"there is no Ray cluster at {address!r} ({_message_of(error)}). Start one with `ray start "
-                "--head` here and `ray start --address=…` on the other machines, or give its address"
+                "--head` here and `ray start --address=…` on the other machines, or set "
+                "the address of an existing cluster"
             ) from error
     return ray
 
@@ -474,8 +477,8 @@ def _message_of(error: BaseException) -> str:
     return " ".join(str(error).split())[:1000]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions in this process that pixels depend on: of Python, gpuload and the decoders."""
+def local_versions() -> dict[str, str]:
+    """Return the versions of Python, gpuload and the decoders in this process, which pixels depend on."""
     packages = {"python": "{}.{}".format(*sys.version_info)}
     for name in ("gpuload", *DECODERS):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -492,10 +495,11 @@ class Host:
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
-        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # they need a slot, or room in the queue
+        # Requests that need a slot, or room in the queue.
+        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()
         self._in_flight: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
         self._ticker: asyncio.Task[None] | None = None
-        self._report = Report("", os.uname().nodename, versions())  # the next report
+        self._report = Report("", os.uname().nodename, local_versions())  # the next report
         self._has_news = asyncio.Event()  # set when there is something to report
 
     async def report(self, within_s: float) -> Report:
@@ -599,7 +603,7 @@ class Host:
     def _process_event(self, event: Event) -> None:
         assert self._pool is not None
         slot, future = self._in_flight.pop(event.chunk)
-        done = Done(event, None, self._pool.counted())
+        done = Done(event, None, self._pool.read_counters())
         if isinstance(event, Reply):  # the pool releases the slot of a lost chunk
             if event.data is not None:
                 done.data, event.data = event.data, None

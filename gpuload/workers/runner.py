@@ -1,12 +1,12 @@
 """Processing of a chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, in the parent.
 
-There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions
-together (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
-recorded and dropped; it never fails the chunk. Only the decoder, the dataset, and collated batches that have to be sent
-again persist from one chunk to the next.
+There are three steps: read the samples from the dataset and their headers (`_read`); draw all decode regions together
+(`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is recorded
+and dropped; it never fails the chunk. Only the decoder, the dataset, and collated batches that have to be sent again
+persist from one chunk to the next.
 
-A chunk that does not fit its slot gets separate memory (`Chunk.room`), so that no sample is read twice. The chunk is
-repeated only if it needs more memory than it is allowed, or than the system has.
+A chunk that does not fit in its slot gets separate memory (`Chunk.allocate`), so that no sample is read twice. The
+chunk is repeated only if it needs more memory than it is allowed, or than the system has.
 
 Images of the same shape that a file stores as rows of an array are copied without flattening samples (`RowCopier`). The
 results are identical bit for bit. This avoids the Python code for each sample, which took as long as copying 256×256
@@ -41,7 +41,7 @@ from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, standard_streams_taken
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
-from gpuload.workers.box_fields import droppers
+from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.planned import make_plan
@@ -61,7 +61,7 @@ from gpuload.workers.source import EndOfSamples, Source
 __all__ = ["Chunk", "ChunkRunner"]
 
 NO_CONTEXT = contextlib.nullcontext()
-CACHED_BATCHES = 8  # collated batches that may be requested again in a larger slot; another worker may get the request
+CACHED_BATCHES = 8  # collated batches that may be requested again for a larger slot, perhaps from another worker
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Chunk:
         columns: the samples as columns, if they are plain data that need not be flattened one by one.
         errors: the failures, each with its row.
         place: the place in an iterable dataset after the chunk's samples.
-        dataset: the dataset, whose caches drop a sample that cannot be decoded.
+        dataset: the dataset; if a sample cannot be decoded, it is dropped from the dataset's caches.
     """
 
     request: Request
@@ -105,18 +105,18 @@ class Chunk:
             record = replace(record, cause=record.cause + remark)
         self.errors.append((row, record))
 
-    def refusal(self, status: Status, nbytes: int = 0) -> Reply:
-        """Return a reply without a result."""
+    def reject(self, status: Status, nbytes: int = 0) -> Reply:
+        """Free the separate memory, if any, and return a reply without a result."""
         if self.file is not None:
             self.file.close()
         return Reply(self.request.chunk, status, nbytes, b"")
 
-    def room(self, nbytes: int, used_bytes: int = 0) -> np.ndarray | None:
+    def allocate(self, nbytes: int, used_bytes: int = 0) -> np.ndarray | None:
         """Return memory for `nbytes` bytes: the slot or, if it is too small, new memory, to which the first
-        `used_bytes` are copied. Return None if that is more than the chunk is allowed, or if the allocation fails."""
+        `used_bytes` are copied. Return None if `nbytes` exceeds the chunk's limit, or if the allocation fails."""
         if nbytes <= len(self.slot):
             return self.slot
-        size = self.request.spare_bytes  # pages that are never written cost nothing
+        size = self.request.spare_bytes  # reserve all of it: pages that are never written cost nothing
         if nbytes > size or self.file is not None:
             return None
         try:
@@ -133,11 +133,11 @@ class Chunk:
     def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
         """Write the columns and the errors so far after the `used_bytes` of pixels; return the reply."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
-        larger = partial(self.room, used_bytes=used_bytes)
+        larger = partial(self.allocate, used_bytes=used_bytes)
         options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "larger": larger}
         packed = write_content(columns, self.slot, used_bytes, **options)
         if not packed.fits:
-            return self.refusal(Status.TOO_LARGE, packed.nbytes)
+            return self.reject(Status.TOO_LARGE, packed.nbytes)
         plain = bool(packed.meta) and columns.is_plain(len(self.request.positions))
         reply = self.request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
         return Reply(*reply, plain=plain, file=self.file)
@@ -147,7 +147,7 @@ class ChunkRunner:
     """A runner that processes chunks one after another.
 
     Args:
-        job: dataset, transforms, options.
+        job: the dataset, transforms and options.
         guard_generators: restore the global random generators after each chunk (in the user's process).
 
     Attributes:
@@ -162,11 +162,11 @@ class ChunkRunner:
         self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
         self.counters = Counters()
-        self._guards = guard_generators
-        # A batch of plain data is collated in the worker; a batch with images, after the stage.
+        self._guards_generators = guard_generators
+        # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._keeps_types = job.collate_fn is not None or job.single
-        # If nothing needs single samples, samples that turn out to be plain data are stacked.
+        # If no code needs single samples, samples that turn out to be plain data are stacked.
         self._stacks = job.plain and not (self._keeps_types or job.whole)
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
@@ -192,7 +192,7 @@ class ChunkRunner:
         chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
-            note(len(request.positions))  # past the last row: no sample is being processed
+            note(len(request.positions))  # a row past the end means that no sample is being processed
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
@@ -201,11 +201,11 @@ class ChunkRunner:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with self._guarded(), size_limits(self.job.decode.max_bytes, self.job.decode.max_pixels):
+        with self._preserve_generators(), size_limits(self.job.decode.max_bytes, self.job.decode.max_pixels):
             if not self._read(chunk):
-                return chunk.refusal(Status.UNWANTED)
+                return chunk.reject(Status.UNWANTED)
             start = clock()
-            collated = self._collated(chunk)
+            collated = self._collate_in_worker(chunk)
         reply = None if chunk.columns is None else self._pack_columns(chunk, chunk.columns)
         if collated is not None:
             rows = [sample.row for sample in chunk.samples]
@@ -227,17 +227,17 @@ class ChunkRunner:
             self._reader.clear_remark()
         return reply
 
-    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+    def _preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         seeding = self.source.seeding
-        return seeding.preserving() if self._guards and seeding is not None else NO_CONTEXT
+        return seeding.preserving() if self._guards_generators and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
-        """Return where the pass of a request begins, before its first chunk is processed."""
-        with self._guarded():
+        """Start the pass of a request, and return its place before the first chunk."""
+        with self._preserve_generators():
             return self.source.begin(request)
 
     def _read(self, chunk: Chunk) -> bool:
-        """Take the samples from the dataset, and read their headers; False if the chunk is no longer wanted."""
+        """Read the samples from the dataset, and their headers; return False if the chunk is no longer wanted."""
         request, counters, start = chunk.request, self._counters, clock()
         rows, done = len(request.positions), 0
         read_before = counters.read_ns
@@ -248,7 +248,7 @@ class ChunkRunner:
             counters.samples += rows
             return True
         samples: dict[int, Any] = {}  # keyed by row; only if they are stacked
-        wanted, note, count, stacks = chunk.wanted, chunk.note, self.source.count, self._stacks
+        wanted, note, add_read_time, stacks = chunk.wanted, chunk.note, self.source.add_read_time, self._stacks
         read_start = clock()
         for row in range(rows):
             if not wanted():
@@ -257,7 +257,7 @@ class ChunkRunner:
             try:
                 sample = sample_of(row)
                 if not stacks or clock() - read_start > FLUSH_NS:  # timing each small sample would double its time
-                    read_start = count(read_start)
+                    read_start = add_read_time(read_start)
                 if stacks:
                     samples[row] = sample
                 else:
@@ -272,7 +272,7 @@ class ChunkRunner:
                     break
             done += 1
         if stacks:
-            count(read_start)
+            add_read_time(read_start)
         if self.source.seeding is not None and self.source.seeding.drew_unseeded():
             chunk.samples, chunk.errors = [], []
             return self._read(chunk)
@@ -308,9 +308,9 @@ class ChunkRunner:
         counters.pack_ns += clock() - start
         return reply
 
-    def _collated(self, chunk: Chunk) -> Collated | None:
-        """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
-        change the samples: a chunk that is repeated in a larger slot gets the first result."""
+    def _collate_in_worker(self, chunk: Chunk) -> Collated | None:
+        """Call `collate_fn` and return its batch; return None if the main process has to collate. A chunk that is
+        repeated in a larger slot gets the first result, since `collate_fn` may change the samples."""
         request, samples = chunk.request, chunk.samples
         if (
             not self._collates
@@ -357,8 +357,8 @@ class ChunkRunner:
                 if not picture.encoded_fields:
                     height, width, channels = picture.shape
                     nbytes += align(height * width * channels, ALIGN)
-        if chunk.room(nbytes) is None:
-            return chunk.refusal(Status.TOO_LARGE, nbytes)
+        if chunk.allocate(nbytes) is None:
+            return chunk.reject(Status.TOO_LARGE, nbytes)
         end, flush_at = sent_bytes, sent_bytes + FLUSH_BYTES
         last, now = now, clock()
         counters.header_ns += now - last
@@ -366,7 +366,7 @@ class ChunkRunner:
         cut_samples = 0
         for number, sample in enumerate(samples):
             if not chunk.wanted():
-                return chunk.refusal(Status.UNWANTED)
+                return chunk.reject(Status.UNWANTED)
             chunk.note(sample.row)
             if number == cut_samples:
                 cut_samples += self._reader.cut(samples[number:])
@@ -395,7 +395,7 @@ class ChunkRunner:
         return reply
 
     def _send(self, request: Request, samples: list[Sample]) -> int:
-        """Choose the images that the device decodes; return the bytes that their files take in the slot."""
+        """Choose the images that the device decodes; return the size of their files in the slot."""
         chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
@@ -454,10 +454,10 @@ class RowCopier:
         chain = job.chain
         if not row_bytes(job.dataset):
             return False
-        return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or droppers(chain))
+        return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or box_droppers(chain))
 
     def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
-        """Copy the samples of a chunk to its slot; None if the chunk has to go through the three steps."""
+        """Copy the samples of a chunk to its slot; return None if the chunk has to go through the three steps."""
         request, now = chunk.request, clock()
         try:
             numbers = self._numbers(request.indices)
@@ -465,16 +465,16 @@ class RowCopier:
             if numbers is None or images is None:
                 return None
             table = self._table(request, images)
-        except Exception:  # the three steps will find the sample that fails
+        except Exception:  # the three steps will identify the sample that fails
             return None
         nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
-        if chunk.room(nbytes) is None:
-            return chunk.refusal(Status.TOO_LARGE, nbytes)
+        if chunk.allocate(nbytes) is None:
+            return chunk.reject(Status.TOO_LARGE, nbytes)
         counters.bytes_read += len(numbers) * images[0].nbytes
         counters.bytes_decoded += nbytes
         last, now = now, clock()
         counters.header_ns += now - last
-        flat = images.reshape(len(images), -1).view(np.uint8)  # the file's own memory
+        flat = images.reshape(len(images), -1).view(np.uint8)  # a view of the file's mapping
         uncropped, flush_at = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
         columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
         for row, (number, offset, shape, region_tlhw) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
@@ -484,7 +484,7 @@ class RowCopier:
                 counters.decode_ns += now - last
                 counters.flush()
                 if not chunk.wanted():
-                    return chunk.refusal(Status.UNWANTED)
+                    return chunk.reject(Status.UNWANTED)
             chunk.note(row)
             out = chunk.slot[offset : offset + height * width * channels]
             if uncropped:

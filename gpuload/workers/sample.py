@@ -40,20 +40,20 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import check_transforms, droppers, find_fields, mask_misfit, size_remark, size_text
+from gpuload.workers.box_fields import box_droppers, check_transforms, find_fields, mask_misfit, size_remark, size_text
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
 __all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "as_columns"]
 
-CUT_BYTES = 8 << 20  # files up to about this total size are cut before the first of their images is decoded
+CUT_BYTES = 8 << 20  # files of about this total size are cut together before their first image is decoded
 SEARCHED_SAMPLES = 16  # samples per worker that are searched for unrecognized targets
 
 Region = list[int]  # top, left, height, width
 
 
 class Resized(NamedTuple):
-    """The resize that is part of decoding an image: the scale in eighths, the final size, and the filter."""
+    """A resize that is part of decoding an image: the decoder's scale in eighths, the final size, and the filter."""
 
     eighths: int
     size_hw: tuple[int, int]
@@ -73,13 +73,13 @@ class Picture:
     kind: tuple[str, int] | None = None
     region: Region = field(default_factory=list)  # the region to decode; empty until it is drawn
     resized: Resized | None = None
-    encoded_fields: tuple[Any, ...] = ()  # if the device decodes it: the fields of `EncodedImage` from the offset on
+    encoded_fields: tuple[Any, ...] = ()  # the fields of `EncodedImage` from the offset on, if the device decodes it
     offset: int = -1  # the offset of the decoded pixels in the slot
     part: Cut | None = None  # the bytes cut out of the file by `SampleReader.cut`, if any
 
     @property
     def is_device_decodable(self) -> bool:
-        """Return whether a device can decode it: a uint8 image in a complete JPEG file with a single scan."""
+        """Return whether a device can decode it: only a uint8 image in a complete JPEG file with a single scan."""
         leaf, header = self.leaf, self.header
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
@@ -130,7 +130,7 @@ class Sample:
 
 
 class ImageFailure(Exception):
-    """An error with the source of the failed image and its place in the sample; its cause is the original error."""
+    """An error with the source and the place in the sample of a failed image. Its `__cause__` is the original error."""
 
     def __init__(self, source: str | None, place: str) -> None:
         super().__init__(source, place)
@@ -148,7 +148,7 @@ class SampleReader:
         self._decoder = Decoder(job.decode)
         self.set_counters(Counters())
         self._frames = job.chain.frames
-        self._needs_boxes = job.chain.reads_boxes or bool(droppers(job.chain))
+        self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._targets_refusal = check_transforms(job.chain)
 
     @property
@@ -162,7 +162,7 @@ class SampleReader:
         return self._remarks[0] if self._remarks else self._decoder.remark
 
     def clear_remark(self) -> None:
-        """Drop the current `remark`, which was sent with a reply; the next remark takes its place."""
+        """Drop the current `remark` after it was sent with a reply; the next remark replaces it."""
         if self._remarks:
             del self._remarks[0]
         else:
@@ -285,7 +285,7 @@ class SampleReader:
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
-        """Choose the images to resize while they are decoded, and set their regions to the boxes that are resized."""
+        """Choose the images to resize while they are decoded, and set their regions to the boxes of the resize."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
         for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
@@ -309,8 +309,8 @@ class SampleReader:
         return offset
 
     def cut(self, samples: Sequence[Sample]) -> int:
-        """Cut the bytes that the regions need out of the images' files, where that saves time, before the images are
-        decoded. Cut the files of the first few samples together, and return the number of these samples."""
+        """Cut the bytes that the regions need out of the image files, where that saves time, before the images are
+        decoded. Cut the files of the first samples together, and return the number of these samples."""
         pictures: list[Picture] = []
         requests: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
@@ -386,12 +386,12 @@ def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
         masks=_image_columns([sample.masks for sample in samples]),
         points=_value_columns([sample.points for sample in samples]),
         fields=merge_equal([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
-        encoded=_encoded([sample.images for sample in samples]) if encoded_bytes else [],
+        encoded=_encoded_rows([sample.images for sample in samples]) if encoded_bytes else [],
         encoded_bytes=encoded_bytes,
     )
 
 
-def _encoded(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
+def _encoded_rows(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
     """Return the fields of `EncodedImage` for all images that the device decodes, in the order of their files."""
     rows = Counter()  # keyed by column
     encoded = []
@@ -427,7 +427,7 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColum
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
-    """Return a hint about the first leaf that is not an image but may be meant as an image."""
+    """Return a hint about the first leaf that is probably meant as an image but is not one; "" if there is none."""
     located = zip(places_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):

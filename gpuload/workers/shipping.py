@@ -48,7 +48,8 @@ MIN_LIST_BYTES: Final = 1 << 20  # smaller lists of bytes are pickled, not share
 MAX_DEPTH: Final = 3  # the depth to which containers in the attributes of an object are searched
 MAX_ENTRIES: Final = 1_000  # only these entries of a container are searched
 CANNOT_SHARE: Final = "workers on other machines cannot have it"
-# The reducers of `multiprocessing` and torch that send shared memory; others are for methods, sockets and tensors.
+# The reducers of `multiprocessing` and torch that send shared memory. Their other reducers are for methods, sockets and
+# tensors.
 SHARING_REDUCERS: Final = {
     "reduce_arena",
     "reduce_connection",
@@ -100,7 +101,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         return [write_job(settings | overrides, obj.pickled.data, [part.data for part in obj.buffers])]
 
     with Inheritance() as inheritance:
-        pickled, buffers = _dump(obj, inheritance.tracking())
+        pickled, buffers = _dump(obj, inheritance.tracker_calls())
         fd = write_job(settings, pickled, buffers)
     return [fd, *inheritance.descriptors]
 
@@ -118,7 +119,7 @@ def copy_warning(job_fd: int, job: Any, workers: int) -> str:
     share = (
         ""
         if largest is None
-        else f", {sizes[largest][0] / 1e6:,.0f} MB of it dataset.{largest} (a {sizes[largest][1]})"
+        else f", of which dataset.{largest} (a {sizes[largest][1]}) has {sizes[largest][0] / 1e6:,.0f} MB"
     )
     return (
         f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{share}, and each of {workers} workers may end up with "
@@ -136,7 +137,7 @@ class _Pickler(cloudpickle.Pickler):
     Args:
         file: the file for the pickle.
         on_buffer: receives the out-of-band buffers.
-        is_remote: pickle for workers on other machines: refuse shared memory. A cache in memory starts out empty there.
+        is_remote: pickle for workers on other machines, and refuse shared memory. A cache in memory is sent empty.
     """
 
     def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, is_remote: bool) -> None:
@@ -235,8 +236,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _PicklerWithIds(_Pickler):
-    """A pickler that replaces some objects, keyed by `id`, with persistent ids. It is slower, since it calls a function
-    for each object."""
+    """A pickler that replaces some objects, keyed by `id`, with persistent ids. It is slower than `_Pickler`, since it
+    calls a function for each object."""
 
     def __init__(self, ids: Mapping[int, Any], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -273,7 +274,7 @@ def _dump(
             pickler(pickled, buffers.append, is_remote=is_remote).dump((settings, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
-        raise TypeError(_refusal(obj, error, is_remote)) from error
+        raise TypeError(_refusal_message(obj, error, is_remote)) from error
 
 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
@@ -362,15 +363,15 @@ class Inheritance:
         while self.descriptors:
             os.close(self.descriptors.pop())
 
-    def tracking(self) -> list[partial[Any]]:
-        """Return the call that makes a worker use this process's resource tracker; empty if no tracker is running.
+    def tracker_calls(self) -> list[partial[Any]]:
+        """Return the calls that make a worker use this process's resource tracker; empty if no tracker is running.
 
-        The tracker is a process that unlinks shared memory once no process tracks it any more. If a worker had its own
-        tracker, the end of the worker would unlink memory that other processes still use.
+        The tracker is a process that unlinks shared memory once no process tracks it any more. If a worker had a
+        separate tracker, the end of the worker would unlink memory that other processes still use.
         """
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
-        return [] if fd is None else [partial(_adopt, self.duplicate_for_child(fd))]
+        return [] if fd is None else [partial(_adopt_tracker, self.duplicate_for_child(fd))]
 
 
 def _refuse(obj: Any) -> NoReturn:
@@ -391,7 +392,7 @@ def _reduce_authkey(key: AuthenticationString) -> Reduced:
 
 
 def _reduce_cache(place: Any) -> Reduced | None:
-    """Reduce the place of an in-memory cache to that memory; None for a cache in a folder, which needs nothing."""
+    """Reduce the `CachePlace` of an in-memory cache to a descriptor; None for a cache in a folder, which needs none."""
     if place.folder:
         return None
     fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
@@ -403,7 +404,7 @@ def _address(buffer: Any) -> int:
 
 
 def _arena_at(address: int) -> tuple[Any, int] | None:
-    """Return the `multiprocessing` arena (of an ``Array``, say) at an address, and the arena's first address."""
+    """Return the `multiprocessing` arena at an address, such as the arena of an ``Array``, and its first address."""
     heap: Any = sys.modules.get("multiprocessing.heap")
     for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
         start = _address(arena.buffer)
@@ -422,12 +423,12 @@ def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], stri
 
 
 def _take_authkey(key: bytes) -> bytes:
-    """Set a manager's password in a worker: further proxies that the worker gets from the manager need it too."""
+    """Set a manager's password in a worker, for further proxies that the worker gets from the manager."""
     current_process().authkey = key
     return current_process().authkey
 
 
-def _adopt(fd: int) -> None:
+def _adopt_tracker(fd: int) -> None:
     from multiprocessing import resource_tracker
 
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
@@ -438,9 +439,9 @@ def _adopt(fd: int) -> None:
 # -- the message for an object that cannot be sent --------------------------------------------------------------------
 
 
-def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
+def _refusal_message(obj: Any, error: Exception, is_remote: bool) -> str:
     """Return the message for an object that cannot be sent: the part that fails, the reason, and the remedy."""
-    path, culprit, error = _culprit(obj, error, is_remote)
+    path, culprit, error = _find_culprit(obj, error, is_remote)
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     described = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
@@ -453,7 +454,7 @@ def _refusal(obj: Any, error: Exception, is_remote: bool) -> str:
     )
 
 
-def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
+def _find_culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
     """Return the part of an object that cannot be sent: its path, such as ``dataset.reader``, the part, and its error.
 
     The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
@@ -464,7 +465,7 @@ def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exc
     for _ in range(2):
         owners[id(culprit)] = "skipped"
         for name, value in _attributes(culprit).items():
-            if (failure := _failure(value, owners, is_remote)) is not None:
+            if (failure := _pickling_error(value, owners, is_remote)) is not None:
                 path, culprit, error = f"{path}.{name}" if path else name, value, failure
                 break
         else:
@@ -472,7 +473,7 @@ def _culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exc
     return path, culprit, error
 
 
-def _failure(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Exception | None:
+def _pickling_error(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Exception | None:
     """Return the error from pickling an object, or None; objects whose ids are in `skipped` are not pickled."""
     inheritance = Inheritance()
     try:

@@ -1,4 +1,4 @@
-"""Deferred signals: code that must not be interrupted half-way is completed before a ctrl-C takes effect.
+"""Deferred signals: a ctrl-C takes effect only after code that must not be interrupted half-way has completed.
 
 Python runs a signal's handler between any two instructions of the main thread, and an exception from the handler
 interrupts the program there: between starting a process and storing it, for example, so that nobody would end it.
@@ -20,12 +20,12 @@ from typing import Any
 
 __all__ = ["deferred_signals", "signals_enabled"]
 
-# Signals for which a program may set a handler that raises: ctrl-C, warnings of a scheduler, time limits.
+# Signals for which programs set handlers that raise exceptions: ctrl-C, a scheduler's warnings, time limits.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 # Only the main thread uses these.
-_handlers: dict[int, Any] = {}  # the replaced handlers, keyed by signal; empty if signals are not deferred
-_deferred: list[Any] = []  # signal numbers
+_handlers: dict[int, Any] = {}  # the program's handlers, keyed by signal; empty if signals are not deferred
+_deferred: list[Any] = []  # the numbers of the signals that have arrived
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_enabled() -> Iterator[None]:
-    """Enable handlers within a deferral, for code that may take long and can be interrupted safely."""
+    """Enable handlers within `deferred_signals`, for code that may take long and can be interrupted safely."""
     if threading.current_thread() is not threading.main_thread() or not _handlers:
         yield
         return

@@ -40,8 +40,8 @@ from gpuload.workers.protocol import Request
 __all__ = ["EndOfSamples", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
 
 SLOW_NS: Final = 200_000  # per sample; reading 130 KB from the page cache takes 25 µs, or 100 µs on a busy machine
-CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow chunk; they look fast because of read-ahead
-DISK_CHUNKS: Final = 4  # the same after a chunk that read disk blocks; fewer, as read-ahead itself counts as reads
+CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow chunk, since read-ahead makes these chunks look fast
+DISK_CHUNKS: Final = 4  # the same after a chunk that read from disk; fewer, since read-ahead counts as such reads too
 UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known only when chunk 2 begins, after chunk 3 was announced
 ANNOUNCED_TOGETHER: Final = 4  # samples in one announcement
 SEEDS_TOGETHER: Final = 64  # seeds computed in one call for an iterable dataset
@@ -55,12 +55,12 @@ class Source:
     Args:
         dataset: this process's copy of the user's dataset.
         seed: the seed of the loader.
-        learns: skip seeding that the dataset turns out not to need. False for a `collate_fn`, whose draws continue
-            from the seed of the last sample.
+        learns: whether to skip seeding that the dataset turns out not to need. False if there is a `collate_fn`, whose
+            draws continue from the seed of the last sample.
 
     Attributes:
         seeding: seeds the global generators before each sample; None if the dataset draws nothing.
-        counters: receives the time that reading took.
+        counters: the counters to which the reading time is added.
         set_worker_info: called at the start of each epoch with its number and, for an iterable dataset, the position
             of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
@@ -69,19 +69,19 @@ class Source:
         self._dataset = dataset
         self._seed = seed
         self.seeding = None if draws_nothing(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
-        self._many = fetches_many(dataset)
+        self._fetches_many = fetches_many(dataset)
         self.counters = Counters()
-        self._without_torch = "torch" not in sys.modules
+        self._lacks_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
-        self._slow_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
+        self._slow_chunks_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
         self._disk = Disk()
         self._to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
         self._is_first_chunk = True  # whether no chunk was opened yet; the first chunk was not announced
         self._epoch_sent = -1
         self._changes = b""
-        self._applied: dict[Any, Any] = {}
+        self._applied_changes: dict[Any, Any] = {}
         self._epoch = -1
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
@@ -94,7 +94,7 @@ class Source:
         """
         if request.changes != self._changes:
             self._changes = request.changes
-            apply_changes(self._dataset, request.changes, self._applied)
+            apply_changes(self._dataset, request.changes, self._applied_changes)
         if request.epoch_sent not in (-1, self._epoch_sent):
             self._epoch_sent = request.epoch_sent
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
@@ -117,9 +117,13 @@ class Source:
 
     def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
         seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
-        read = (lambda key: fetch_samples(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
-        if self._many and len(keys) > 1:
-            with contextlib.suppress(Exception):  # then read them individually, to find the sample that fails
+        read = (
+            (lambda key: fetch_samples(self._dataset, [key])[0])
+            if self._fetches_many
+            else partial(getitem, self._dataset)
+        )
+        if self._fetches_many and len(keys) > 1:
+            with contextlib.suppress(Exception):  # read the samples one by one instead, to find the one that fails
                 if (read_row := lazy_reader(self._dataset, keys)) is None:
                     return self._fetch(request, keys, seed).__getitem__
 
@@ -137,7 +141,7 @@ class Source:
     ) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row by its key, with the generators seeded for it."""
         learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
-        may_import_torch = seed is not None and self._without_torch
+        may_import_torch = seed is not None and self._lacks_torch
         announces = bool(self._to_announce)
 
         def get(row: int) -> Any:
@@ -157,13 +161,13 @@ class Source:
     def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
         """Return all samples of a chunk, read together."""
         self._announce_next(len(self._to_announce))
-        if seed is not None:  # once for the entire chunk, so draws depend on its other samples
+        if seed is not None:  # seed once for the entire chunk, so draws depend on all of its samples
             seed(0)
         start = perf_counter_ns()
         try:
             samples = fetch_samples(self._dataset, keys)
         finally:
-            self.count(start)
+            self.add_read_time(start)
         if seed is not None and self._has_imported_torch(request):
             return self._fetch(request, keys, seed)
         return samples
@@ -171,9 +175,9 @@ class Source:
     def _has_imported_torch(self, request: Request) -> bool:
         """Return whether the dataset has just imported torch. If so, the last sample has to be read again: torch was
         not seeded for it, and torch's get_worker_info() did not know this worker."""
-        if not self._without_torch or "torch" not in sys.modules:
+        if not self._lacks_torch or "torch" not in sys.modules:
             return False
-        self._without_torch = False
+        self._lacks_torch = False
         self.set_worker_info(request.epoch)
         return True
 
@@ -181,37 +185,37 @@ class Source:
         """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
         return select_columns(self._dataset, request.indices) if request.iterable is None else None
 
-    def count(self, since_ns: int) -> int:
+    def add_read_time(self, since_ns: int) -> int:
         """Add the time since `since_ns` to the reading time; return the current time."""
         now = perf_counter_ns()
         elapsed_ns = now - since_ns
         self._read_ns += elapsed_ns
         self.counters.read_ns += elapsed_ns
         if elapsed_ns > FLUSH_NS:
-            self.counters.flush()  # so that the main process sees it now
+            self.counters.flush()  # so that the main process sees a slow read now
         return now
 
     def _note_speed(self, rows: int) -> None:
-        """Note whether the previous chunk came from a disk or was slow; `rows` is the size of the next chunk.
+        """Record whether the previous chunk came from a disk or was slow; `rows` is the size of the next chunk.
 
-        Both checks are needed: reads from a network count no disk blocks, and a fast disk takes 0.1 ms for a
+        Both checks are needed: reads from a network do not count as disk reads, and a fast disk takes 0.1 ms for a
         photograph, no longer than the page cache of a busy machine.
         """
-        chunks_left = max(self._slow_left - 1, 0)
+        chunks_left = max(self._slow_chunks_left - 1, 0)
         if self._disk.was_read():
-            self._slow_left = max(chunks_left, DISK_CHUNKS)
+            self._slow_chunks_left = max(chunks_left, DISK_CHUNKS)
         else:
-            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._rows_read else chunks_left
+            self._slow_chunks_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._rows_read else chunks_left
         self._read_ns, self._rows_read = 0, rows
 
     @property
     def reads_ahead(self) -> bool:
         """Return whether announcing the next samples would make reading faster."""
-        return self._slow_left > 0 and self._will_need is not None
+        return self._slow_chunks_left > 0 and self._will_need is not None
 
     def will_need(self, request: Request | None) -> None:
-        """Note the next chunk of the epoch, even if another worker will read it."""
-        self._to_announce = []  # the chunk that was noted before is being read now
+        """Store the keys of the epoch's next chunk, to announce them later, even if another worker will read it."""
+        self._to_announce = []  # the chunk that was stored before is being read now
         if request is not None and not request.plans and request.iterable is None:
             self._to_announce = _keys_of(request)
 
@@ -230,17 +234,17 @@ class Source:
             self._pass = None  # the old iterator ends before the new one begins
             self.set_worker_info(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
-        samples, numbers = self._pass, _keys_of(request)
-        samples.forget(start.samples)
-        return lambda row: samples.get(numbers[row], on_sample)
+        current_pass, numbers = self._pass, _keys_of(request)
+        current_pass.forget(start.samples)
+        return lambda row: current_pass.get(numbers[row], on_sample)
 
     def begin(self, request: Request) -> IterablePlace:
-        """Return where the pass of a request begins, before its first chunk is done."""
+        """Start the pass of a request, and return its place before the first chunk."""
         self.open(request)
         return IterablePlace(0, False) if self._pass is None else self._pass.begin()
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """Return where the pass is after this many rows of a chunk; None for a map dataset."""
+        """Return the place of the pass after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
             return None
         return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
@@ -268,13 +272,13 @@ class EndOfSamples(Exception):
 class Pass:
     """A pass over an iterable dataset, which returns samples by number and can resume if the dataset can.
 
-    There is no index, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. It caches samples until
-    the user has them, since a chunk may have to be repeated.
+    There is no index, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. A pass caches samples
+    until the user has received them, since a chunk may have to be repeated.
 
     Args:
         dataset: this process's copy of the user's dataset.
         seed: the seed of the loader; the global generators are seeded from it and the position before each sample.
-        start: the number of the pass, and its starting point.
+        start: the number of the pass, and the point where it starts.
         epoch: the number of the epoch.
     """
 
@@ -284,25 +288,25 @@ class Pass:
         self._seed = seed
         self._epoch = epoch
         self._start = start
-        self._pulled: dict[int, tuple[Any, Exception | None]] = {}
+        self._results: dict[int, tuple[Any, Exception | None]] = {}
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        state = start.state or {}  # has a text in place of each state that could not be saved
+        state = start.state or {}  # a state that could not be saved is replaced by a text
         can_resume = all(isinstance(packed, bytes) for packed in state.values())
         self._state = {name: pickle.loads(state[name]) for name in state} if can_resume else {}  # pyright: ignore
-        self._next = start.samples if self._state else 0
+        self._next_number = start.samples if self._state else 0
         self._iterator: Iterator[Any] | None = None  # created for the first sample, or by `begin`
-        self._paused: GeneratorStates | None = None  # the states of the global generators after `begin`
+        self._states_after_iter: GeneratorStates | None = None  # the states of the global generators after `begin`
         self.broken: Exception | None = None  # the error of iter() or of a generator that ended the pass
 
     def begin(self) -> IterablePlace:
-        """Call the dataset's ``iter()`` now, and return where the pass begins."""
+        """Call the dataset's ``iter()`` now, and return the place where the pass begins."""
         if self._iterator is None and self.broken is None:
             with contextlib.suppress(Exception):  # raised again for the first sample
                 self._begin()
-                self._paused = states()
-        return self.place(self._next)
+                self._states_after_iter = states()
+        return self.place(self._next_number)
 
     def _begin(self) -> None:
         self._seed_for(0)  # even on resume, so that iter() draws the same numbers
@@ -327,28 +331,30 @@ class Pass:
             EndOfSamples: there are fewer samples.
             Exception: the iterator's error for this sample.
         """
-        while self._next <= number:
-            self._take()
+        while self._next_number <= number:
+            self._pull_next()
             on_sample()
-        sample, error = self._pulled[number]
+        sample, error = self._results[number]
         if error is not None:
             raise error
         return sample
 
-    def _take(self) -> None:
+    def _pull_next(self) -> None:
         if self._ended:
             raise EndOfSamples
         if self.broken is not None:
             raise self.broken
         if self._iterator is None:
             self._begin()
-            if self._next:
-                self._seed_for(self._next)
+            if self._next_number:
+                self._seed_for(self._next_number)
         else:
-            self._seed_for(self._next)
-            if self._paused is not None and not self._next:  # draws of the first sample continue those of iter()
-                set_states(self._paused)
-            self._paused = None
+            self._seed_for(self._next_number)
+            if (
+                self._states_after_iter is not None and not self._next_number
+            ):  # the first sample's draws continue those of iter()
+                set_states(self._states_after_iter)
+            self._states_after_iter = None
         assert self._iterator is not None
         sample, sample_error = None, None
         try:
@@ -360,11 +366,11 @@ class Pass:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
-        if self._next >= self._start.samples:
-            self._pulled[self._next] = (sample, sample_error)
-        if self._next < DIGESTED_SAMPLES:
+        if self._next_number >= self._start.samples:
+            self._results[self._next_number] = (sample, sample_error)
+        if self._next_number < DIGESTED_SAMPLES:
             self._digests.append(_digest(sample))
-        self._next += 1
+        self._next_number += 1
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
@@ -374,26 +380,26 @@ class Pass:
         seed_for((self._seed, self._epoch, position), self._seeds[position])
 
     def forget(self, before: int) -> None:
-        """Drop samples with a smaller number, which the user has. Later samples may be requested again even if they are
-        in a slot already: a chunk that is declared lost is repeated."""
-        for number in [number for number in self._pulled if number < before]:
-            del self._pulled[number]
+        """Drop cached samples with a smaller number, which the user has received. Later samples may be requested again
+        even if they are already in a slot: a chunk that is declared lost is repeated."""
+        for number in [number for number in self._results if number < before]:
+            del self._results[number]
 
     def place(self, samples: int) -> IterablePlace:
-        """Return where the pass is after this many samples; includes the state of the dataset and of its iterator if
-        the iterator has yielded no further sample."""
+        """Return the place of the pass after this many samples. It has the state of the dataset and of its iterator
+        only if the iterator has yielded no further sample."""
         state: dict[str, bytes | str] = {}
         if self._ended:  # the chunk may have more rows than there are samples
-            samples = min(samples, self._next)
-        if samples == self._next:
+            samples = min(samples, self._next_number)
+        if samples == self._next_number:
             owners: dict[str, Any] = {"iterator": self._iterator}
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset
             for name, owner in owners.items():
                 if (packed := pickled_state(owner, name)) is not None:
                     state[name] = packed
-        digests, was_asked = tuple(self._digests), THIS_PROCESS.was_asked
-        return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_asked)
+        digests, was_read = tuple(self._digests), THIS_PROCESS.worker_info_was_read
+        return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_read)
 
 
 def pickled_state(owner: Any, name: str) -> bytes | str | None:

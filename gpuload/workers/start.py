@@ -1,8 +1,8 @@
 """The start time of workers and its parts, for `stats()` and the log.
 
 The interpreter that unpickles the dataset (the template, or a worker that was not forked) measures its start with a
-`Stopwatch`, and sends the times with its first message. The main process keeps the slowest start, and adds the time
-since ``iter()``.
+`Stopwatch`, and sends the times with its first message. The main process keeps the slowest start, and adds the total
+time since ``iter()``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 __all__ = ["SLOW_START_S", "Start", "Stopwatch"]
 
 SLOW_START_S: Final = 5.0  # a start that takes longer gets a line in the log
-MIN_ADVISED_SHARE: Final = 0.1  # modules that took less of the start get no advice
+MIN_ADVISED_SHARE: Final = 0.1  # of the start time; there is no advice for modules that took less
 SHOWN, MIN_SHOWN_S = 3, 0.005  # the modules in the log: their number, and their minimum time
 MAX_SENT: Final = 100  # the number of modules that are sent to the main process
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
@@ -44,14 +44,14 @@ class Start:
     """The start time of workers, in seconds.
 
     Attributes:
-        seconds: from ``iter()`` until every worker could take a chunk; 0.0 if not all are ready, or if there are no
-            workers.
-        interpreter_s: loading Python, NumPy and gpuload.
-        imports_s: importing the modules that the dataset needs, keyed by module, the slowest first. The time of a
-            library includes its own imports, unless they were loaded before. The time of the dataset's own modules does
-            not include the libraries that they import.
-        unpickling_s: unpickling the dataset, without imports. The remaining time is `worker_init_fn` and the work of
-            the main process, which pickles the dataset and compiles kernels.
+        seconds: the time from ``iter()`` until every worker could take a chunk; 0.0 if not all are ready, or if there
+            are no workers.
+        interpreter_s: the time for loading Python, NumPy and gpuload.
+        imports_s: the times for importing the modules that the dataset needs, keyed by module, the slowest first. The
+            time of a library includes its own imports, unless they were loaded before. The time of the dataset's own
+            modules does not include the libraries that they import.
+        unpickling_s: the time for unpickling the dataset, without imports. The remaining time is `worker_init_fn` and
+            the work of the main process, which pickles the dataset and compiles kernels.
     """
 
     seconds: float = 0.0
@@ -74,8 +74,8 @@ class Start:
         """Return a text with the time of each part."""
         shown_s = {name: seconds for name, seconds in list(self.imports_s.items())[:SHOWN] if seconds >= MIN_SHOWN_S}
         imports_s = sum(self.imports_s.values())
-        if (others_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
-            shown_s["others"] = others_s
+        if (other_modules_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
+            shown_s["others"] = other_modules_s
         modules = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in shown_s.items())
         return (
             f"interpreter {self.interpreter_s:.2f} s, imports {imports_s:.2f} s"
@@ -93,8 +93,8 @@ class Start:
 class Stopwatch:
     """A stopwatch for the unpickling of the dataset and the imports during it.
 
-    It replaces the function that Python calls for each module that is not imported yet, where ``-X importtime``
-    measures too. So finders, specs and loaders are unaffected. Other threads are not measured.
+    It wraps the function that Python calls for each module that is not imported yet, which ``-X importtime`` also
+    measures. So finders, specs and loaders are unaffected. Other threads are not measured.
 
     Args:
         clock: returns the time in seconds.
@@ -112,7 +112,7 @@ class Stopwatch:
     def running(self) -> Iterator[None]:
         """Measure the code within this context."""
         importlib_, thread = importlib._bootstrap, threading.get_ident()  # pyright: ignore[reportAttributeAccessIssue]
-        if not hasattr(importlib_, "_find_and_load"):  # a later Python may lack it; then measure nothing
+        if not hasattr(importlib_, "_find_and_load"):  # if a later Python lacks it, measure nothing
             yield
             return
         find_and_load = importlib_._find_and_load

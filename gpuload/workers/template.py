@@ -1,16 +1,17 @@
 """The template process of a session, from which the session's workers are forked. Runs only in the template process.
 
 The template is a fresh interpreter, started like a worker. It imports the modules that the dataset needs and unpickles
-the dataset once. Then it waits for requests from its parent; for each it forks a worker, and it reports the worker's
-exit status later. It does nothing else, so its memory does not change, and workers share the pages they do not write.
+the dataset once. Then it waits for requests from its parent. For each request it forks a worker, and it reports the
+worker's exit status later. It does nothing else, so its memory does not change, and workers share the pages they do not
+write.
 
-A process with several threads must not be forked, and objects with a position or a lock in the kernel must not be
-shared: `unfit_reason` finds threads, sockets, pipes, open files that are not mapped, and databases. If it finds any,
-the template reports the reason and exits, and each worker is started as a separate interpreter.
+A process with several threads must not be forked, and objects with a file position or a lock in the kernel must not be
+shared. `unfit_reason` looks for threads, sockets, pipes, open files that are not mapped, and databases. If it finds
+any, the template reports the reason and exits, and each worker is started as a separate interpreter.
 
-Lifetime: the kernel kills it with its parent, like a worker (`gpuload.workers.main`); it exits when its parent
-closes the control socket. It never holds the write end of a worker's lifeline, which would keep the
-worker alive after the parent's death; a worker closes its copies of the template's descriptors.
+Lifetime: the kernel kills the template when its parent dies, as it does a worker (`gpuload.workers.main`). The template
+exits when its parent closes the control socket. It never holds the write end of a worker's lifeline, which would keep
+the worker alive after the parent's death; a worker closes its copies of the template's descriptors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["serve", "unfit_reason"]
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_DESCRIPTORS: Final = 16
-DATABASES: Final = {  # the signature in the file of each: its offset and bytes
+DATABASES: Final = {  # the offset and bytes of the signature in each kind of file
     "an SQLite database": (0, b"SQLite format 3\0"),
     "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
     "an LMDB environment": (16, b"\xde\xc0\xef\xbe"),
@@ -51,7 +52,9 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, descriptors)
-    inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
+    inherited_handler = signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # if SIGCHLD were ignored, exit statuses would be lost
     # These errors mean that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
@@ -60,7 +63,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 _finish_imports()
             os.close(job_fd)
             reason = unfit_reason(descriptors)
-        except BaseException as error:  # a separately started worker reports it again, with its traceback
+        except BaseException as error:  # a separate interpreter will report the error again, with a traceback
             reason = f"the dataset cannot be unpickled in the template ({one_line(f'{type(error).__name__}: {error}')})"
         if reason:
             control.send(TEMPLATE_UNFIT + reason.encode(errors="replace")[:MAX_INLINE_BYTES])
@@ -100,7 +103,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                         os.close(pipe)
                     os.close(status_fd)
                     _run_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, fds)
-                pidfd = os.pidfd_open(pid)  # before any wait for it, which would free its ID
+                pidfd = os.pidfd_open(pid)  # before waitpid(), which would free the PID
                 for descriptor in fds:
                     os.close(descriptor)
                 children[pidfd] = pid, status_fd
@@ -116,7 +119,7 @@ def _finish_imports() -> None:
 
 
 def unfit_reason(gpuload_fds: list[int]) -> str:
-    """Return why this process must not be forked, or "" if it can be. `gpuload_fds` are gpuload's own descriptors."""
+    """Return why this process must not be forked, or "" if it can be. gpuload opened `gpuload_fds` itself."""
     if len(os.listdir("/proc/self/task")) > 1:
         return "a library started threads when imported, or the dataset did when unpickled"
     for name in os.listdir("/proc/self/fd"):
@@ -132,7 +135,7 @@ def _describe_unshareable(fd: int) -> str:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             info = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return ""  # it is closed now: `listdir` had opened it
+        return ""  # closed since: it was the descriptor that `listdir` used
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
         return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
@@ -145,13 +148,13 @@ def _describe_unshareable(fd: int) -> str:
         return ""
     if int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY:
         return f"{path} open for writing"
-    # Even at byte 0: a dataset may open its file in __setstate__, then seek and read for each sample. When two workers
-    # shared the file position, one sample in a hundred had the data of another sample.
+    # A file at byte 0 is refused too: a dataset may open it in __setstate__, then seek and read for each sample. When
+    # two workers shared the file position, one sample in a hundred had the data of another sample.
     return f"{path} open, at byte {int(info['pos'])}"
 
 
 def _mapped_paths() -> set[str]:
-    """Return the paths of memory-mapped files; the descriptors of their mappings are not used for reading."""
+    """Return the paths of memory-mapped files. Their open descriptors are harmless: nothing reads from them."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
         rows = [line.rstrip("\n").split(maxsplit=5) for line in file]
     return {row[5] for row in rows if len(row) > 5}
@@ -192,8 +195,9 @@ def _run_worker(
     end()
 
 
-def _apply_changes(changes: dict[str, Any], files: list[int]) -> None:
-    """Apply what changed in the parent since the template started, so that the worker is like a new child process."""
+def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:
+    """Apply the parent's changes since the template started, so that the worker is like a new child of the parent.
+    `fds` are the new files for the targets in ``changes["files"]``."""
     import resource
 
     os.environ.update(changes["set"])
@@ -207,7 +211,7 @@ def _apply_changes(changes: dict[str, Any], files: list[int]) -> None:
             os.sched_setaffinity(0, changes["cpus"])
     if changes["blocked"] is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, changes["blocked"])
-    for target, fd in zip(changes["files"], files, strict=True):
+    for target, fd in zip(changes["files"], fds, strict=True):
         if target == ".":
             os.fchdir(fd)
         else:
@@ -219,7 +223,7 @@ def _clear_exit_handlers() -> None:
     """Clear the exit handlers that were registered in the template: the first worker to exit would remove a temporary
     folder that all workers use. Handlers that a worker registers itself run when that worker exits."""
     atexit._clear()
-    # The standard library registers these only once per process, for everything that is registered later.
+    # The standard library registers these handlers only once per process, so register them again.
     atexit.register(_run_finalizers, from_index=next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
     if "logging" in sys.modules:
         atexit.register(sys.modules["logging"].shutdown)

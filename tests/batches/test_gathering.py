@@ -441,7 +441,7 @@ MASKS = gl.Mask(scene(0).masks)
             r"Mosaic combines images of several samples, and their boxes or masks with them",
         ),
         (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
-        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one leaf of boxes"),
+        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
         (
             T.Mosaic(40),
             (IMAGE, target(scores=np.ones(3))),

@@ -85,9 +85,9 @@ def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
 @pytest.mark.parametrize(
     ("act", "deaths", "cause"),
     [
-        (read_nothing, 3, "workers that processed only this sample died 2 times: killed by SIGSEGV"),
-        (leave, 3, "workers that processed only this sample died 2 times: exited with status 7"),
-        (kill_from_outside, 4, "workers that processed only this sample died 3 times: killed by SIGKILL"),
+        (read_nothing, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
+        (leave, 3, "2 workers died while processing only this sample: exited with status 7"),
+        (kill_from_outside, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
@@ -129,7 +129,7 @@ def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(t
         assert numbers(loader_) == [number for number in range(40) if number != 13]
         [entry] = loader_.errors
     assert entry.cause == (
-        "WorkerError: workers that processed only this sample died 2 times: no progress for timeout=0.4 seconds"
+        "WorkerError: 2 workers died while processing only this sample: no progress for timeout=0.4 seconds"
     )
     assert "in __getitem__" in entry.traceback
 
@@ -141,7 +141,9 @@ def test_where_every_sample_hangs_each_worker_is_killed_three_times_at_most_befo
             time.sleep(1000)
 
     with loader(AllHang(80, tmp_path, 0, leave), workers, 64, timeout=0.2) as loader_:
-        with pytest.raises(gl.SampleError, match=r"WorkerError: .* died 2 times: no progress for timeout=0.2 seconds"):
+        with pytest.raises(
+            gl.SampleError, match=r"WorkerError: 2 workers died .*: no progress for timeout=0.2 seconds"
+        ):
             next(iter(loader_))
         assert len(loader_._session.engine.deaths.causes) <= 3 * workers
 

@@ -560,7 +560,7 @@ class Clockwork:
     """A pool, a feed and a stage that do nothing, and a clock that goes when told to."""
 
     def __init__(self, monkeypatch: Any, workers: int = 2) -> None:
-        self.now, self.most, self.size, self.is_steady = 100.0, 8, workers, True
+        self.now, self.max_workers, self.size, self.is_steady = 100.0, 8, workers, True
         self.busy, self.cpu, self.pids = 0.0, {1: 5.0, 2: 7.0}, [1, 2]
         self.asked: list[int] = []
         self.feed: Any = SimpleNamespace(chunk_size=8, ahead=2, workers=workers, ring=SimpleNamespace())
@@ -662,7 +662,7 @@ def test_a_pool_that_cannot_grow_is_taken_as_it_is(clockwork):
     made.auto.setting = Setting(6, 2)
     made.tuner.begin()
     made.batch(1.0)
-    made.most, made.size, made.is_steady = 2, 2, False
+    made.max_workers, made.size, made.is_steady = 2, 2, False
     made.batch(1.0)
     assert made.auto.setting == Setting(2, 2)
     assert made.asked == [2]
@@ -688,5 +688,5 @@ def test_there_is_room_for_what_the_machine_allows(limits, room, clockwork, monk
 def test_workers_that_take_more_count_as_what_they_take(clockwork, monkeypatch):
     made = clockwork()
     monkeypatch.setattr(autotune, "memory_left_bytes", lambda: 4_000_000_000)
-    made.pids, made.most = [os.getpid()], 10_000  # this process has torch
+    made.pids, made.max_workers = [os.getpid()], 10_000  # this process has torch
     assert 2 < made.tuner._room().workers < 2 + 2_000_000_000 // 45_000_000

@@ -729,7 +729,7 @@ def test_a_sample_that_kills_its_worker_is_named_and_the_others_arrive():
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
         with pytest.raises(
-            gl.SampleError, match=r"sample 6.*workers that processed only this sample died 2 times: .*SIGSEGV"
+            gl.SampleError, match=r"sample 6.*2 workers died while processing only this sample: .*SIGSEGV"
         ):
             next(iterator)
         assert next(iterator).tolist() == [8, 9, 10, 11]
@@ -777,7 +777,7 @@ def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(work
     with gl.Loader(Samples(falls, 6), 2, num_workers=workers, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
-        with pytest.raises(gl.SampleError, match=r"not a number.*while it was unpickled in the main process"):
+        with pytest.raises(gl.SampleError, match=r"not a number.*while unpickling the samples in the main process"):
             next(iterator)
         assert next(iterator).tolist() == [4, 5]
 

@@ -164,8 +164,8 @@ def test_a_worker_that_is_started_again(listen, tmp_path):
     assert way.getMessage().startswith("workers are forked from a template (process ")
     assert told.levelno == logging.WARNING
     assert told.getMessage() == (
-        f"a worker died: worker 0 (process {pid}): killed by SIGKILL at sample 3 (position 3); another takes its place "
-        "(death 1 of this epoch, max_restarts=10)"
+        f"a worker died: worker 0 (process {pid}): killed by SIGKILL at sample 3 (position 3); "
+        "a new worker replaces it (death 1 of this epoch, max_restarts=10)"
     )
     assert heard.lines()[0].startswith("session started: 1 worker, batches of 2 on cpu")
 

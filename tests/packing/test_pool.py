@@ -253,7 +253,7 @@ def test_a_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = Cluster()
     for module in (pool, ray):
-        monkeypatch.setattr(module, "connected", lambda address, called: made)
+        monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
     yield made
     made.close()
 

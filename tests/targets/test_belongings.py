@@ -189,7 +189,7 @@ def test_a_crop_that_leaves_boxes_out_finds_their_labels(sample, found):
         (lambda: (image(), target(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
         (
             lambda: (image(), 7, target(labels=[1, 2, 3])),
-            r"must be arrays or tensors with a row.*got list: \[1, 2, 3\]",
+            r"must be arrays or tensors with one entry.*got list: \[1, 2, 3\]",
         ),
     ],
 )

@@ -73,12 +73,12 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), 3),
             [T.RandomIoUCrop()],
-            r"RandomIoUCrop needs samples with one leaf of boxes.*this sample has 0",
+            r"RandomIoUCrop needs samples with one set of boxes.*this sample has 0",
         ),
         (
             lambda: (image(), gl.Mask(MASK)),
             SANITIZE,
-            "SanitizeBoundingBoxes needs samples with one leaf.*this sample has 0",
+            "SanitizeBoundingBoxes needs samples with one set.*this sample has 0",
         ),
         (lambda: (image(), {"boxes": gl.Boxes(boxes(1))}), SANITIZE, "no labels were found under 'boxes'; give Sanit"),
         (
@@ -94,12 +94,12 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": [1, 2]}),
             SANITIZE,
-            r"must be arrays or tensors with a row for each, got list: \[1, 2\]",
+            r"must be arrays or tensors with one entry for each, got list: \[1, 2\]",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),
             [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"] + 1)],
-            "must return leaves of the sample itself",
+            "must return arrays of the sample itself",
         ),
         (
             lambda: (image(), {"boxes": gl.Boxes(boxes(2)), "labels": np.arange(2)}),

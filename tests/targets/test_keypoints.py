@@ -109,7 +109,7 @@ def test_after_a_mosaic():
         (
             lambda i: (image(), gl.Boxes([[1, 2, 3, 4]])),
             [T.SanitizeKeyPoints()],
-            r"needs samples with one leaf of keypoints, gpuload.Keypoints\(array\), but this sample has 0",
+            r"needs samples with one set of keypoints, gpuload.Keypoints\(array\), but this sample has 0",
         ),
         (
             lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2))), "labels": np.ones(2)}),
@@ -127,7 +127,7 @@ def test_after_a_mosaic():
                 {"b": gl.Boxes([[1, 2, 9, 9]]), "points": gl.Keypoints([[[1, 2]]]), "labels": np.ones(1)},
             ),
             [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints("default")],
-            r"drops entries of leaf 2, which belongs to the boxes too",
+            r"drops entries of value 2 of the sample .*, which belongs to the boxes too",
         ),
     ],
 )

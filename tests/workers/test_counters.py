@@ -91,7 +91,7 @@ def test_a_worker_that_takes_anothers_place_goes_on(clock):
 def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
     with mmap.mmap(-1, 2 * ROW_BYTES) as memory:
         table = CounterTable(memory, 0, 2)
-        table.starting(1)
+        table.mark_starting(1)
         clock(4_000)
         assert told(table, 1)["start_ns"] == 3_000  # so far
         mine = table.of(1)
@@ -105,7 +105,7 @@ def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
         found = told(table, 1)
         assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 1_000)
         table.close_worker(1)
-        table.starting(1)
+        table.mark_starting(1)
         clock(9_000)
         table.close_worker(1, died=False)  # it could not be started
         clock(20_000)
@@ -157,7 +157,7 @@ def test_workers_of_a_process_count_its_cpu_time():
 
 def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     board = Board(2, first=3)
-    note, wanted = board.row_writer(4, 7), board.wanted_check(7)
+    note, wanted = board.make_row_writer(4, 7), board.make_wanted_check(7)
     note(5)
     found = board.read(4)
     assert (found.chunk, found.row) == (7, 5)

@@ -270,7 +270,7 @@ def test_what_is_in_memory_of_its_own_and_cannot_be_unpickled_fails_and_gives_it
     batch = feed.take()
     assert batch is not None
     assert len(batch.errors) == 8
-    assert "(while it was unpickled in the main process)" in batch.errors[0].cause
+    assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
     feed.release(batch)
     assert feed.ring.used_bytes == 0
 
@@ -320,7 +320,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
     batch = feed.take()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
     assert (record.index, record.position) == (35, 5)
-    assert record.cause == "WorkerError: workers that processed only this sample died 2 times: killed by SIGSEGV"
+    assert record.cause == "WorkerError: 2 workers died while processing only this sample: killed by SIGSEGV"
     assert sum(35 in request.indices for request in engine.seen) == 3
     assert sum(len(part.content.rows) for part in batch.parts) == 7
 

@@ -436,11 +436,11 @@ class Data:
 def test_only_what_changed_is_sent_and_applied():
     data, copy, applied = Data(), Data(), {}
     changes = DatasetChanges(data)
-    assert changes.look() == []
+    assert changes.record_changes() == []
     assert changes.packed == b""
     data.mosaic, data.transform.transforms[1].size, data.new = False, (64, 64), {"a": 1}
     data.handle, data.paths = object(), []
-    assert changes.look() == [
+    assert changes.record_changes() == [
         "dataset.mosaic = False",
         "dataset.paths = []",
         "dataset.new = {'a': 1}",
@@ -450,7 +450,7 @@ def test_only_what_changed_is_sent_and_applied():
     apply_changes(copy, changes.packed, applied)
     assert (copy.mosaic, copy.transform.transforms[1].size, copy.new) == (False, (64, 64), {"a": 1})
     assert (copy.read, copy.transform.transforms[0].size) == (5, (32, 32))
-    assert changes.look() == []
+    assert changes.record_changes() == []
 
 
 def test_a_list_that_is_changed_in_place_is_seen():
@@ -458,18 +458,18 @@ def test_a_list_that_is_changed_in_place_is_seen():
     data.sizes = [1, 2]
     changes = DatasetChanges(data)
     data.sizes.append(3)
-    assert changes.look() == ["dataset.sizes = [1, 2, 3]"]
+    assert changes.record_changes() == ["dataset.sizes = [1, 2, 3]"]
 
 
 def test_what_the_copy_changed_itself_stays_until_the_user_changes_it_again():
     data, copy, applied = Data(), Data(), {}
     changes = DatasetChanges(data)
     data.mosaic = False
-    changes.look()
+    changes.record_changes()
     apply_changes(copy, changes.packed, applied)
     copy.mosaic = "its own"
     data.epoch = 3
-    changes.look()
+    changes.record_changes()
     apply_changes(copy, changes.packed, applied)
     assert (copy.mosaic, copy.epoch) == ("its own", 3)
 
@@ -478,8 +478,8 @@ def test_what_changes_during_each_epoch_is_left_out_from_the_second_on():
     data = Data()
     changes, seen = DatasetChanges(data), []
     for epoch in range(4):
-        seen.append(changes.look())
-        changes.skip()
+        seen.append(changes.record_changes())
+        changes.ignore_changes()
         data.read += 1  # by a collate_fn that is a method of the dataset
         changes.end_epoch()
         data.epoch = epoch + 1  # by the user
@@ -505,7 +505,7 @@ def test_changes_that_are_too_large_are_refused():
     changes = DatasetChanges(data)
     data.texts = {number: f"{number}" * 500 for number in range(64)}
     with pytest.raises(ValueError, match=r"more than 32,768; call loader\.close\(\)"):
-        changes.look()
+        changes.record_changes()
 
 
 def values(loader) -> set:

@@ -67,7 +67,7 @@ class Plans(Consumer):
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
-        return planned, planned.request(chunks)
+        return planned, planned.pack_input(chunks)
 
 
 def table_of(batch: Batch) -> np.ndarray:
@@ -298,7 +298,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     table = image_table(1000 * np.arange(SIZE), shapes, sizes, regions)
     planned = PlannedBatch([], Columns(images=[ImageColumn(table, [0])]))
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
-    slot, given = np.zeros(1 << 16, np.uint8), planned.request(())
+    slot, given = np.zeros(1 << 16, np.uint8), planned.pack_input(())
     slot[: len(given)] = np.frombuffer(given, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE

@@ -307,7 +307,7 @@ def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_
     team_ = team(Calls(dies_once))
     team_.ask(1, [3, 4], spare_bytes=8 << 20)
     [lost] = team_.wait(1, Lost)
-    assert (lost.chunk, lost.is_external) == (1, True)
+    assert (lost.chunk, lost.killed_externally) == (1, True)
     assert not team_.ring._busy
     assert owned() == 0
     team_.ask(2, [3, 4], spare_bytes=8 << 20)
@@ -504,7 +504,7 @@ def test_a_dataset_that_a_worker_cannot_unpack_ends_the_run_with_its_traceback(t
             return (int, ("not a number",))
 
     team_ = team(Refuses())
-    with pytest.raises(WorkerError, match=r"could not unpack the dataset or transforms[\s\S]*not a number"):
+    with pytest.raises(WorkerError, match=r"could not unpickle the dataset or transforms[\s\S]*not a number"):
         team_.wait(1)
 
 
@@ -520,7 +520,7 @@ def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
     team_.values([2], chunk=1)  # its first sample takes longest
     team_.ask(2, [2, 3])
     [lost] = team_.wait(1, Lost)
-    assert (lost.row, lost.cause, lost.is_external) == (1, "no progress for timeout=1 seconds", False)
+    assert (lost.row, lost.cause, lost.killed_externally) == (1, "no progress for timeout=1 seconds", False)
     assert "in hang_at_3" in lost.stack
 
 
@@ -533,7 +533,7 @@ def test_a_crash_tells_where_it_happened(team):
     team_ = team(Calls(crashes))
     team_.ask(1, [0])
     [lost] = team_.wait(1, Lost)
-    assert (lost.cause, lost.is_external) == ("killed by SIGSEGV", False)
+    assert (lost.cause, lost.killed_externally) == ("killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in lost.stack
     assert "Extension modules" not in lost.stack
@@ -554,7 +554,7 @@ def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
     wait_until(started.exists, "the sample is being read")
     os.kill(team_.pool.pids[0], signal.SIGKILL)
     [lost] = team_.wait(1, Lost)
-    assert (lost.cause, lost.is_external) == ("killed by SIGKILL", True)
+    assert (lost.cause, lost.killed_externally) == ("killed by SIGKILL", True)
 
 
 def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypatch, tmp_path):
@@ -627,7 +627,7 @@ def who(index):
 
 
 def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team):
-    team_ = team(Calls(who), most=3)
+    team_ = team(Calls(who), max_workers=3)
     [first] = team_.pool.pids
     team_.pool.resize(3)
     team_.pool.gather(0.0)
@@ -678,7 +678,7 @@ def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
         while number > 0 and not go.exists():
             time.sleep(0.005)
 
-    team_ = team(range(1000), most=2, worker_init_fn=init)
+    team_ = team(range(1000), max_workers=2, worker_init_fn=init)
     team_.values([1], chunk=1)
     team_.pool.resize(2)
     team_.pool.gather(0.0)
@@ -730,7 +730,7 @@ def test_a_worker_that_dies_while_it_is_to_leave_loses_its_chunk_and_is_not_repl
 
 
 def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, monkeypatch):
-    team_ = team(Calls(lambda index: index), most=4)
+    team_ = team(Calls(lambda index: index), max_workers=4)
     team_.values([1], chunk=1)
 
     def refuse(*args):
@@ -739,12 +739,14 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
     team_.pool.resize(4)
     team_.pool.gather(0.0)
-    text = r"^a worker could not be added: \[Errno 24\] Too many open files\. 1 continue, and no more are added$"
+    text = (
+        r"^a worker could not be added: \[Errno 24\] Too many open files\. The pool continues with 1, and adds no more$"
+    )
     with pytest.warns(RuntimeWarning, match=text) as warned:
         team_.pool.gather(0.0)
     assert len(warned) == 1
     team_.pool.resize(4)
-    assert (team_.pool.size, team_.pool.most, team_.pool.is_steady) == (1, 1, True)
+    assert (team_.pool.size, team_.pool.max_workers, team_.pool.is_steady) == (1, 1, True)
     assert team_.values([3], chunk=2) == [3]
     assert team_.pool.deaths.causes == []
 
@@ -756,7 +758,7 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
         if fails.exists():
             raise ZeroDivisionError(worker)
 
-    team_ = team(range(1000), workers=2, most=4, worker_init_fn=init)
+    team_ = team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
     while not team_.pool.ready:
         team_.pool.gather(0.1)
     fails.touch()
@@ -770,7 +772,7 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
     with pytest.warns(RuntimeWarning, match=text) as warned:
         gather_until_they_have_failed()
     assert len(warned) == 1
-    assert (team_.pool.size, team_.pool.most) == (2, 2)
+    assert (team_.pool.size, team_.pool.max_workers) == (2, 2)
     assert team_.values([3], chunk=2) == [3]
     assert team_.pool.deaths.causes == []
 
@@ -833,7 +835,7 @@ def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
 def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():
     gc.collect()  # what earlier tests left behind
     before = open_now()
-    team_ = Team(Calls(lambda index: index), workers=2, most=3)
+    team_ = Team(Calls(lambda index: index), workers=2, max_workers=3)
     team_.values([0])
     team_.pool.resize(3)
     team_.pool.gather(0.0)
@@ -1068,7 +1070,7 @@ class Share:
 
 
 def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_asked(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 3, own_queues=True)
+    team_ = team(Share(str(tmp_path / "pickled")), 3, queue_per_worker=True)
     for chunk, worker in enumerate((2, 0, 2)):
         slot = team_.ring.acquire(1 << 20)
         team_.slots[chunk] = slot
@@ -1082,7 +1084,7 @@ def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_
 
 
 def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 2, own_queues=True)
+    team_ = team(Share(str(tmp_path / "pickled")), 2, queue_per_worker=True)
     for worker in (0, 1):  # both have said hello, and noted that they are idle
         ask_for(team_, worker, worker)
     team_.wait(2)

@@ -106,7 +106,7 @@ def nap():
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
     made = Cluster()
-    monkeypatch.setattr(module, "connected", lambda address, called: made)
+    monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
     yield made
     made.close()
 
@@ -133,11 +133,11 @@ def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are
     assert "in refuse" in traceback
     with pytest.warns(RuntimeWarning, match="sample 5"):
         assert records(leave)[1] == (
-            "WorkerError: workers that processed only this sample died 2 times: exited with status 7"
+            "WorkerError: 2 workers died while processing only this sample: exited with status 7"
         )
     with pytest.warns(RuntimeWarning, match="sample 5"):
         _, cause, stack = records(hang, timeout=0.3)
-    assert cause.endswith("died 2 times: no progress for timeout=0.3 seconds")
+    assert cause.endswith("2 workers died while processing only this sample: no progress for timeout=0.3 seconds")
     assert "in hang" in stack
 
 

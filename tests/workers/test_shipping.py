@@ -256,7 +256,7 @@ def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
     with (
         gl.Loader(Data(), 2, num_workers=2, device="cpu") as loader,
         pytest.warns(
-            RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers may end up with a copy"
+            RuntimeWarning, match=r"dataset\.records \(a list\) has 0 MB, and each of 2 workers may end up with a copy"
         ),
     ):
         list(loader)

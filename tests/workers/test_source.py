@@ -52,7 +52,7 @@ def request(*indices: int) -> Request:
 def do(source: Source, *indices: int) -> None:
     get, start = source.open(request(*indices)), time.perf_counter_ns()
     assert [get(row) for row in range(len(indices))] == list(indices)
-    source.count(start)
+    source.add_read_time(start)
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowTogether])
@@ -71,7 +71,7 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     source.will_need(replace(request(7, 8), plans=True))  # its positions are no indices
     do(source, 5, 6)
     assert dataset.told == [[5, 6]]
-    source._slow_left = CHUNKS_AHEAD
+    source._slow_chunks_left = CHUNKS_AHEAD
     source._read_ns = 0  # quick, whatever this machine is busy with
     for _ in range(CHUNKS_AHEAD):
         assert source.reads_ahead
@@ -203,7 +203,7 @@ def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> 
 def test_an_error_ends_it_and_not_the_worker() -> None:
     dataset = Slow(0.0)
     source = Source(dataset, 0)
-    source._slow_left = 1
+    source._slow_chunks_left = 1
     dataset.told = None  # pyright: ignore[reportAttributeAccessIssue]
     source.will_need(request(1))
     do(source, 2)
