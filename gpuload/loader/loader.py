@@ -41,7 +41,7 @@ from gpuload.order.schedule import Schedule, check_begin, order_name, schedule_o
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
-from gpuload.stage.plan import LONGEST, shortened, table
+from gpuload.stage.plan import LONGEST, shorten, table
 from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
@@ -487,7 +487,7 @@ class Loader:
         formatter = Repr()
         formatter.maxother = formatter.maxstring = LONGEST
         rows = [
-            ("dataset", shortened(formatter.repr(self.dataset))),
+            ("dataset", shorten(formatter.repr(self.dataset))),
             ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),

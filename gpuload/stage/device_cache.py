@@ -129,7 +129,7 @@ class ResidentTransfer(CudaTransfer):
         super().close()
         del self._memory
 
-    def _starts(self, batch: Batch) -> list[int]:
+    def _packed_offsets(self, batch: Batch) -> list[int]:
         return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:

@@ -229,7 +229,7 @@ class ChunkRunner:
 
     def _guarded(self) -> contextlib.AbstractContextManager[None]:
         seeding = self.source.seeding
-        return seeding.preserving() if self._guards and seeding is not None else NO_CONTEXT
+        return seeding.preserve_states() if self._guards and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
         """Return where the pass of a request begins, before its first chunk is processed."""

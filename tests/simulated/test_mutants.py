@@ -314,7 +314,7 @@ def the_stream_is_that_of_the_current_device(patch: Patch, cuda: SimulatedCuda) 
 
 @mutant(plain)
 def labels_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "place", lambda self, tensor: tensor.to(self.device, non_blocking=True))
+    patch.setattr(CudaTransfer, "copy_to_device", lambda self, tensor: tensor.to(self.device, non_blocking=True))
 
 
 @mutant(plain)
@@ -325,7 +325,7 @@ def labels_come_from_one_buffer_that_is_used_again(patch: Patch, cuda: Simulated
         staged = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return staged.to(self.device, non_blocking=True)
 
-    patch.setattr(CudaTransfer, "place", place)
+    patch.setattr(CudaTransfer, "copy_to_device", place)
 
 
 @mutant(plain)

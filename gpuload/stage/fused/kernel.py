@@ -86,16 +86,19 @@ def one_pass(
     floats_ptr += tl.program_id(1) * FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
-    across = tl.cdiv(width, COLUMNS)
-    tile = tl.program_id(0) // across
+    tiles_across = tl.cdiv(width, COLUMNS)
+    tile = tl.program_id(0) // tiles_across
     top = tile * ROWS
-    left = tl.program_id(0) % across * COLUMNS
+    left = tl.program_id(0) % tiles_across * COLUMNS
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
         # Rows and columns beyond the result are replaced by the last row and column, and are not written.
         clamped = tl.minimum(columns, width - 1)
-        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, clamped)
+        ys, xs = (
+            _source_coordinates(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)),
+            _source_coordinates(ints_ptr, X, STEP_X, clamped),
+        )
         red, green, blue = geometry(
             source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped, ys, xs, CHANNELS, GEOMETRY
         )
@@ -139,7 +142,7 @@ def one_pass(
 
 
 @triton.jit
-def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
+def _source_coordinates(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
     """Map rows or columns of the result to rows or columns of the geometry's result."""
     return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
 

@@ -68,9 +68,9 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
             red = _luma(red, green, blue)
             green, blue = red, red
     elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
-        red = _looked_up(table_ptr, red)
-        green = _looked_up(table_ptr + 256, green)
-        blue = _looked_up(table_ptr + 512, blue)
+        red = _look_up(table_ptr, red)
+        green = _look_up(table_ptr + 256, green)
+        blue = _look_up(table_ptr + 512, blue)
     elif code == _SOLARIZE:
         threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # float32 would round 34 + 1e-14 to 34 before ceil
         red = tl.where(red < threshold, red, 255.0 - red)
@@ -93,7 +93,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
     elif code == _ERASE_BOX:
-        is_inside = _inside(ys, xs, values_ptr)
+        is_inside = _is_inside_box(ys, xs, values_ptr)
         red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
         green = tl.where(is_inside, tl.load(values_ptr + 5).to(tl.float32), green)
         blue = tl.where(is_inside, tl.load(values_ptr + 6).to(tl.float32), blue)
@@ -115,7 +115,7 @@ def _luma(red, green, blue):
 
 
 @triton.jit
-def _looked_up(table_ptr, levels):
+def _look_up(table_ptr, levels):
     # `gpuload.stage.fused.geometry` explains the hint.
     return tl.load(tl.max_contiguous(table_ptr + levels.to(tl.int32), [1, 2])).to(tl.float32)
 
@@ -170,7 +170,7 @@ def _pick(red, green, blue, channel):
 
 
 @triton.jit
-def _inside(ys, xs, box_ptr):
+def _is_inside_box(ys, xs, box_ptr):
     """Return which pixels of a tile are inside a box, given as four float64 numbers."""
     down = ys - tl.load(box_ptr).to(tl.int32)
     across = xs - tl.load(box_ptr + 1).to(tl.int32)

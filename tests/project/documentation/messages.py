@@ -26,8 +26,8 @@ MAKERS = {
     "datasets/sample.py": {"too_deep"},
     "datasets/files.py": {"too_large", "no_image"},
     "ring/ring.py": {"_shortage"},
-    "stage/dali/backend.py": {"missing"},
-    "stage/fused/backend.py": {"missing", "_cannot_compile"},
+    "stage/dali/backend.py": {"unmet_requirement"},
+    "stage/fused/backend.py": {"unmet_requirement", "_compile_error"},
     "stage/kornia/backend.py": {"MISSING"},
 }
 

@@ -147,7 +147,7 @@ DECODES = {
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("decode", DECODES)
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_order_draws_and_faults_are_those_of_the_cpu(decode, on_error, resumed):
     given: dict[str, Any] = {"resumed": resumed, "on_error": on_error, "seed": 3}
     expected = batches(mixed(*BAD), **given)
@@ -159,7 +159,7 @@ def test_order_draws_and_faults_are_those_of_the_cpu(decode, on_error, resumed):
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_the_same_with_workers(on_error):
     given: dict[str, Any] = {"on_error": on_error, "seed": 3, "chunk_size": 3}
     expected = batches(mixed(*BAD), **given)
@@ -171,7 +171,7 @@ def test_the_same_with_workers(on_error):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_who_decodes_what(kind):
     make, who = KINDS[kind]
     files = Photos([make(number) for number in range(3)])
@@ -228,7 +228,7 @@ def test_where_the_device_has_no_room_fewer_are_tried_and_no_more_from_then_on()
     assert found[2].stats().device_refused == {}
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_of_a_decoder_that_has_regions_these_are_what_takes_memory():
     large = [jpeg_bytes(smooth_image(400, 500, number)) for number in range(4)]
     files = Photos([*mixed(*BAD).files, *large])
@@ -299,7 +299,7 @@ class Pairs:
 
 
 @pytest.mark.parametrize("decode", DECODES)
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_what_belongs_to_an_image_that_failed_goes_with_it(decode):
     def run(**given: Any) -> Any:
         with loader(Pairs(broken=(1, 7)), batch_size=4, on_error="skip", info=False, **given) as made:
@@ -323,7 +323,7 @@ class Stream(torch.utils.data.IterableDataset):
             yield gl.Encoded(make(number), source=f"{number}.jpg"), np.full(3000, number)
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_an_iterable_dataset_goes_on_after_what_the_device_could_not_decode():
     def run(**given: Any) -> Any:
         with loader(Stream(), shuffle=None, on_error="skip", info=False, **given) as made:
@@ -337,7 +337,7 @@ def test_an_iterable_dataset_goes_on_after_what_the_device_could_not_decode():
     assert all(torch.equal(one, other) for (one, _), (other, _) in zip(found[0], expected[0], strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_too_many_that_the_device_could_not_decode_are_an_error():
     files = Photos([KINDS["no tables" if number % 2 else "plain"][0](number) for number in range(40)])
     # Ten may fail, whatever the rate; half of 40 do.
