@@ -41,7 +41,7 @@ from gpuload.order.schedule import Schedule, check_begin, order_name, schedule_o
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
-from gpuload.stage.plan import LONGEST, shorten, table
+from gpuload.stage.plan import MAX_CELL_CHARACTERS, shorten, table
 from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
@@ -485,7 +485,7 @@ class Loader:
         samples = options.order.samples
         transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
         formatter = Repr()
-        formatter.maxother = formatter.maxstring = LONGEST
+        formatter.maxother = formatter.maxstring = MAX_CELL_CHARACTERS
         rows = [
             ("dataset", shorten(formatter.repr(self.dataset))),
             ("samples", "unknown" if samples is None else f"{samples:,}"),

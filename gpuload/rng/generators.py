@@ -1,4 +1,4 @@
-"""Per-sample seeding of the global generators of random, numpy and torch.
+"""Per-sample seeding of the global random generators of Python (`random`), numpy and torch.
 
 A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so the
 dataset's draws are as reproducible as gpuload's. In the user's process, a context manager restores the generators
@@ -61,7 +61,7 @@ def seed_for(sample: tuple[int, int, int], value: int) -> None:
 
 
 def seed_torch_for(sample: tuple[int, int, int], value: int) -> None:
-    """Do the same as `seed_for`, but seed only torch."""
+    """Seed only torch's global generator for one sample; arguments as for `seed_for`."""
     global _current
     _current = sample
     torch = sys.modules.get("torch")
@@ -159,8 +159,8 @@ class Seeding:
 
 
 def current_sample() -> tuple[int, int, int] | None:
-    """Return the seed, epoch and position of the sample that a `Loader` is reading in this process, or those of the
-    first sample of a pass; None if no `Loader` is reading."""
+    """Return the seed, epoch and position of the sample that a `Loader` is reading in this process, or of the first
+    sample of a pass; None if no `Loader` is reading."""
     return _current
 
 

@@ -173,7 +173,7 @@ class Accelerator:
                 self._clear_last_error()
 
     def _clear_last_error(self) -> None:
-        """Let torch find and clear the runtime's last error now. Otherwise torch would find it after its next launch,
+        """Make torch find and clear the runtime's last error now. Otherwise torch would find it after its next launch,
         and blame that launch. This works however torch is linked: a runtime whose error torch does not see here is not
         checked after launches either."""
         with contextlib.suppress(RuntimeError):

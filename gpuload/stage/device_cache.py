@@ -113,7 +113,7 @@ def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> Non
 
 
 class ResidentTransfer(CudaTransfer):
-    """A transfer for pixels that are already on the device, where it gathers the windows of each batch.
+    """A transfer for pixels that are already on the device; it gathers the windows of each batch there.
 
     Args:
         ring: the ring, whose slots hold no pixels.

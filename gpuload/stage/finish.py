@@ -126,7 +126,7 @@ UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are leve
 
 
 def neighbours(count: int) -> np.ndarray:
-    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner has
+    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner gets
     its own number."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1

@@ -21,7 +21,7 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call
 
 __all__ = [
-    "LONGEST",
+    "MAX_CELL_CHARACTERS",
     "Plan",
     "PlanStep",
     "StageOptions",
@@ -35,9 +35,9 @@ __all__ = [
 
 
 REFERENCE = "torch"
-OWN = "own"  # shown as the backend of a custom transform
+CUSTOM = "own"  # shown as the backend of a custom transform
 MODULE_NOTE = "applied to the finished batch; gets only the images"
-LONGEST = 100  # characters in a cell of a table
+MAX_CELL_CHARACTERS = 100  # in a cell of a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class Plan:
     def _module_row(self) -> list[tuple[str, str, str]]:
         if not self.module:
             return []
-        return [(self.module, OWN if self.module.startswith("Lambda") else "module", MODULE_NOTE)]
+        return [(self.module, CUSTOM if self.module.startswith("Lambda") else "module", MODULE_NOTE)]
 
     @property
     def _notes(self) -> list[str]:
@@ -216,7 +216,7 @@ def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanS
     reasons = [_reason(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
     is_call = [bool(t.outline) and all(outline.kind is Call for outline in t.outline) for t in transforms]
     steps = [
-        PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
+        PlanStep(transform, CUSTOM if call else backend.name if reason is None else REFERENCE, reason)
         for transform, call, reason in zip(transforms, is_call, reasons, strict=True)
     ]
     last_call = max((number for number in range(end) if is_call[number]), default=end)
@@ -257,18 +257,18 @@ def _reason(transform: Transform, backend: Backend, *, on_finished: bool) -> str
     return None
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a table. With `heads`, cells that begin with a digit are right-aligned; without `heads`, the first cell of
-    each row is a header cell."""
+def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Render a table. With `headers`, cells that begin with a digit are right-aligned; without `headers`, the first
+    cell of each row is a header cell."""
     lines = ["<table>"]
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
-    if heads:
-        lines.append(f"<thead><tr>{''.join(_cell(head, 'th') for head in heads)}</tr></thead>")
+    if headers:
+        lines.append(f"<thead><tr>{''.join(_cell(head, 'th') for head in headers)}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
-        cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
-        lines.append(f"<tr>{''.join(cells if heads else [_cell(row[0], 'th'), *cells[1:]])}</tr>")
+        cells = [_cell(text, right=bool(headers) and text[:1].isdigit()) for text in row]
+        lines.append(f"<tr>{''.join(cells if headers else [_cell(row[0], 'th'), *cells[1:]])}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -278,7 +278,7 @@ def paragraph(text: str) -> str:
 
 def shorten(text: str) -> str:
     """Shorten a text to fit a cell."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"
 
 
 def _cell(text: str, tag: str = "td", *, right: bool = False) -> str:

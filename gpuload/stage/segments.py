@@ -24,7 +24,7 @@ import torch
 from gpuload.stage.backend import Backend, CompiledRunner, LateRunner, LevelRunner, ResultFormat
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
 from gpuload.stage.gathering import gather
-from gpuload.stage.plan import OWN, PlanStep
+from gpuload.stage.plan import CUSTOM, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.user_code import run_call, split_at_calls
 from gpuload.transforms.base import Transform
@@ -75,7 +75,7 @@ class SegmentRunner:
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
-        backends = {**backends, OWN: backends["torch"]}
+        backends = {**backends, CUSTOM: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
         end = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
@@ -272,7 +272,7 @@ class SegmentRunner:
                         parts.append((self._runner_before_call if is_last else runner, start, index))
                     parts.append((None, index, index + 1))
                     start = index + 1
-            if start < end or is_last or segment.executor != OWN:
+            if start < end or is_last or segment.executor != CUSTOM:
                 parts.append((runner, start, end))
         return parts
 

@@ -228,7 +228,8 @@ class Stage:
         """Check that the images fit the chain and each other; return the number of channels of the results."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(
-                f"a batch needs at least one image and one draw per image, got {len(images)} and {len(program)}"
+                f"a batch needs at least one image and one draw per image, got images: {len(images)}, "
+                f"draws: {len(program)}"
             )
         counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # a planned batch is uniform
         if not is_planned and (counts != counts[0]).any():

@@ -48,7 +48,7 @@ MIN_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
 
 
 class CpuTransfer:
-    """A transfer that leaves batches in place; also the interface of all transfers."""
+    """A transfer that does not move batches; also the interface of all transfers."""
 
     asynchronous = False  # whether a batch may be issued while the previous batch is in use
     host_wait_s = 0.0  # how long the host has waited for the device
@@ -75,8 +75,8 @@ class CpuTransfer:
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """Record an event after all work issued on the stream on which batches are made. The host can ``synchronize()``
-        with the event; None means that there is nothing to wait for."""
+        """Record an event after all work issued on the stream on which batches are made, and return it. The host can
+        wait for the event with its ``synchronize()``; None means that there is nothing to wait for."""
 
     def part_offsets(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""

@@ -78,9 +78,9 @@ class ImageDecoder:
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
-        refused: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
+        refusals: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
-        halved: how often the device ran out of memory.
+        out_of_memory_count: how often the device ran out of memory although no earlier images were kept.
         seconds: host time spent on decoding.
         images: the number of images processed so far.
         limit_bytes: the maximum total size of decoded images that are kept at the same time.
@@ -94,8 +94,8 @@ class ImageDecoder:
         # Decoded images whose crops are being copied: an event after the copy, the images' bytes, and their owners.
         self._copying: deque[tuple[Any, int, Any]] = deque()
         self.limit_bytes = self._piece_bytes = options.device_memory
-        self.refused: dict[str, int] = {}
-        self.halved = self.images = self.peak_bytes = 0
+        self.refusals: dict[str, int] = {}
+        self.out_of_memory_count = self.images = self.peak_bytes = 0
         self.seconds = 0.0
 
     @property
@@ -157,7 +157,7 @@ class ImageDecoder:
             if bytes_in_use:
                 self._free(0)
                 return None
-            self.halved += 1
+            self.out_of_memory_count += 1
             if len(sources) == 1:
                 return [Refusal(str(error))]
             self._piece_bytes = min(self._piece_bytes, nbytes) // 2
@@ -178,9 +178,9 @@ class ImageDecoder:
 
     def _count_refusal(self, reason: str) -> None:
         reason = one_line(reason, MAX_REASON)
-        if reason not in self.refused and len(self.refused) == MAX_REASONS:
+        if reason not in self.refusals and len(self.refusals) == MAX_REASONS:
             reason = "other"
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
         """Decode an image as a worker would; if that fails, return the sample's row and the error."""

@@ -99,12 +99,12 @@ class NvImageCodec:
         self._library, self._device, self._on_cpu = library, device, device.type == "cpu"
         kinds = library.BackendKind
         backends_of = {CPU: [kinds.CPU_ONLY]}
-        missing: dict[str, str] = {}
+        errors: dict[str, str] = {}
         if not self._on_cpu:
             backends_of = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
             if pool_user := _shared_pool_user(device):
                 del backends_of[ENGINE]
-                missing[ENGINE] = SHARED_POOL.format(pool_user)
+                errors[ENGINE] = SHARED_POOL.format(pool_user)
         self._params = {
             grey: library.DecodeParams(
                 apply_exif_orientation=False,
@@ -122,14 +122,14 @@ class NvImageCodec:
             if decoder is not None:
                 error = self_test_error(functools.partial(self._run, name, decoder), device)
             if error:
-                missing[name] = error
+                errors[name] = error
             else:
                 self._decoders[name] = decoder
         if not self._decoders:
-            raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+            raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in errors.items()))
         self.names = tuple(self._decoders)
         self.regions = self._with_regions.issuperset(self.names)
-        notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
+        notes = [f"no JPEG engine: {errors[ENGINE]}"] if ENGINE in errors else []
         if without_regions := [name for name in self.names if name not in self._with_regions]:
             notes.append(f"{' and '.join(without_regions)} {library.__version__}: entire images")
         self.note = "; ".join(notes)
@@ -144,15 +144,15 @@ class NvImageCodec:
         """Return a result for each image, in order; raise OutOfDeviceMemory if the device does not have enough memory
         for all of them."""
         results: list[Pixels | Refusal] = [NO_REASON] * len(sources)
-        undecided = list(range(len(sources)))
+        pending_rows = list(range(len(sources)))
         for name, decoder in self._decoders.items():
             for grey in (False, True):
-                rows = [row for row in undecided if sources[row].grey is grey]
+                rows = [row for row in pending_rows if sources[row].grey is grey]
                 if rows:
                     for row, result in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
                         results[row] = result
-            undecided = [row for row in undecided if type(results[row]) is Refusal]
-            if not undecided:
+            pending_rows = [row for row in pending_rows if type(results[row]) is Refusal]
+            if not pending_rows:
                 break
         return results
 

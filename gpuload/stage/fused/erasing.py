@@ -159,9 +159,9 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
             is_inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
-                red = tl.where(is_inside, _number(record_ptr + 5), red)
-                green = tl.where(is_inside, _number(record_ptr + 6), green)
-                blue = tl.where(is_inside, _number(record_ptr + 7), blue)
+                red = tl.where(is_inside, _load_float32(record_ptr + 5), red)
+                green = tl.where(is_inside, _load_float32(record_ptr + 6), green)
+                blue = tl.where(is_inside, _load_float32(record_ptr + 7), blue)
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
@@ -187,7 +187,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
 
 
 @triton.jit
-def _number(bits_ptr):
+def _load_float32(bits_ptr):
     """Load the bits of a float32."""
     return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
 

@@ -279,9 +279,9 @@ def _split(coordinate):
 
 
 @triton.jit
-def _read_tap(source_ptr, row_at, x, column_step, width):
+def _read_tap(source_ptr, row_offset, x, column_step, width):
     column = tl.minimum(tl.maximum(x, 0), width - 1)
-    return tl.load(source_ptr + (row_at + column * column_step)).to(tl.float64)
+    return tl.load(source_ptr + (row_offset + column * column_step)).to(tl.float64)
 
 
 @triton.jit
@@ -293,9 +293,9 @@ def _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, wid
 
 @triton.jit
 def _blend_columns(source_ptr, y, x, across, row_step, column_step, height, width):
-    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
-    left = _read_tap(source_ptr, row_at, x, column_step, width)
-    return left + (_read_tap(source_ptr, row_at, x + 1, column_step, width) - left) * across
+    row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    left = _read_tap(source_ptr, row_offset, x, column_step, width)
+    return left + (_read_tap(source_ptr, row_offset, x + 1, column_step, width) - left) * across
 
 
 @triton.jit
@@ -310,11 +310,11 @@ def _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, widt
 
 @triton.jit
 def _bicubic_row(source_ptr, y, x, across, row_step, column_step, height, width):
-    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
-    v1 = _read_tap(source_ptr, row_at, x - 1, column_step, width)
-    v2 = _read_tap(source_ptr, row_at, x, column_step, width)
-    v3 = _read_tap(source_ptr, row_at, x + 1, column_step, width)
-    return _cubic(v1, v2, v3, _read_tap(source_ptr, row_at, x + 2, column_step, width), across)
+    row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    v1 = _read_tap(source_ptr, row_offset, x - 1, column_step, width)
+    v2 = _read_tap(source_ptr, row_offset, x, column_step, width)
+    v3 = _read_tap(source_ptr, row_offset, x + 1, column_step, width)
+    return _cubic(v1, v2, v3, _read_tap(source_ptr, row_offset, x + 2, column_step, width), across)
 
 
 @triton.jit

@@ -77,10 +77,11 @@ def one_pass(
     """Compute a tile of a job. Grid: (tiles of the largest result, jobs). A result of 48 megapixels has 187,500 tiles,
     and only the first axis of a grid can be that long.
 
-    All jobs of a launch have the same kind of GEOMETRY. Jobs have operations only with OPERATES. The columns of their
-    results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap rows and
-    columns of some images. With FINISHED, levels are multiplied by the first three float32 at `constants_ptr`, and the
-    next three are added; without it, results are levels. With ERASES, boxes are erased afterwards.
+    All jobs of a launch have the same kind of GEOMETRY. Jobs can have operations only if OPERATES is set. The columns
+    of their results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap
+    rows and columns of some images. If FINISHED is set, levels are multiplied by the first three float32 at
+    `constants_ptr`, and the next three are added; otherwise, results are levels. If ERASES is set, boxes are erased
+    afterwards.
     """
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS

@@ -143,17 +143,17 @@ def _hue(red, green, blue, factor):
     turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
     turns = tl.where(turns < 256.0, turns, turns - 256.0)
     sixths = turns * _SIXTHS
-    lack = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
-    base = value - lack + 0.5
-    red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, lack)
-    green = _floor_sum(base, 2.0 - tl.abs(sixths - 2.0), lack)
-    blue = _floor_sum(base, 2.0 - tl.abs(sixths - 4.0), lack)
+    rounded_chroma = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
+    base = value - rounded_chroma + 0.5
+    red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, rounded_chroma)
+    green = _floor_sum(base, 2.0 - tl.abs(sixths - 2.0), rounded_chroma)
+    blue = _floor_sum(base, 2.0 - tl.abs(sixths - 4.0), rounded_chroma)
     return red, green, blue
 
 
 @triton.jit
-def _floor_sum(base, share, lack):
-    return tl.floor(tl.minimum(tl.maximum(share, 0.0), 1.0) * lack + base)
+def _floor_sum(base, share, rounded_chroma):
+    return tl.floor(tl.minimum(tl.maximum(share, 0.0), 1.0) * rounded_chroma + base)
 
 
 @triton.jit

@@ -72,6 +72,4 @@ class KorniaBackend(Backend):
         return self._runner(finish, self.device)
 
     def late_runner(self) -> LateRunner:
-        return (
-            apply_late  # only for records that change no pixels: `why_unsupported` leaves all others to the reference
-        )
+        return apply_late  # only for records that change no pixels; the reference runs all others

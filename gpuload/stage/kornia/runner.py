@@ -99,19 +99,19 @@ def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
     sigmas_xy = torch.from_numpy(values[:, 2:4].copy())
     kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
-    across, down = upload_together([kernel.numpy() for kernel in kernels], levels.device)
+    kernel_x, kernel_y = upload_together([kernel.numpy() for kernel in kernels], levels.device)
     rows, columns = numbers.shape[2:]
     if height // 2 < rows and width // 2 < columns:
-        return filter2d_separable(numbers, across, down, "reflect")
+        return filter2d_separable(numbers, kernel_x, kernel_y, "reflect")
     # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
     numbers = numbers.index_select(2, upload(mirrored(rows, height // 2), levels.device))
     numbers = numbers.index_select(3, upload(mirrored(columns, width // 2), levels.device))
-    return filter2d_separable(numbers, across, down, padding="valid")
+    return filter2d_separable(numbers, kernel_x, kernel_y, padding="valid")
 
 
-def _to_levels(function: Operation, rounded: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+def _to_levels(function: Operation, round_function: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-        return rounded(function(levels, values)).clamp(0, 255).to(levels.dtype)
+        return round_function(function(levels, values)).clamp(0, 255).to(levels.dtype)
 
     return operation
 
@@ -128,7 +128,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 class KorniaRunner(BatchRunner):
-    """A runner for the records that `KorniaBackend.why_unsupported` does not leave to the reference.
+    """A runner for the records that Kornia supports (`KorniaBackend.why_unsupported` returns None).
 
     Batches are processed in pieces: on the CPU, in pieces of the fastest size; on a GPU, in pieces as large as memory
     allows. Results do not depend on the size of pieces.
