@@ -355,7 +355,7 @@ def the_module_at_the_end_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> 
 
 @mutant(ends_in_module)
 def the_module_at_the_end_is_called_on_the_side_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "consumer", lambda self: self.stream(after_consumer=False))
+    patch.setattr(CudaTransfer, "consumer_stream", lambda self: self.stream(after_consumer=False))
 
 
 @mutant(holds_module)
@@ -386,14 +386,14 @@ def a_collate_fn_is_called_ahead_where_there_are_no_images(patch: Patch, cuda: S
 
 @mutant(goes_on_in_a_thread)
 def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCuda) -> None:
-    follow, followed = CudaTransfer.follow, []
+    follow, followed = CudaTransfer.follow_consumer, []
 
     def once(self: CudaTransfer) -> None:
         if not followed:
             follow(self)
         followed.append(self)
 
-    patch.setattr(CudaTransfer, "follow", once)
+    patch.setattr(CudaTransfer, "follow_consumer", once)
 
 
 @mutant(other_device)
@@ -410,7 +410,7 @@ def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
 
 @mutant(with_constant)
 def an_epoch_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "follow", lambda self: None)
+    patch.setattr(CudaTransfer, "follow_consumer", lambda self: None)
 
 
 @mutant(decodes)
