@@ -57,7 +57,7 @@ from gpuload.cli.processes import cpu_seconds
 from gpuload.loader import session
 from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, separable
-from gpuload.stage.transfer import CpuTransfer, rounded
+from gpuload.stage.transfer import CpuTransfer, round_up_bytes
 from gpuload.workers import feed, planned
 from gpuload.workers.protocol import next_request
 
@@ -119,7 +119,7 @@ class _CachedMemory:
 
     def __call__(self, *size: Any, **options: Any) -> torch.Tensor:
         flat = len(size) == 1 and isinstance(size[0], int)
-        shape = (rounded(size[0]),) if flat else size
+        shape = (round_up_bytes(size[0]),) if flat else size
         key = shape, options.get("dtype")
         memory = self._cached.get(key)
         if memory is None:

@@ -40,7 +40,7 @@ from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
-from gpuload.stage.device import COPY, named, views_of
+from gpuload.stage.device import COPY, profiler_range, views_of
 from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
@@ -218,7 +218,7 @@ class Assembly:
             self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
-        columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
+        columns = columns_of(batch, self._transfer.part_offsets(batch), spread=self._by_row)
         is_postponed, finished = False, None
         if columns.collated is not None:
             release()  # unpickling has copied the batch
@@ -261,7 +261,7 @@ class Assembly:
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
         """Return an empty plan for a complete batch, and the inputs for the worker that plans the batch; None if the
         stage plans it."""
-        planned = PlannedBatch(self._transfer.starts(batch))
+        planned = PlannedBatch(self._transfer.part_offsets(batch))
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks = []
@@ -297,7 +297,7 @@ class Assembly:
         lends_slots = bool(self._lends_slots and columns.images and not (columns.has_targets or batch.on_device))
         loads_slots = bool((columns.images and not lends_slots) or (columns.blocks and pool is None))
         started_at = perf_counter()
-        with named(COPY):
+        with profiler_range(COPY):
             pixels, starts = self._transfer.load(batch, release) if loads_slots else (None, [])
         loaded_at = perf_counter()
         self.copy_s += loaded_at - started_at
@@ -412,7 +412,7 @@ class Assembly:
             return tensor
         if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
             return tensor.pin_memory()
-        return self._transfer.place(tensor)
+        return self._transfer.copy_to_device(tensor)
 
     def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
         is_int = all(isinstance(index, int | np.integer) for index in columns.indices)
@@ -454,7 +454,7 @@ def _in_original_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImage
             f"the images of a batch must have the same dtype, but {ragged.labels[0]} is {dtypes[0]} and "
             f"{ragged.labels[mismatch]} is {dtypes[mismatch]}; convert them in the dataset"
         )
-    return ragged.viewed(dtypes[0])
+    return ragged.view_as(dtypes[0])
 
 
 def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence[str]) -> CollateError:
@@ -517,7 +517,9 @@ class _Names(Sequence[str]):
 def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
     """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
     otherwise copies in memory from the `pool`."""
-    parts = [(part, start) for part, start in zip(batch.parts, transfer.starts(batch), strict=False) if part.samples]
+    parts = [
+        (part, start) for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False) if part.samples
+    ]
     arrays = {
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore
         for leaf, block in columns.blocks.items()
@@ -552,7 +554,7 @@ def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
 
 def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
     """Return the decoded images of a batch, C×H×W: views of H×W×C memory in lent slots, or in copies."""
-    starts = np.array(transfer.starts(batch))
+    starts = np.array(transfer.part_offsets(batch))
     memory: list[torch.Tensor | None] = []
     for part in batch.parts:
         if part.data is None:

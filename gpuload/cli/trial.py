@@ -172,7 +172,7 @@ def _triton(jpeg: bytes) -> None:
 
     if not devices.is_available():
         return
-    if (problem := FusedBackend.missing(devices.current_device())) is not None:
+    if (problem := FusedBackend.unmet_requirement(devices.current_device())) is not None:
         raise RuntimeError(problem)
     FusedBackend(devices.current_device())
 
@@ -222,19 +222,19 @@ def find_fault(decoder: Any, device: Any) -> str:
     be identical to the same parts of the entire picture. Pictures that the decoder refuses to decode are ignored."""
     import numpy as np
 
-    from gpuload.stage.decode.backend import Refused, Source, fetch
+    from gpuload.stage.decode.backend import Refusal, Source, fetch
 
     compared = 0
     for data, grey in _pictures():
         file = np.frombuffer(data, np.uint8)
         sources = [Source(file, HEIGHT, WIDTH, grey, region) for region in REGIONS]
         [image] = decoder.decode(sources[:1])
-        if isinstance(image, Refused):
+        if isinstance(image, Refusal):
             continue
         compared += 1
         entire = fetch(image, sources[0], device).astype(np.int64)
         for source, region in zip(sources, decoder.decode(sources), strict=True):
-            if isinstance(region, Refused):
+            if isinstance(region, Refusal):
                 return f"it refuses a region: {region.reason}"
             top, left, height, width = source.region_tlhw
             levels = np.abs(fetch(region, source, device) - entire[top : top + height, left : left + width]).max()

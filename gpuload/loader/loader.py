@@ -49,7 +49,7 @@ from gpuload.order.schedule import (
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
-from gpuload.stage.plan import LONGEST, shortened, table
+from gpuload.stage.plan import MAX_CELL_CHARACTERS, shorten, table
 from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
@@ -493,9 +493,9 @@ class Loader:
         samples = options.order.samples
         transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
         formatter = Repr()
-        formatter.maxother = formatter.maxstring = LONGEST
+        formatter.maxother = formatter.maxstring = MAX_CELL_CHARACTERS
         rows = [
-            ("dataset", shortened(formatter.repr(self.dataset))),
+            ("dataset", shorten(formatter.repr(self.dataset))),
             ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),

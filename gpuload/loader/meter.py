@@ -216,7 +216,7 @@ class Meter:
         decoded, refused = Counter[str](), Counter[str]()
         if decoder is not None:
             main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
-            decoded, refused = Counter(decoder.counts), Counter(decoder.refused)
+            decoded, refused = Counter(decoder.counts), Counter(decoder.refusals)
         return (
             Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline
         )

@@ -78,7 +78,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         for error in batch.errors:
             if error.position == positions[row]:
                 raise SampleError(error)
-        columns = columns_of(batch, session.transfer.starts(batch), spread=True)
+        columns = columns_of(batch, session.transfer.part_offsets(batch), spread=True)
         return _finish(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()

@@ -40,7 +40,7 @@ from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
-from gpuload.stage.device import DECODE, STAGE, WAIT, named
+from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
 from gpuload.stage.device_cache import transfer_of
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
@@ -193,7 +193,7 @@ class Session:
         self._ranks = ranks_of(options.order), find_group()
         # Workers plan batches by the locations of the images in the ring, so every image must be there. An image that
         # the device refuses to decode would be missing.
-        fusing = self.stage.fusing() if workers.processes and not choice.share else None
+        fusing = self.stage.batch_planner() if workers.processes and not choice.share else None
         job = job_for(options, epoch, fusing, device_share=choice.share)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers)
@@ -285,7 +285,7 @@ class Session:
             self.meter.begin()
             self.changes.ignore_changes()  # ignore changes that iter() itself made
             self._awaits_first_launch = True
-            self.transfer.follow()  # constants of the user's transforms may still be in flight
+            self.transfer.follow_consumer()  # constants of the user's transforms may still be in flight
             self.feed.begin(batches, epoch_sent, self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
@@ -326,7 +326,7 @@ class Session:
         self.transfer.hold_back()
         if not self.launched:
             try:
-                with named(WAIT):
+                with profiler_range(WAIT):
                     batch = self._take(self.feed.take)
             except TooManyErrors:
                 self.errors.extend(self.feed.take_errors(), loud=False)
@@ -335,7 +335,7 @@ class Session:
                 return None
             if self._awaits_first_launch:  # `begin` only followed the stream that was current then
                 self._awaits_first_launch = False
-                self.transfer.follow()
+                self.transfer.follow_consumer()
             self.launched.append(self._launch(batch, info))
         # The copies and stages of the following batches run while the consumer works on the current batch. Launching
         # two batches together takes the host less time than launching one in each `next()`, since the second one finds
@@ -374,7 +374,7 @@ class Session:
         assert last_steps is not None
         self._hand_over(launched)
         try:
-            with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
+            with torch.inference_mode(False), self.transfer.consumer_stream(), profiler_range(STAGE):
                 launched.value = last_steps()
         except Exception as error:
             launched.error = _raisable(error)
@@ -479,7 +479,7 @@ class Session:
 
         holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
         inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
-        with inference_mode_off, self.transfer.stream(after_consumer=holds_state), named(STAGE):
+        with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
         images, remark = 0, batch.remark
@@ -653,5 +653,5 @@ def engine_for(
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
-        return InProcessEngine(job, ring, around=partial(named, DECODE))
+        return InProcessEngine(job, ring, around=partial(profiler_range, DECODE))
     return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -127,11 +127,11 @@ class _SamplerPass:
             if self._states is None:
                 generators.seed_generators(*self._seed_and_epoch, SAMPLER_POSITION)
             else:
-                generators.put_back(self._states)
+                generators.restore_states(self._states)
             yield
         finally:
             self._states = generators.states()
-            generators.put_back(saved)
+            generators.restore_states(saved)
 
     def skip(self, count: int) -> None:
         """Skip `count` keys or batches, which were used before the state was saved."""

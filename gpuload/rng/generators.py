@@ -1,4 +1,4 @@
-"""Per-sample seeding of the global generators of random, numpy and torch.
+"""Per-sample seeding of the global random generators of Python (`random`), numpy and torch.
 
 A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so the
 dataset's draws are as reproducible as gpuload's. In the user's process, a context manager restores the generators
@@ -21,8 +21,8 @@ from gpuload.rng.streams import GENERATORS, SAMPLE_RNG
 __all__ = [
     "GeneratorStates",
     "Seeding",
-    "put_back",
-    "sample_being_made",
+    "current_sample",
+    "restore_states",
     "sample_rng",
     "seed_for",
     "seed_generators",
@@ -61,7 +61,7 @@ def seed_for(sample: tuple[int, int, int], value: int) -> None:
 
 
 def seed_torch_for(sample: tuple[int, int, int], value: int) -> None:
-    """Do the same as `seed_for`, but seed only torch."""
+    """Seed only torch's global generator for one sample; arguments as for `seed_for`."""
     global _current
     _current = sample
     torch = sys.modules.get("torch")
@@ -75,7 +75,7 @@ def states() -> GeneratorStates:
     return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch is not None else None
 
 
-def put_back(saved: GeneratorStates, *, torch_only: bool = False) -> None:
+def restore_states(saved: GeneratorStates, *, torch_only: bool = False) -> None:
     """Restore the generators' states, and clear the current sample."""
     global _current
     _current = None
@@ -147,20 +147,20 @@ class Seeding:
         return not self._is_unchanged
 
     @contextlib.contextmanager
-    def preserving(self) -> Iterator[None]:
+    def preserve_states(self) -> Iterator[None]:
         """Restore the user's generators after a chunk."""
         saved = self._states_before = states()
         self._is_unchanged = False
         try:
             yield
         finally:
-            put_back(saved, torch_only=self._is_unchanged)
+            restore_states(saved, torch_only=self._is_unchanged)
             self._states_before = None
 
 
-def sample_being_made() -> tuple[int, int, int] | None:
-    """Return the seed, epoch and position of the sample that a `Loader` is reading in this process, or those of the
-    first sample of a pass; None if no `Loader` is reading."""
+def current_sample() -> tuple[int, int, int] | None:
+    """Return the seed, epoch and position of the sample that a `Loader` is reading in this process, or of the first
+    sample of a pass; None if no `Loader` is reading."""
     return _current
 
 

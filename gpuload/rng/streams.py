@@ -1,4 +1,4 @@
-"""The register of all random streams: Philox lanes, and positions that do not belong to samples.
+"""The registry of all random streams: Philox lanes, and positions that do not belong to samples.
 
 A random number is a function of (seed, epoch, position, lane, number within the lane). Each consumer has a lane or a
 range of positions to itself, so no two consumers ever get the same number. These values determine what a seed
@@ -41,7 +41,7 @@ WITHIN_WINDOWS: Final = 2**31 + 6  # block shuffle: the order of the samples in 
 SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the place of the short last block in the order
 MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the data sets in the blocks
 MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the data sets
-MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: from a data set's key, the keys of its permutations
+MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a data set's permutations from the data set's key
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a module at the end of a chain, one lane per view
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
 

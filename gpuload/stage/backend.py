@@ -1,7 +1,7 @@
 """The interface of a backend, which applies programs to pixels, and declares in advance which records it can apply.
 
-A backend is created once per stage. It creates a runner for each run of consecutive transforms that it executes; see
-`gpuload.stage.segments`. A backend draws nothing and sees no transforms, only programs
+A backend is created once per stage. It creates a runner for each segment, a sequence of consecutive transforms that it
+executes; see `gpuload.stage.segments`. A backend draws no random numbers and sees no transforms, only programs
 (`gpuload.transforms.program`). All backends produce the levels of `gpuload.stage.reference`, within the tolerances in
 ``docs/parity.md``.
 """
@@ -23,31 +23,31 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Backend", "Compiled", "Form", "Late", "Levels"]
+__all__ = ["Backend", "CompiledRunner", "LateRunner", "LevelRunner", "ResultFormat"]
 
-# Changes finished images in place, with the arguments of `gpuload.stage.finish.apply_late`.
-Late = Callable[[Outputs, Program, np.ndarray | None], None]
+# A function that changes finished images in place; the arguments are those of `gpuload.stage.finish.apply_late`.
+LateRunner = Callable[[Outputs, Program, np.ndarray | None], None]
 
 
 @dataclass(frozen=True)
-class Form:
-    """Properties of the results of a run that are known before the first batch.
+class ResultFormat:
+    """The properties of a segment's results that are known before the first batch.
 
     Attributes:
-        channels: the maximum number of channels during the run, and the number of channels of the results.
+        channels: the maximum number of channels within the segment, and the number of channels of the results.
         dtype: the dtype of the results.
-        column: the stride between columns of the results, in elements.
-        erases: whether boxes are erased while the results are written; both values if that depends on draws.
+        column_stride: the stride between columns of the results, in elements.
+        erases: the possible values of "boxes are erased while the results are written"; two if that depends on draws.
     """
 
     channels: tuple[int, int]
     dtype: torch.dtype
-    column: int
+    column_stride: int
     erases: tuple[bool, ...] = (False,)
 
 
-class Levels(Protocol):
-    """A runner for a run of transforms that work on levels."""
+class LevelRunner(Protocol):
+    """A runner for a segment of transforms that work on levels."""
 
     def __call__(
         self,
@@ -61,11 +61,11 @@ class Levels(Protocol):
 
         Args:
             images: the images, which cover at least the first of the windows.
-            program: the program of this run.
+            program: the program of this segment.
             windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
             on_finished: the program of the transforms that follow and work on finished images, if this backend runs
-                them too.
+                those transforms too.
 
         Returns:
             The part of `on_finished` that remains to be applied.
@@ -74,15 +74,15 @@ class Levels(Protocol):
 
 
 @runtime_checkable
-class Compiled(Levels, Protocol):
+class CompiledRunner(LevelRunner, Protocol):
     """A runner that compiles kernels, and whose batches can be planned by workers."""
 
-    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """Return the kernels that the runner may launch; `steps` are the outlines of each transform of its run."""
+    def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+        """Return the kernels that the runner may launch; `steps` has the outlines of each transform of its segment."""
         ...
 
-    def fusing(self, *, channels_last: bool) -> Fusing:
-        """Return the planner of batches with dense results in this memory format."""
+    def batch_planner(self, *, channels_last: bool) -> Fusing:
+        """Return the planner for batches with dense results in this memory format."""
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
@@ -109,13 +109,13 @@ class Backend(ABC):
         self.device = device
 
     @classmethod
-    def missing(cls, device: torch.device) -> str | None:
+    def unmet_requirement(cls, device: torch.device) -> str | None:
         """Return an error message with the remedy if the backend lacks a requirement on this device; else None. Does
         not import large libraries."""
         return None
 
     @abstractmethod
-    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         """Return in a few words why the reference runs these records instead; None if this backend runs them.
 
         Args:
@@ -124,14 +124,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def levels(self, finish: Finish) -> Levels:
+    def level_runner(self, finish: Finish) -> LevelRunner:
         """Return a runner for records that work on levels, which also finishes the results."""
 
     @abstractmethod
-    def on_finished(self) -> Late:
+    def late_runner(self) -> LateRunner:
         """Return a runner for records that work on finished images."""
 
-    def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         """Return the kernels that a runner for finished images may launch for these outlines."""
         return set()
 

@@ -17,9 +17,9 @@ A copy from pageable memory makes the host wait for all work issued on the strea
 of small arrays per batch. So `upload` goes through torch's cache of page-locked memory, which records the stream that
 reads the memory, and does not reuse the memory until the copy is done.
 
-A profiler range (`named`) costs microseconds even when nothing records it, so ranges are created only while a profiler
-runs. There are four names, each used at most a few times per batch, in the iterating thread. NVIDIA's tools see them
-through ``emit_nvtx``. Runs in the main process.
+A profiler range (`profiler_range`) costs microseconds even when nothing records it, so ranges are created only while a
+profiler runs. There are four names, each used at most a few times per batch, in the iterating thread. NVIDIA's tools
+see them through ``emit_nvtx``. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ __all__ = [
     "generator_of",
     "is_available",
     "kind",
-    "named",
     "pci_address",
+    "profiler_range",
     "shares_memory_pool",
     "upload",
     "upload_together",
@@ -173,7 +173,7 @@ class Accelerator:
                 self._clear_last_error()
 
     def _clear_last_error(self) -> None:
-        """Let torch find and clear the runtime's last error now. Otherwise torch would find it after its next launch,
+        """Make torch find and clear the runtime's last error now. Otherwise torch would find it after its next launch,
         and blame that launch. This works however torch is linked: a runtime whose error torch does not see here is not
         checked after launches either."""
         with contextlib.suppress(RuntimeError):
@@ -333,7 +333,7 @@ def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], begin: int = 0) -
     return views
 
 
-def named(name: str) -> contextlib.AbstractContextManager[Any]:
+def profiler_range(name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a profiler range with this name while a profiler runs, else a context that does nothing."""
     # If torch stops reporting whether a profiler runs, ranges are always created, as in torch's own DataLoader.
     return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else _NO_RANGE

@@ -113,7 +113,7 @@ def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> Non
 
 
 class ResidentTransfer(CudaTransfer):
-    """A transfer for pixels that are already on the device, where it gathers the windows of each batch.
+    """A transfer for pixels that are already on the device; it gathers the windows of each batch there.
 
     Args:
         ring: the ring, whose slots hold no pixels.
@@ -129,7 +129,7 @@ class ResidentTransfer(CudaTransfer):
         super().close()
         del self._memory
 
-    def _starts(self, batch: Batch) -> list[int]:
+    def _packed_offsets(self, batch: Batch) -> list[int]:
         return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:

@@ -126,7 +126,7 @@ UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are leve
 
 
 def neighbours(count: int) -> np.ndarray:
-    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner has
+    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner gets
     its own number."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1
@@ -189,21 +189,21 @@ def _flip(outputs: Outputs, rows: np.ndarray, axis: int) -> None:
 
 
 def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
-    erased = np.flatnonzero(record.boxes_tlhw[:, :, 2].any(axis=1))
-    if not len(erased):
+    erased_indices = np.flatnonzero(record.boxes_tlhw[:, :, 2].any(axis=1))
+    if not len(erased_indices):
         return
     boxes, first_image = record.boxes_tlhw.tolist(), outputs[0]
     if record.kind == "const":
         constant = upload(np.array(record.numbers, np.float32)[:, None, None], first_image.device)
-        for index in erased.tolist():
+        for index in erased_indices.tolist():
             for box in boxes[index]:
                 if box[2]:
                     _inside(outputs[int(rows[index])], box).copy_(constant)
         return
     channels, per_pixel = first_image.shape[0], record.kind == "pixel"
     step = 1 if first_image.device.type == "cpu" else PIECE
-    for start in range(0, len(erased), step):
-        piece = erased[start : start + step]
+    for start in range(0, len(erased_indices), step):
+        piece = erased_indices[start : start + step]
         areas = record.boxes_tlhw[piece, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
         max_count = int(counts.sum(axis=1).max())
@@ -241,13 +241,13 @@ def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     for row, partner in enumerate(partners.tolist()):
         if row < partner:  # compute both images before writing either: each needs the other's original pixels
             image, other = outputs[row], outputs[partner]
-            change = _mixed(image, other, shares[row], boxes[row])
-            other_change = _mixed(other, image, shares[partner], boxes[partner])
+            change = _mix_part(image, other, shares[row], boxes[row])
+            other_change = _mix_part(other, image, shares[partner], boxes[partner])
             for target, pixels in (change, other_change):
                 target.copy_(pixels)
 
 
-def _mixed(
+def _mix_part(
     image: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a view of the part of an image that changes, and a tensor with its new pixels."""
@@ -262,24 +262,24 @@ def _mixed(
 def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
     """Mix with batched operations, which give the same bits as mixing pair by pair."""
     is_paired = partners != np.arange(len(partners))
-    blended = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
-    pasted = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] > 0))
+    blended_rows = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
+    pasted_rows = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] > 0))
     changes = []
-    if len(blended):
-        image = batch[upload(blended, batch.device)].to(torch.float32)
-        other = batch[upload(partners[blended], batch.device)].to(torch.float32)
+    if len(blended_rows):
+        image = batch[upload(blended_rows, batch.device)].to(torch.float32)
+        other = batch[upload(partners[blended_rows], batch.device)].to(torch.float32)
         image_shares, other_shares = (
-            upload(numbers[blended].astype(np.float32), batch.device)[:, None, None, None]
+            upload(numbers[blended_rows].astype(np.float32), batch.device)[:, None, None, None]
             for numbers in (mix.share, 1 - mix.share)
         )
-        changes.append((blended, other.mul_(other_shares).add_(image.mul_(image_shares)).to(batch.dtype)))
-    if len(pasted):
-        boxes = upload(mix.box_tlhw[pasted], batch.device)[:, :, None]
+        changes.append((blended_rows, other.mul_(other_shares).add_(image.mul_(image_shares)).to(batch.dtype)))
+    if len(pasted_rows):
+        boxes = upload(mix.box_tlhw[pasted_rows], batch.device)[:, :, None]
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
         down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
         across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
         is_inside = (down[:, :, None] & across[:, None, :])[:, None]
-        image, other = (batch[upload(index, batch.device)] for index in (pasted, partners[pasted]))
-        changes.append((pasted, torch.where(is_inside, other, image)))
+        image, other = (batch[upload(index, batch.device)] for index in (pasted_rows, partners[pasted_rows]))
+        changes.append((pasted_rows, torch.where(is_inside, other, image)))
     for rows, change in changes:
         batch[upload(rows, batch.device)] = change

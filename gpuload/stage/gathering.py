@@ -1,4 +1,4 @@
-"""Combines images of a batch for Mosaic and CopyPaste, which work on levels, between two runs of a line.
+"""Combines images of a batch for Mosaic and CopyPaste, which work on levels, between two segments of a chain.
 
 The preceding transforms have been applied to all images of the batch, and each result consists of parts of more than
 one image. Pixels are only copied, except that the reference resizes a partner of another size. Runs on the stage's
@@ -44,8 +44,8 @@ def gather(
     outputs: Outputs,
     on_finished: Program | None = None,
 ) -> Program | None:
-    """Apply the one record of a program that combines images. Has the interface of `gpuload.stage.backend.Levels`;
-    `images` must be complete."""
+    """Apply the only record of a program that combines images. This function has the interface of
+    `gpuload.stage.backend.LevelRunner`; `images` must be complete."""
     assert images.steps is None
     [record] = [record for record in program.records if isinstance(record, Gather)]
     levels = [

@@ -38,7 +38,7 @@ class MaskStage:
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
         self._backend = TorchBackend(device, runner)
-        self._levels = self._backend.levels(UNCHANGED)
+        self._levels = self._backend.level_runner(UNCHANGED)
         self._device = device
 
     def __call__(
@@ -107,8 +107,8 @@ class MaskStage:
 
 
 def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
-    """Return masks in the form in which workers send them, as images whose channels are the masks' bytes; and the
-    masks' kinds (see `MaskStage`).
+    """Return masks in the layout that workers send, as images whose channels are the masks' bytes; and the masks' kinds
+    (see `MaskStage`).
 
     Args:
         masks: H×W or K×H×W per image; or one tensor, N×H×W or N×K×H×W, which is copied in one operation.

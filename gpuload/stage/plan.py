@@ -1,4 +1,4 @@
-"""Decides which backend runs each transform, from the declarations and before any image is seen, and shows the plan.
+"""Decides which backend runs each transform, from the declarations, before any image is read; and displays this plan.
 
 `StageOptions` holds the options of a `Loader` that determine how and where images are processed. The tables for
 notebooks set no colours or fonts, so that they are readable in dark and light themes; they load no resources, and all
@@ -21,23 +21,23 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call
 
 __all__ = [
-    "LONGEST",
+    "MAX_CELL_CHARACTERS",
     "Plan",
     "PlanStep",
     "StageOptions",
     "check_device",
     "make_plan",
     "paragraph",
-    "plan_line",
-    "shortened",
+    "plan_steps",
+    "shorten",
     "table",
 ]
 
 
 REFERENCE = "torch"
-OWN = "own"  # shown as the backend of a custom transform
-MODULE_GETS = "applied to the finished batch; gets only the images"
-LONGEST = 100  # characters in a cell of a table
+CUSTOM = "own"  # shown as the backend of a custom transform
+MODULE_NOTE = "applied to the finished batch; gets only the images"
+MAX_CELL_CHARACTERS = 100  # in a cell of a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class Plan:
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for number, view in enumerate(self.views):
-            rows = [(shortened(text), *row) for text, *row in [*_rows(view), *self._module_row]]
+            rows = [(shorten(text), *row) for text, *row in [*_rows(view), *self._module_row]]
             suffix = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{suffix}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
@@ -182,7 +182,7 @@ class Plan:
     def _module_row(self) -> list[tuple[str, str, str]]:
         if not self.module:
             return []
-        return [(self.module, OWN if self.module.startswith("Lambda") else "module", MODULE_GETS)]
+        return [(self.module, CUSTOM if self.module.startswith("Lambda") else "module", MODULE_NOTE)]
 
     @property
     def _notes(self) -> list[str]:
@@ -204,19 +204,19 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
     return Plan(
         backend=backend.name,
         device=str(backend.device),
-        views=tuple(plan_line(line.transforms, backend) for line in chain.lines),
+        views=tuple(plan_steps(line.transforms, backend) for line in chain.lines),
         module=None if chain.last is None else chain.last.removeprefix("the module "),
         note=note,
     )
 
 
-def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
-    """Return the steps for the transforms of a line."""
+def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
+    """Return the steps for a sequence of transforms."""
     end = next((number for number, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
     reasons = [_reason(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
-    is_call = [bool(item.outline) and all(outline.kind is Call for outline in item.outline) for item in transforms]
+    is_call = [bool(t.outline) and all(outline.kind is Call for outline in t.outline) for t in transforms]
     steps = [
-        PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
+        PlanStep(transform, CUSTOM if call else backend.name if reason is None else REFERENCE, reason)
         for transform, call, reason in zip(transforms, is_call, reasons, strict=True)
     ]
     last_call = max((number for number in range(end) if is_call[number]), default=end)
@@ -226,7 +226,7 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
         for number in range(last_call + 1, end):
             steps[number] = PlanStep(transforms[number], REFERENCE, f"combined with {name} before it")
         return tuple(steps)
-    # Images are finished by the run that writes them, which is the last run on levels.
+    # Images are finished by the segment that writes them, which is the last segment on levels.
     for number, transform in enumerate(transforms[:end]):
         if transform.makes and reasons[number] is not None:
             for later in range(number + 1, end):
@@ -252,23 +252,23 @@ def _reason(transform: Transform, backend: Backend, *, on_finished: bool) -> str
             continue
         if on_finished and outline.numbers is not None and outline.numbers.mean:
             return "finished images are normalised by torch"
-        if reason := backend.lacks(outline, on_finished=on_finished):
+        if reason := backend.why_unsupported(outline, on_finished=on_finished):
             return f"{outline.name}: {reason}" if transform.children else reason
     return None
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a table. With `heads`, cells that begin with a digit are right-aligned; without `heads`, the first cell of
-    each row is a header cell."""
+def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Render a table. With `headers`, cells that begin with a digit are right-aligned; without `headers`, the first
+    cell of each row is a header cell."""
     lines = ["<table>"]
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
-    if heads:
-        lines.append(f"<thead><tr>{''.join(_cell(head, 'th') for head in heads)}</tr></thead>")
+    if headers:
+        lines.append(f"<thead><tr>{''.join(_cell(head, 'th') for head in headers)}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
-        cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
-        lines.append(f"<tr>{''.join(cells if heads else [_cell(row[0], 'th'), *cells[1:]])}</tr>")
+        cells = [_cell(text, right=bool(headers) and text[:1].isdigit()) for text in row]
+        lines.append(f"<tr>{''.join(cells if headers else [_cell(row[0], 'th'), *cells[1:]])}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -276,9 +276,9 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Shorten a text to fit a cell."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"
 
 
 def _cell(text: str, tag: str = "td", *, right: bool = False) -> str:

@@ -83,7 +83,7 @@ class RaggedImages:
         program, table = program.of_decoded(self.table)
         return (self if table is self.table else replace(self, table=table)), program
 
-    def viewed(self, dtype: str) -> RaggedImages:
+    def view_as(self, dtype: str) -> RaggedImages:
         """Reinterpret the pixels, which are bytes, as another dtype."""
         assert self.steps is None
         size, table = np.dtype(dtype).itemsize, self.table.copy()

@@ -1,10 +1,12 @@
-"""Runs a line of transforms on more than one backend. The line is split into runs of consecutive transforms on the same
-backend, and runs are split again at each call of a custom transform.
+"""Runs a sequence of transforms on more than one backend. The sequence is split into *segments* of consecutive
+transforms on the same backend. For each batch, a segment's program is split into *parts* at each call of a custom
+transform.
 
-Between two runs, images are levels again: uint8 H×W×C in one flat tensor, which holds only the windows that the next
-run needs. A call gets its images as planes, C×H×W. A user's planar images are converted to such levels before the first
-run, unless that run uses compiled kernels, which read planes in place. On the CPU this memory is reused for the next
-batch; on CUDA it comes from torch's allocator. Runs in the stage's process.
+Between two segments, images are levels again: uint8 H×W×C in one flat tensor, which holds only the windows that the
+next segment needs. A call gets its images as planes, C×H×W. A user's planar images are converted to the interleaved
+layout before the first segment, unless that segment uses compiled kernels, which read planes in place. On the CPU the
+memory between segments is reused for the next batch; on CUDA it comes from torch's allocator. Runs in the stage's
+process.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels
+from gpuload.stage.backend import Backend, CompiledRunner, LateRunner, LevelRunner, ResultFormat
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
 from gpuload.stage.gathering import gather
-from gpuload.stage.plan import OWN, PlanStep
+from gpuload.stage.plan import CUSTOM, PlanStep
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.user_code import cut_at_calls, run_call
+from gpuload.stage.user_code import run_call, split_at_calls
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
@@ -37,59 +39,68 @@ GATHERS: Final = "gathering"
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Steps `start` … `end` - 1 of a line, which run on one backend; or a single step that combines images."""
+class _Segment:
+    """Consecutive steps that run on one backend, or a single step that combines images.
 
-    backend: str
+    Attributes:
+        executor: the name of the backend; for a step that combines images, a name that no other step has.
+        start, end: the range of the steps, without `end`.
+    """
+
+    executor: str
     start: int
     end: int
 
     @property
     def gathers(self) -> bool:
-        """Whether this run is a step that combines images, which no backend does."""
-        return self.backend.startswith(GATHERS)
+        """Whether this segment is a step that combines images, which no backend does."""
+        return self.executor.startswith(GATHERS)
 
     def bounds(self, program: Program) -> tuple[int, int]:
-        """Return where this run's records begin and end in a program."""
+        """Return where this segment's records begin and end in a program."""
         return program.place_of(self.start), program.place_of(self.end)
 
 
 class SegmentRunner:
-    """Applies a line of transforms to batches.
+    """A runner that applies a sequence of transforms to batches.
 
     Args:
-        steps: the backend of each transform.
+        steps: the transforms, each with its backend.
         finish: converts the last levels to results.
-        backends: the backends of the steps and the reference, keyed by name.
+        backends: the backends of the steps, and the reference, keyed by name.
 
     Attributes:
-        finish: the argument.
+        finish: the conversion to results, as passed in.
         reads_planes: whether strided uint8 images (`RaggedImages.steps`) are read in place, without being copied first.
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
-        backends = {**backends, OWN: backends["torch"]}
+        backends = {**backends, CUSTOM: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
         end = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
-        self._runs = _runs(steps[:end], 0)
-        if not self._runs or self._runs[-1].gathers:  # a backend has to finish the images
-            self._runs.append(_Run("torch", end, end))
+        self._segments = _group_steps(steps[:end], 0)
+        if not self._segments or self._segments[-1].gathers:  # a backend has to finish the images
+            self._segments.append(_Segment("torch", end, end))
         self._call: Callable[..., None] = run_call
-        self._late_runs = _runs(steps[end:], end)
+        self._late_segments = _group_steps(steps[end:], end)
         unchanged = Finish.of((), None, finish.levels)
-        self._levels: list[Levels] = [
+        self._runners: list[LevelRunner] = [
             gather
-            if run.gathers
-            else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
-            for number, run in enumerate(self._runs)
+            if segment.gathers
+            else backends[segment.executor].level_runner(unchanged if number < len(self._segments) - 1 else finish)
+            for number, segment in enumerate(self._segments)
         ]
-        self.reads_planes = isinstance(self._levels[0], Compiled)
+        self.reads_planes = isinstance(self._runners[0], CompiledRunner)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._has_calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
-        # A call in the last run gets images that are not finished yet.
-        self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._has_calls else self._levels[-1]
-        self._late: list[Late] = [backends[run.backend].on_finished() for run in self._late_runs]
+        # A call in the last segment gets images that are not finished yet.
+        self._runner_before_call = (
+            backends[self._segments[-1].executor].level_runner(unchanged) if self._has_calls else self._runners[-1]
+        )
+        self._late_runners: list[LateRunner] = [
+            backends[segment.executor].late_runner() for segment in self._late_segments
+        ]
         self._dtype = unchanged.dtype
         self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(3)]
 
@@ -100,89 +111,102 @@ class SegmentRunner:
         outputs: Outputs,
         partners: np.ndarray | None = None,
     ) -> None:
-        """Write the result for image i to ``outputs[i]``, C×H×W; `partners` is the argument of
+        """Write the result for image i to ``outputs[i]``, C×H×W; `partners` is passed to
         `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
             assert images.steps is None
-            fused_runner: Any = self._levels[0]  # the only runner, see `fusing`
+            fused_runner: Any = self._runners[0]  # the only runner, see `batch_planner`
             return fused_runner.launch_planned(program, images.pixels, outputs)
         program, on_finished = program.split()
         late_parts = (
             []
             if on_finished is None
-            else [cut_at_calls(on_finished.part(*run.bounds(on_finished))) for run in self._late_runs]
+            else [split_at_calls(on_finished.part(*segment.bounds(on_finished))) for segment in self._late_segments]
         )
-        # If the first late records have the same backend as the last run, that backend may apply them in the same pass.
-        can_join = bool(late_parts and late_parts[0]) and self._late_runs[0].backend == self._runs[-1].backend
+        # If the last segment's backend also runs the first late records, it may apply them in the same pass.
+        can_join = bool(late_parts and late_parts[0]) and self._late_segments[0].executor == self._segments[-1].executor
         joined = late_parts[0][0] if can_join else None
         remaining = self._apply_levels(images, program, outputs, joined if isinstance(joined, Program) else None)
         if isinstance(joined, Program):
             late_parts[0][:1] = [] if remaining is None else [remaining]
-        for finish_images, parts in zip(self._late, late_parts, strict=True):
+        for apply_late, parts in zip(self._late_runners, late_parts, strict=True):
             for part in parts:
                 if isinstance(part, Call):
                     self._call(part, outputs)
                 else:
-                    finish_images(outputs, part, partners)
+                    apply_late(outputs, part, partners)
 
-    def fusing(self, *, channels_last: bool) -> Fusing | None:
-        """Return the planner with which workers can plan batches, if a single run executes the entire line; else
+    def batch_planner(self, *, channels_last: bool) -> Fusing | None:
+        """Return the planner with which workers can plan batches, if one segment contains all transforms; else
         None."""
-        levels, [run, *other_runs] = self._levels[0], self._runs
+        runner, [segment, *other_segments] = self._runners[0], self._segments
         late_transforms = [
-            transform for late in self._late_runs for transform in self._transforms[late.start : late.end]
+            transform
+            for late_segment in self._late_segments
+            for transform in self._transforms[late_segment.start : late_segment.end]
         ]
-        is_single = not (other_runs or self._has_calls) and all(map(_erases, late_transforms))
+        is_single = not (other_segments or self._has_calls) and all(map(_erases_finished_images, late_transforms))
         if not (
-            is_single and isinstance(levels, Compiled) and {late.backend for late in self._late_runs} <= {run.backend}
+            is_single
+            and isinstance(runner, CompiledRunner)
+            and {late_segment.executor for late_segment in self._late_segments} <= {segment.executor}
         ):
             return None
-        return levels.fusing(channels_last=channels_last)
+        return runner.batch_planner(channels_last=channels_last)
 
     def kernels(self, channels: int, *, channels_last: bool) -> set[Any]:
         """Return the kernels that may be launched for images with this many channels."""
         kernels: set[Any] = set()
-        for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
-            transforms = self._transforms[run.start : run.end]
+        for number, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
+            transforms = self._transforms[segment.start : segment.end]
             counts = [channels]
             for transform in transforms:
                 counts.append(transform.output_channels(counts[-1]))
             max_channels, channels = max(counts), counts[-1]
-            if not isinstance(levels, Compiled):
+            if not isinstance(runner, CompiledRunner):
                 continue
-            forms = set[Form]()
+            result_formats = set[ResultFormat]()
             steps = [transform.outline for transform in transforms]
-            is_last = number == len(self._runs) - 1
-            column = channels if channels_last else 1
+            is_last = number == len(self._segments) - 1
+            column_stride = channels if channels_last else 1
             if is_last:
-                forms.add(Form((max_channels, channels), self.finish.dtype, column, self._erases(run)))
+                result_formats.add(
+                    ResultFormat(
+                        (max_channels, channels), self.finish.dtype, column_stride, self._possible_erases(segment)
+                    )
+                )
             if not is_last or self._has_calls:
-                forms |= {Form((max_channels, channels), self._dtype, step) for step in {channels, 1}}
-            for form in forms:
-                kernels |= levels.kernels(steps, form)
-            if is_last and self._has_calls and isinstance(self._before_call, Compiled):
-                kernels |= self._before_call.kernels(steps, Form((max_channels, channels), self._dtype, 1))
-        for run in self._late_runs:
-            form = Form((channels, channels), self.finish.dtype, channels if channels_last else 1)
-            late_transforms = self._transforms[run.start : run.end]
+                result_formats |= {
+                    ResultFormat((max_channels, channels), self._dtype, stride) for stride in {channels, 1}
+                }
+            for result_format in result_formats:
+                kernels |= runner.kernels(steps, result_format)
+            if is_last and self._has_calls and isinstance(self._runner_before_call, CompiledRunner):
+                kernels |= self._runner_before_call.kernels(
+                    steps, ResultFormat((max_channels, channels), self._dtype, 1)
+                )
+        for segment in self._late_segments:
+            result_format = ResultFormat((channels, channels), self.finish.dtype, channels if channels_last else 1)
+            late_transforms = self._transforms[segment.start : segment.end]
             while (
                 late_transforms
-                and run is self._late_runs[0]
-                and self._erases(self._runs[-1]) == (True,)
-                and _erases(late_transforms[0])
+                and segment is self._late_segments[0]
+                and self._possible_erases(self._segments[-1]) == (True,)
+                and _erases_finished_images(late_transforms[0])
             ):
                 del late_transforms[0]  # applied while the images are written
-            kernels |= self._backends[run.backend].late_kernels(
-                [transform.outline for transform in late_transforms], form
+            kernels |= self._backends[segment.executor].late_kernels(
+                [transform.outline for transform in late_transforms], result_format
             )
         return kernels
 
-    def _erases(self, run: _Run) -> tuple[bool, ...]:
-        """Return whether the last run on levels also erases; both values if that depends on draws."""
-        if not self._late_runs or self._late_runs[0].backend != run.backend:
+    def _possible_erases(self, segment: _Segment) -> tuple[bool, ...]:
+        """Return the values that "this segment, the last one on levels, also erases boxes" can have, depending on
+        draws."""
+        if not self._late_segments or self._late_segments[0].executor != segment.executor:
             return (False,)
-        first_late = self._transforms[self._late_runs[0].start]
-        return (True,) if _erases(first_late) else (False, True) if first_late.children else (False,)
+        first_late = self._transforms[self._late_segments[0].start]
+        return (True,) if _erases_finished_images(first_late) else (False, True) if first_late.children else (False,)
 
     def _apply_levels(
         self, images: RaggedImages, program: Program, outputs: Outputs, on_finished: Program | None
@@ -190,14 +214,14 @@ class SegmentRunner:
         """Apply the records that work on levels, and finish the images; return the records of `on_finished` that remain
         to be applied."""
         windows, parts = program.windows_tlhw, self._split(program)
-        if images.steps is not None and not isinstance(parts[0][0], Compiled):
+        if images.steps is not None and not isinstance(parts[0][0], CompiledRunner):
             allocate = partial(self._memory, device=images.pixels.device, buffer=2)
             images = images.interleaved(windows[0], allocate)
         planes: Outputs | None = None  # the input of a call, which changes it in place
-        buffers = cycle((0, 1))  # a run reads the results of the previous run, so two buffers alternate
-        for (levels, start, end), next_part in pairwise(parts):
+        buffers = cycle((0, 1))  # a segment reads the results of the previous segment, so two buffers alternate
+        for (runner, start, end), next_part in pairwise(parts):
             part, part_windows = program.part(start, end), windows[start : end + 1]
-            if levels is None:
+            if runner is None:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
@@ -207,26 +231,26 @@ class SegmentRunner:
                 self._call(record, planes)
                 continue
             if planes is not None:
-                images, planes = self._interleaved(images, planes, next(buffers)), None
+                images, planes = self._interleave(images, planes, next(buffers)), None
             channels = _channels(images, part)
             if next_part[0] is None:
                 planes = self._planes(channels, part_windows[-1], images.pixels.device, next(buffers))
-                levels(images, part, part_windows, planes, None)
+                runner(images, part, part_windows, planes, None)
                 # The table now describes the planes.
                 table = image_table(images.offsets, images.shapes, part.results_hw, part_windows[-1])
                 images = replace(images, table=table)
             else:
                 results, views = self._allocate(images, channels, part.results_hw, part_windows[-1], next(buffers))
-                levels(images, part, part_windows, views, None)
+                runner(images, part, part_windows, views, None)
                 images = results
-        levels, start, end = parts[-1]
-        assert levels is not None
+        runner, start, end = parts[-1]
+        assert runner is not None
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self.finish.write(planes, outputs, self._constants)
                 return on_finished
-            images = self._interleaved(images, planes, next(buffers))
-        return levels(images, program.part(start, end), windows[start : end + 1], outputs, on_finished)
+            images = self._interleave(images, planes, next(buffers))
+        return runner(images, program.part(start, end), windows[start : end + 1], outputs, on_finished)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
         """Finish the images of some rows, and write them to the batch."""
@@ -235,28 +259,28 @@ class SegmentRunner:
         destination = outputs[start:end] if is_contiguous else [outputs[row] for row in rows.tolist()]
         self.finish.write(levels, destination, self._constants)
 
-    def _split(self, program: Program) -> list[tuple[Levels | None, int, int]]:
+    def _split(self, program: Program) -> list[tuple[LevelRunner | None, int, int]]:
         """Split a program into parts that are applied in order. Each part is a runner, or None for a call, and the
         range of its records. The first and the last part have a runner."""
-        parts: list[tuple[Levels | None, int, int]] = []
-        for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
-            start, end = run.bounds(program)
-            is_last = number == len(self._runs) - 1
+        parts: list[tuple[LevelRunner | None, int, int]] = []
+        for number, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
+            start, end = segment.bounds(program)
+            is_last = number == len(self._segments) - 1
             for index in range(start, end) if self._has_calls else ():
                 if isinstance(program.records[index], Call):
                     if index > start or not parts:
-                        parts.append((self._before_call if is_last else levels, start, index))
+                        parts.append((self._runner_before_call if is_last else runner, start, index))
                     parts.append((None, index, index + 1))
                     start = index + 1
-            if start < end or is_last or run.backend != OWN:
-                parts.append((levels, start, end))
+            if start < end or is_last or segment.executor != CUSTOM:
+                parts.append((runner, start, end))
         return parts
 
     def _allocate(
         self, images: RaggedImages, channels: int, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, buffer: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
-        """Allocate the results of a run before the last. Return them as the next run's images, and as this run's
-        outputs, C×H×W views of the same memory."""
+        """Allocate the results of a segment before the last. Return them as the next segment's images, and as this
+        segment's outputs, C×H×W views of the same memory."""
         shapes = np.column_stack([windows_tlhw[:, 2:], np.full(len(windows_tlhw), channels)])
         sizes = shapes.prod(axis=1)
         ends = np.cumsum(sizes)
@@ -281,8 +305,8 @@ class SegmentRunner:
             for start, end, size in zip([0, *ends], ends, sizes.tolist(), strict=False)
         ]
 
-    def _interleaved(self, images: RaggedImages, planes: Outputs, buffer: int) -> RaggedImages:
-        """Copy planes, which a call has changed, to images for the next run."""
+    def _interleave(self, images: RaggedImages, planes: Outputs, buffer: int) -> RaggedImages:
+        """Copy planes, which a call has changed, to images for the next segment."""
         channels = len(planes[0])
         results, views = self._allocate(images, channels, images.sizes_hw, images.regions_tlhw, buffer)
         for image, output in zip(planes, views, strict=True):
@@ -290,8 +314,8 @@ class SegmentRunner:
         return results
 
     def _memory(self, count: int, device: torch.device, buffer: int) -> torch.Tensor:
-        """Return memory for `count` levels. On the CPU it is part of a scratch buffer: 0 and 1 alternate between runs,
-        2 is for the input of the first run."""
+        """Return memory for `count` levels. On the CPU it is part of a scratch buffer: buffers 0 and 1
+        alternate between segments, and buffer 2 holds the input of the first segment."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
         if len(self._scratch[buffer]) < count:
@@ -300,25 +324,25 @@ class SegmentRunner:
 
 
 class CallRunner(SegmentRunner):
-    """A runner for the programs of masks, which contain only calls and records for the reference, and whose results
-    stay levels. `call` performs a call, with the arguments of `run_call`."""
+    """A runner for the programs of masks. They contain only calls, and records for the reference, and their results
+    remain levels. `call` performs a call, and takes the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend})
-        self._runs, self._has_calls, self._call = [_Run("torch", 0, sys.maxsize)], True, call
+        self._segments, self._has_calls, self._call = [_Segment("torch", 0, sys.maxsize)], True, call
 
 
-def _erases(transform: Transform) -> bool:
+def _erases_finished_images(transform: Transform) -> bool:
     """Return whether a transform erases boxes of all finished images."""
     return not transform.children and any(outline.kind is Erase for outline in transform.outline)
 
 
-def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:
+def _changes_pixels(program: Program, part: tuple[LevelRunner | None, int, int]) -> bool:
     return any(isinstance(record, CHANGES_PIXELS) for record in program.records[part[1] : part[2]])
 
 
 def _channels(images: RaggedImages, program: Program) -> int:
-    """Return the number of channels that images have after a program."""
+    """Return the number of channels of the images after a program."""
     channels = int(images.shapes[0, 2])
     for record in program.records:
         if isinstance(record, Ops) and record.channels is not None:
@@ -326,15 +350,16 @@ def _channels(images: RaggedImages, program: Program) -> int:
     return channels
 
 
-def _runs(steps: Sequence[PlanStep], start_number: int) -> list[_Run]:
-    """Group consecutive steps on one backend. A step that changes no pixels of levels joins the next run, so that no
-    run only copies; at the end of the line it stays a separate run, which finishes the images."""
+def _group_steps(steps: Sequence[PlanStep], start_number: int) -> list[_Segment]:
+    """Group consecutive steps on one backend. A step that does not change pixels is merged into the next segment, so
+    that no segment exists only to copy. At the end of the sequence it remains a separate segment, which finishes the
+    images."""
     names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
     for number in reversed(range(len(steps) - 1)):
         if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
-    runs, start = [], start_number
+    segments, start = [], start_number
     for name, group in groupby(names):
-        runs.append(_Run(name, start, start + len(list(group))))
-        start = runs[-1].end
-    return runs
+        segments.append(_Segment(name, start, start + len(list(group))))
+        start = segments[-1].end
+    return segments

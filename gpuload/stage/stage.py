@@ -133,7 +133,7 @@ class Stage:
 
         Args:
             images: the decoded regions, on the stage's device.
-            program: the result of the chain's `draw` for these images, or the batch that `fusing()` planned from it.
+            program: the result of the chain's `draw` for these images, or the batch planned from it.
             view: which of the chain's views to make.
             partners: int64 (N,), the row that each image is mixed with, or its own row if it is not mixed; partners are
                 mutual. None pairs rows 2k and 2k + 1.
@@ -186,12 +186,14 @@ class Stage:
             self._check_last(result, len(batch))
             return list(result.unbind()) if self._ragged == "views" else result
 
-    def fusing(self) -> Fusing | None:
+    def batch_planner(self) -> Fusing | None:
         """Return the planner with which workers can plan batches, if fused kernels run this entire chain on a dense
         batch; else None."""
         chain, [runner, *other_views] = self._chain, self._runners
         needs_stage = other_views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
-        return None if needs_stage or self._ragged != "error" else runner.fusing(channels_last=self._channels_last)
+        return (
+            None if needs_stage or self._ragged != "error" else runner.batch_planner(channels_last=self._channels_last)
+        )
 
     def _runner(self, images: RaggedImages, view: int) -> SegmentRunner:
         """Return the runner for images of this dtype and number of channels."""
@@ -226,7 +228,8 @@ class Stage:
         """Check that the images fit the chain and each other; return the number of channels of the results."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(
-                f"a batch needs at least one image and one draw per image, got {len(images)} and {len(program)}"
+                f"a batch needs at least one image and one draw per image, got images: {len(images)}, "
+                f"draws: {len(program)}"
             )
         counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # a planned batch is uniform
         if not is_planned and (counts != counts[0]).any():
@@ -353,12 +356,13 @@ def compile_stage(
     """Create the stage that applies a chain of transforms to batches.
 
     Args:
-        chain: the transforms. device: the CPU, CUDA or XPU device on which batches are made. backend, dtype,
-        memory_format: as for `Loader`. ragged: as for `Loader`; or ``"views"``, which returns a list, of views of one
-        tensor if all sizes are equal. pad_to: as for `Loader`. cpu_threads: how many threads torch uses within a call;
-        None means torch's current setting. runner: the reference's runner: ``"single"`` processes one image at a time
-        (CPU), ``"batched"`` many images
-            at a time; None chooses by device.
+        chain: the transforms.
+        device: the CPU, CUDA or XPU device on which batches are made.
+        backend, dtype, memory_format, pad_to: as for `Loader`.
+        ragged: as for `Loader`; or ``"views"``, which returns a list, of views of one tensor if all sizes are equal.
+        cpu_threads: how many threads torch uses within a call; None means torch's current setting.
+        runner: the reference's runner: ``"single"`` processes one image at a time (CPU), ``"batched"`` many images at a
+            time; None chooses by device.
 
     Raises:
         TypeError, ValueError: an option is invalid, or cannot be combined with the chain.
@@ -425,7 +429,7 @@ def check_stage(
             f"ragged={ragged!r} cannot be combined with {type(chain.mixing).__name__}, which mixes images of one size; "
             "put a crop or a Resize((height, width)) before it, and leave ragged out"
         )
-    if backend not in ("auto", "torch") and (missing := _backend_class(backend).missing(device)):
+    if backend not in ("auto", "torch") and (missing := _backend_class(backend).unmet_requirement(device)):
         raise BackendError(missing)
     return device, dtype, layout
 
@@ -457,7 +461,7 @@ def _select(name: str, device: torch.device, reference: Backend, *, forced: bool
     """Return the backend with this name and None. If it cannot be used and is not `forced`, warn, and return the
     reference and the reason."""
     try:
-        if missing := _backend_class(name).missing(device):
+        if missing := _backend_class(name).unmet_requirement(device):
             raise BackendError(missing)
         return _backend_class(name)(device), None
     except BackendError as error:

@@ -39,7 +39,7 @@ from gpuload.stage.device import DeviceTimes
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
 
-__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
+__all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "round_up_bytes"]
 
 # How many batches may be unfinished on the consumer's stream when the next batch is requested. With one, a training
 # step of a few milliseconds would wait for the host whenever the host is interrupted.
@@ -48,7 +48,7 @@ MIN_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
 
 
 class CpuTransfer:
-    """A transfer that leaves batches in place; also the interface of all transfers."""
+    """A transfer that does not move batches; also the interface of all transfers."""
 
     asynchronous = False  # whether a batch may be issued while the previous batch is in use
     host_wait_s = 0.0  # how long the host has waited for the device
@@ -67,22 +67,22 @@ class CpuTransfer:
         consumer has issued so far."""
         yield
 
-    def follow(self) -> None:
+    def follow_consumer(self) -> None:
         """Make all batches issued from now on wait for the work that the consumer has issued so far."""
 
-    def side(self) -> contextlib.AbstractContextManager[None]:
+    def side_stream(self) -> contextlib.AbstractContextManager[None]:
         """Make the stream on which batches are made current within the ``with`` block."""
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """Record an event after all work issued on the stream on which batches are made. The host can ``synchronize()``
-        with the event; None means that there is nothing to wait for."""
+        """Record an event after all work issued on the stream on which batches are made, and return it. The host can
+        wait for the event with its ``synchronize()``; None means that there is nothing to wait for."""
 
-    def starts(self, batch: Batch) -> list[int]:
+    def part_offsets(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""
-        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else self._starts(batch)[:-1]
+        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else self._packed_offsets(batch)[:-1]
 
-    def _starts(self, batch: Batch) -> list[int]:
+    def _packed_offsets(self, batch: Batch) -> list[int]:
         """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
         and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so the offset of a
         part with files is smaller than the offset of its first copied byte, and can be negative."""
@@ -115,7 +115,7 @@ class CpuTransfer:
         self._release, self.loading = release, batch
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
-        *starts, end = self._starts(batch)
+        *starts, end = self._packed_offsets(batch)
         flat = torch.empty(end, dtype=torch.uint8)
         self._fill(flat, batch, starts)
         return flat, starts
@@ -132,11 +132,11 @@ class CpuTransfer:
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
 
-    def consumer(self) -> contextlib.AbstractContextManager[None]:
+    def consumer_stream(self) -> contextlib.AbstractContextManager[None]:
         """Make the batch's device, and the caller's current stream on it, current within the ``with`` block."""
         return contextlib.nullcontext()
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a small tensor of the batch (labels) to the device."""
         return tensor
 
@@ -180,23 +180,23 @@ class CudaTransfer(CpuTransfer):
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
         if after_consumer:
-            self.follow()
+            self.follow_consumer()
         with self._device.on(self._stream):
             self._times.begin(self._stream)
             yield
 
-    def follow(self) -> None:
+    def follow_consumer(self) -> None:
         self._device.wait(self._stream, self._device.record(self._device.current_stream()))
 
-    def side(self) -> contextlib.AbstractContextManager[None]:
+    def side_stream(self) -> contextlib.AbstractContextManager[None]:
         return self._device.on(self._stream)
 
     def mark(self) -> Any:
         return self._device.record(self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        *starts, used_bytes = self._starts(batch)
-        flat = torch.empty(rounded(used_bytes), dtype=torch.uint8, device=self.device)[:used_bytes]
+        *starts, used_bytes = self._packed_offsets(batch)
+        flat = torch.empty(round_up_bytes(used_bytes), dtype=torch.uint8, device=self.device)[:used_bytes]
         try:
             self._fill(flat, batch, starts)
         finally:
@@ -227,10 +227,10 @@ class CudaTransfer(CpuTransfer):
         for tensor in tensors:
             self._device.keep(tensor, consumer)
 
-    def consumer(self) -> contextlib.AbstractContextManager[None]:
+    def consumer_stream(self) -> contextlib.AbstractContextManager[None]:
         return self._device.on(self._device.current_stream())
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         try:
             tensor = tensor.pin_memory()
         except RuntimeError:
@@ -306,7 +306,7 @@ def _offsets(batch: Batch) -> list[int]:
     return [part.slot.offset if part.slot else 0 for part in batch.copied_parts]
 
 
-def rounded(nbytes: int) -> int:
+def round_up_bytes(nbytes: int) -> int:
     """Round up the size of a buffer, by at most an eighth. Sizes that vary a little from batch to batch then become
     equal for most batches, so that torch's allocator reuses the same memory instead of asking the driver for more."""
     return align(nbytes, max(MIN_GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4)))

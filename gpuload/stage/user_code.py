@@ -25,7 +25,7 @@ from gpuload.stage.ragged import rows_by_key
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Call, in_params
 
-__all__ = ["apply_module", "cut_at_calls", "note_input", "run_call"]
+__all__ = ["apply_module", "note_input", "run_call", "split_at_calls"]
 
 Write = Callable[[np.ndarray, torch.Tensor], None]
 LEVELS: Final = (
@@ -76,8 +76,8 @@ def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
     error.add_note(f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if has_levels else note)
 
 
-def cut_at_calls(program: Program) -> list[Program | Call]:
-    """Split a program into its calls, and the programs without calls before, between and after them."""
+def split_at_calls(program: Program) -> list[Program | Call]:
+    """Split a program into its calls, and the programs without calls before, between and after the calls."""
     parts: list[Program | Call] = []
     start = 0
     for number, record in enumerate(program.records):

@@ -229,7 +229,7 @@ class ChunkRunner:
 
     def _preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         seeding = self.source.seeding
-        return seeding.preserving() if self._guards_generators and seeding is not None else NO_CONTEXT
+        return seeding.preserve_states() if self._guards_generators and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
         """Start the pass of a request, and return its place before the first chunk."""

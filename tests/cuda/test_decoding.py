@@ -27,7 +27,7 @@ def _with_a_decoder() -> None:
         lacking.skip("a decoder on the GPU", choice.text)
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (left out|replaced by):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
     # Of what libjpeg refuses a GPU makes something, without a word; so does Pillow, something else.
     kinds = [kind for kind, (_, who) in KINDS.items() if who != "refused" for _ in range(4)]

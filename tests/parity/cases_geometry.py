@@ -158,7 +158,7 @@ ROTATE = "the angle is computed from the record, so a coordinate may differ in t
 
 KORNIA_WARP = Tolerance(1e-3, 1, 1, "float64 sums in torch's order; a few may round to the other side of an integer")
 
-DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between columns and rows, where Pillow rounds to levels")
+DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between the two resizing passes, where Pillow rounds to levels")
 
 CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",

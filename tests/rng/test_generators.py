@@ -12,8 +12,8 @@ from gpuload.rng.generators import (
     LEARNING_SAMPLES,
     MIN_UNSEEDED_CHUNK,
     Seeding,
-    put_back,
-    sample_being_made,
+    current_sample,
+    restore_states,
     seed_generators,
     seeds_of,
     states,
@@ -26,7 +26,7 @@ POSITIONS = np.arange(100, 100 + LEARNING_SAMPLES)
 def preserved():
     saved = states()
     yield
-    put_back(saved)
+    restore_states(saved)
 
 
 def draws():
@@ -59,7 +59,7 @@ def test_generators_that_nobody_draws_from_are_left_alone_but_for_torchs():
     seeding = Seeding(7)
     assert chunk(seeding, lambda row: None) == ([None] * LEARNING_SAMPLES, False)
     before = random.getstate(), np.random.get_state()[1].tolist()
-    found, again = chunk(seeding, lambda row: (torch.initial_seed(), torch.rand(()).item(), sample_being_made()))
+    found, again = chunk(seeding, lambda row: (torch.initial_seed(), torch.rand(()).item(), current_sample()))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     seeds = seeds_of(7, 0, POSITIONS)
     assert [seed for seed, _, _ in found] == seeds
@@ -120,13 +120,13 @@ def test_the_users_own_numbers_go_on_as_if_nothing_had_been_read(sample):
     seeding = Seeding(7)
     expected = states()[0], states()[1][1].tolist(), states()[2].tolist()
     for _ in range(3):
-        with seeding.preserving():
+        with seeding.preserve_states():
             chunk(seeding, lambda row: sample() if sample is not torch.rand else torch.rand(2).tolist())
         found = states()
         assert (found[0], found[1][1].tolist(), found[2].tolist()) == expected
-        assert sample_being_made() is None
+        assert current_sample() is None
     random.random()  # moves between chunks, which is none of their draws
-    with seeding.preserving():
+    with seeding.preserve_states():
         assert not chunk(seeding, lambda row: None)[1]
 
 
@@ -136,7 +136,7 @@ def test_they_are_put_back_after_a_chunk_that_failed_too():
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    with pytest.raises(ZeroDivisionError), seeding.preserving():
+    with pytest.raises(ZeroDivisionError), seeding.preserve_states():
         chunk(seeding, lambda row: random.random() / 0)
     assert random.random() == expected
 

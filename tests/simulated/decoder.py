@@ -17,7 +17,7 @@ import torch
 from gpuload.decode.header import scan_markers
 from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.stage.decode import choose
-from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
+from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source
 
 __all__ = ["ENGINE", "OTHER", "FakeDecoder", "decoding_with"]
 
@@ -60,7 +60,7 @@ class FakeDecoder:
         self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
+    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         assert not self.closed
         for memory, owner in self._given:
             if owner() is None:
@@ -68,9 +68,9 @@ class FakeDecoder:
         sizes = [(source.region_tlhw[2:] if self.regions else source[1:3], source.grey) for source in sources]
         nbytes = sum(height * width * (1 if grey else 3) for (height, width), grey in sizes)
         if self._room_bytes is not None and nbytes > self._room_bytes:
-            raise NoRoom("out of memory")
+            raise OutOfDeviceMemory("out of memory")
         self.calls.append(len(sources))
-        found: list[Pixels | Refused] = [Refused("not reached")] * len(sources)
+        found: list[Pixels | Refusal] = [Refusal("not reached")] * len(sources)
         for row in reversed(range(len(sources))):
             found[row] = self._one(sources[row])
         return found
@@ -78,16 +78,16 @@ class FakeDecoder:
     def close(self) -> None:
         self.closed = True
 
-    def _one(self, source: Source) -> Pixels | Refused:
+    def _one(self, source: Source) -> Pixels | Refusal:
         data = source.data.tobytes()
         header = scan_markers(data)
         assert header is not None
         if why := self._refuses(data):
-            return Refused(why)
+            return Refusal(why)
         region = source.region_tlhw if self.regions else (0, 0, header.height, header.width)
         pixels, complaint = self._jpeg.decode(data, header, source.grey, region)
         if pixels is None:
-            return Refused(complaint)
+            return Refusal(complaint)
         name = self.names[0] if source.width > source.height else self.names[-1]
         top, left, height, width = source.region_tlhw
         if self.regions:

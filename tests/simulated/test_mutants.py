@@ -314,7 +314,7 @@ def the_stream_is_that_of_the_current_device(patch: Patch, cuda: SimulatedCuda) 
 
 @mutant(plain)
 def labels_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "place", lambda self, tensor: tensor.to(self.device, non_blocking=True))
+    patch.setattr(CudaTransfer, "copy_to_device", lambda self, tensor: tensor.to(self.device, non_blocking=True))
 
 
 @mutant(plain)
@@ -325,7 +325,7 @@ def labels_come_from_one_buffer_that_is_used_again(patch: Patch, cuda: Simulated
         staged = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return staged.to(self.device, non_blocking=True)
 
-    patch.setattr(CudaTransfer, "place", place)
+    patch.setattr(CudaTransfer, "copy_to_device", place)
 
 
 @mutant(plain)
@@ -355,7 +355,7 @@ def the_module_at_the_end_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> 
 
 @mutant(ends_in_module)
 def the_module_at_the_end_is_called_on_the_side_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "consumer", lambda self: self.stream(after_consumer=False))
+    patch.setattr(CudaTransfer, "consumer_stream", lambda self: self.stream(after_consumer=False))
 
 
 @mutant(holds_module)
@@ -386,14 +386,14 @@ def a_collate_fn_is_called_ahead_where_there_are_no_images(patch: Patch, cuda: S
 
 @mutant(goes_on_in_a_thread)
 def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCuda) -> None:
-    follow, followed = CudaTransfer.follow, []
+    follow, followed = CudaTransfer.follow_consumer, []
 
     def once(self: CudaTransfer) -> None:
         if not followed:
             follow(self)
         followed.append(self)
 
-    patch.setattr(CudaTransfer, "follow", once)
+    patch.setattr(CudaTransfer, "follow_consumer", once)
 
 
 @mutant(other_device)
@@ -410,7 +410,7 @@ def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
 
 @mutant(with_constant)
 def an_epoch_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "follow", lambda self: None)
+    patch.setattr(CudaTransfer, "follow_consumer", lambda self: None)
 
 
 @mutant(decodes)

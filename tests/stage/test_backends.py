@@ -29,7 +29,7 @@ def loader(folder, backend, **options):
 def backend(request) -> str:
     if request.param == "dali":
         lacking.require("nvidia.dali")
-    if request.param == "fused" and (reason := FusedBackend.missing(torch.device("cpu"))):
+    if request.param == "fused" and (reason := FusedBackend.unmet_requirement(torch.device("cpu"))):
         lacking.skip("Triton's interpreter", reason)
     return request.param
 
@@ -91,7 +91,7 @@ def test_the_plan_shows_what_runs_where(jpeg_folder):
     [
         ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install 'gpuload\[kornia\]'`"),
         ("dali", "_installed", r"pip install 'gpuload\[dali-cu13\]'"),
-        ("fused", "find_spec", r"needs Triton, which is not installed; use `pip install triton`"),
+        ("fused", "find_spec", r"needs Triton, which is not installed; run `pip install triton`"),
     ],
 )
 def test_what_is_missing_is_said_when_the_loader_is_made(monkeypatch, name, place, text):

@@ -246,12 +246,12 @@ def test_without_a_profiler_there_are_none(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(profiler, "record_function", record)
     assert run() == 3
-    assert devices.named("gpuload::wait") is devices.named("gpuload::stage")  # nothing is made
+    assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")  # nothing is made
 
 
 def test_a_torch_that_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(profiler, "_is_profiler_enabled")
-    assert isinstance(devices.named("gpuload::wait"), torch.profiler.record_function)
+    assert isinstance(devices.profiler_range("gpuload::wait"), torch.profiler.record_function)
 
 
 def test_ranges_are_recorded_for_nvtx(monkeypatch: pytest.MonkeyPatch):

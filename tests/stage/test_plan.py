@@ -12,7 +12,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage.backend import Backend
-from gpuload.stage.plan import make_plan, shortened, table
+from gpuload.stage.plan import make_plan, shorten, table
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
@@ -35,15 +35,15 @@ class Picky(Backend):
 
     name = "picky"
 
-    def lacks(self, outline, *, on_finished=False):
+    def why_unsupported(self, outline, *, on_finished=False):
         if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
             return "it is late"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 
-    def levels(self, finish):
+    def level_runner(self, finish):
         raise NotImplementedError
 
-    def on_finished(self):
+    def late_runner(self):
         raise NotImplementedError
 
 
@@ -212,8 +212,8 @@ def test_without_heads_each_row_has_one():
 
 
 def test_long_texts_are_cut():
-    assert shortened("a" * 100) == "a" * 100
-    assert shortened("a" * 101) == "a" * 99 + "…"
+    assert shorten("a" * 100) == "a" * 100
+    assert shorten("a" * 101) == "a" * 99 + "…"
 
 
 @pytest.mark.parametrize("of", ["http", "src=", "url(", "<style", "<script", "color"])

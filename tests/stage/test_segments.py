@@ -14,7 +14,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
-from gpuload.stage.plan import plan_line
+from gpuload.stage.plan import plan_steps
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.transforms.program.ops import CHANGES_PIXELS
@@ -33,12 +33,12 @@ class Every(TorchBackend):
         self.names = names
         self.seen: list[Any] = []
 
-    def lacks(self, outline, *, on_finished=False):
+    def why_unsupported(self, outline, *, on_finished=False):
         asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
         return None if asked else "not asked for"
 
-    def levels(self, finish):
-        run = super().levels(finish)
+    def level_runner(self, finish):
+        run = super().level_runner(finish)
 
         def watched(images, program, windows_tlhw, outputs, on_finished):
             self.seen.append((images, [record.name for record in program.records], on_finished))
@@ -52,7 +52,7 @@ def run(chain, names, batch, draws, **options):
     backend = Every(names)
     line = chain.lines[0].transforms
     runner = SegmentRunner(
-        plan_line(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
+        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
     )
     found = [torch.empty_like(image) for image in expected]
     outputs = torch.empty_like(expected) if isinstance(expected, torch.Tensor) else found
@@ -126,7 +126,7 @@ def test_memory_between_runs_is_kept(make_images, make_batch):
     backend = Every({"CenterCrop"})
     line = chain.lines[0].transforms
     runner = SegmentRunner(
-        plan_line(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
+        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
     )
     for _ in range(3):
         runner(ragged, draws, torch.empty(3, 3, 20, 20, dtype=torch.uint8))
@@ -165,7 +165,7 @@ def test_planes_are_copied_once_into_memory_that_is_kept(make_images):
     backend = Every({"CenterCrop", "RandomInvert"})
     line = chain.lines[0].transforms
     runner = SegmentRunner(
-        plan_line(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
+        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
     )
     for _ in range(3):
         runner(planes, draws, torch.empty(2, 3, 20, 20))

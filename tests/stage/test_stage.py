@@ -218,7 +218,7 @@ def test_channels_must_fit(make_images, make_batch):
 def test_an_empty_batch_is_refused(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
-    with pytest.raises(ValueError, match="a batch needs at least one image and one draw per image, got 2 and 1"):
+    with pytest.raises(ValueError, match="at least one image and one draw per image, got images: 2, draws: 1"):
         stage(ragged, draws.take(np.array([0])))
 
 

@@ -121,7 +121,7 @@ def test_buffers_of_batches_that_differ_little_are_of_one_size(locking):
 
 @pytest.mark.parametrize("nbytes", [0, 1, 511, 4097, 10**6, 2**20, 2**20 + 1, 3 * 10**9])
 def test_a_buffer_is_at_most_an_eighth_too_large(nbytes):
-    rounded = transfer.rounded(nbytes)
+    rounded = transfer.round_up_bytes(nbytes)
     assert nbytes <= rounded <= max(nbytes * 9 / 8, nbytes + transfer.MIN_GRAIN_BYTES)
 
 
@@ -168,9 +168,9 @@ def test_what_cannot_be_page_locked_is_brought_to_the_device_all_the_same(lockin
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
     sparse = torch.eye(3).to_sparse()
-    assert torch.equal(made.place(sparse).to_dense(), torch.eye(3))
+    assert torch.equal(made.copy_to_device(sparse).to_dense(), torch.eye(3))
     with pytest.raises(NotImplementedError):
-        made.place(torch.eye(3))
+        made.copy_to_device(torch.eye(3))
 
 
 class Broken(Event):

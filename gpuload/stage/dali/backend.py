@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import torch
 
 from gpuload.errors import BackendError
-from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.backend import Backend, LateRunner, LevelRunner
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Mixture, Outline, Turn, Warp
 from gpuload.transforms.program.windows import rare_filter
@@ -17,16 +17,16 @@ from gpuload.transforms.program.windows import rare_filter
 if TYPE_CHECKING:
     from gpuload.stage.dali.engine import Engine
 
-__all__ = ["LACKING", "DaliBackend"]
+__all__ = ["UNSUPPORTED", "DaliBackend"]
 
 INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image whose size is doubled"
-BICUBIC: Final = "DALI does not clamp bicubic overshoots between columns and rows: up to 23 levels from Pillow"
+BICUBIC: Final = "DALI does not clamp bicubic overshoots between the two resizing passes: up to 23 levels from Pillow"
 WARP: Final = "DALI's warp computes coordinates in float32, and blends the fill with the image along its border"
 NONE: Final = "DALI has no such operator"
 
 # The operations in `gpuload.transforms.program.ops.OPS` that DALI implements differently from Pillow, or not at all.
-LACKING: Final = {
+UNSUPPORTED: Final = {
     "contrast": "DALI scales around a constant, Pillow around the mean of the image",
     "saturation": "DALI scales in YIQ, Pillow blends with the grey levels",
     "hue": "DALI rotates in YIQ, Pillow in 8-bit HSV",
@@ -60,7 +60,7 @@ class DaliBackend(Backend):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        if (missing := self.missing(device)) is not None:
+        if (missing := self.unmet_requirement(device)) is not None:
             raise BackendError(missing)
         try:
             from gpuload.stage.dali.engine import Engine
@@ -71,10 +71,10 @@ class DaliBackend(Backend):
         self._engine: Engine = Engine(device)
 
     @classmethod
-    def missing(cls, device: torch.device) -> str | None:
+    def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if _installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed: {INSTALL}"
 
-    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         if outline.kind in KINDS:
             return KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
@@ -84,14 +84,14 @@ class DaliBackend(Backend):
         if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
             rare = rare_filter(outline.filters)
             return rare or (NEAREST if "nearest" in outline.filters else BICUBIC)
-        return next((f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING), None)
+        return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
-    def levels(self, finish: Finish) -> Levels:
+    def level_runner(self, finish: Finish) -> LevelRunner:
         from gpuload.stage.dali.runner import DaliLevels
 
         return DaliLevels(self._engine, finish)
 
-    def on_finished(self) -> Late:
+    def late_runner(self) -> LateRunner:
         from gpuload.stage.dali.runner import DaliLate
 
         return DaliLate(self._engine)

@@ -21,7 +21,7 @@ import torch
 from nvidia.dali import types as dali_types
 from nvidia.dali.experimental import dynamic as ndd
 
-__all__ = ["Engine", "evaluated", "ndd", "samples", "types"]
+__all__ = ["Engine", "evaluate", "image_tensors", "ndd", "types"]
 
 types: Any = dali_types  # its members are created at run time, so type checkers do not know them
 
@@ -34,11 +34,11 @@ class Engine:
         self.on_cpu = device.type == "cpu"
         self._device_and_context: tuple[ndd.Device, ndd.EvalContext] | None = None
         self._context_key: tuple[int, int] | None = None
-        self._side: torch.cuda.Stream | None = None
+        self._side_stream: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the DALI operators in the ``with`` block on the device, on torch's current stream there."""
+    def activate(self) -> Iterator[None]:
+        """Make DALI run the operators in the ``with`` block on this device, on torch's current stream for it."""
         with self._stream() as stream:
             device, context = self._context(torch.get_num_threads(), stream)
             with device, context, ndd.EvalMode.sync_cpu:
@@ -50,8 +50,8 @@ class Engine:
             if self.on_cpu:
                 device = ndd.Device("cpu")
             else:
-                number = self.device.index
-                device = ndd.Device("gpu", torch.cuda.current_device() if number is None else number)
+                index = self.device.index
+                device = ndd.Device("gpu", torch.cuda.current_device() if index is None else index)
             with device:  # otherwise DALI would create a context for a GPU if the machine has one
                 context = ndd.EvalContext(num_threads=threads, device_id=device.device_id, cuda_stream=stream)
             self._device_and_context, self._context_key = (device, context), context_key
@@ -67,18 +67,18 @@ class Engine:
         if current.cuda_stream != 0:
             yield current
             return
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device)
-        self._side.wait_stream(current)
+        if self._side_stream is None:
+            self._side_stream = torch.cuda.Stream(self.device)
+        self._side_stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self._side):
-                yield self._side
+            with torch.cuda.stream(self._side_stream):
+                yield self._side_stream
         finally:
             # The inputs were allocated on the current stream, which can reuse their memory from here on.
-            current.wait_stream(self._side)
+            current.wait_stream(self._side_stream)
 
 
-def evaluated(batch: ndd.Batch) -> ndd.Batch:
+def evaluate(batch: ndd.Batch) -> ndd.Batch:
     """Evaluate a batch, and return it without references to its inputs.
 
     In DALI 2.4, a result references the call that produced it, which references its inputs, and so on back to the
@@ -87,8 +87,8 @@ def evaluated(batch: ndd.Batch) -> ndd.Batch:
     return ndd.Batch(batch.evaluate()._storage)
 
 
-def samples(batch: ndd.Batch) -> list[ndd.Tensor]:
-    """Return the images of a batch one by one. `Batch.tensors` is not used, because its tensors and the batch
-    reference each other, so only the garbage collector would free their memory."""
+def image_tensors(batch: ndd.Batch) -> list[ndd.Tensor]:
+    """Return the images of a batch as a list of separate tensors. `Batch.tensors` is not used, because its tensors and
+    the batch reference each other, so only the garbage collector would free their memory."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]

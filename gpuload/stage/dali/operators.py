@@ -1,14 +1,14 @@
 """Applies each kind of record to a DALI batch, with DALI's operators.
 
 Batches contain levels, uint8 H×W×C, or finished images in any layout. Windows are int64 (n, 4), as in
-`gpuload.stage.backend.Levels`: a record's inputs have the windows `before`, and its results the windows `after`. Every
-operator call processes the entire batch; images that a record does not apply to get neutral parameters.
+`gpuload.stage.backend.LevelRunner`: a record's inputs have the windows `before`, and its results the windows `after`.
+Every operator call processes the entire batch; images that a record does not apply to get neutral parameters.
 
 **Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
 levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
-The results of all other images are bit-identical to the results of a batch without padding. DALI keeps floats between
-columns and rows, where Pillow rounds to levels, so differences of one level remain.
+The results of all other images are bit-identical to the results of a batch without padding. Between the two resizing
+passes, DALI keeps floats and Pillow rounds to levels, so differences of one level remain.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.stage.dali.engine import evaluated, ndd, types
+from gpuload.stage.dali.engine import evaluate, ndd, types
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import CHANGES_PIXELS, NOTHING, OPS, Box, Erase, Flip, Ops, Record
 from gpuload.transforms.program.windows import boxes_within
 
-__all__ = ["OPERATIONS", "apply_program", "cut"]
+__all__ = ["OPERATIONS", "apply_program", "crop"]
 
 Rows = slice | np.ndarray  # the rows of a batch that a record applies to
 
 
 def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> ndd.Batch:
-    """Apply a program's records to a batch."""
+    """Apply a program's records to a batch, one after the other."""
     for record, before, after in zip(program.records, windows_tlhw, windows_tlhw[1:], strict=False):
         if record.rows is None or len(record.rows):
-            batch = evaluated(_apply(batch, record, before, after))
+            batch = evaluate(_apply(batch, record, before, after))
     return batch
 
 
-def cut(batch: ndd.Batch, tlhw: np.ndarray, fill: tuple[float, ...] = (0,)) -> ndd.Batch:
+def crop(batch: ndd.Batch, tlhw: np.ndarray, fill: tuple[float, ...] = (0,)) -> ndd.Batch:
     """Crop images to boxes, int64 (n, 4); fill the outside with one number, or one for each channel."""
     return ndd.slice(
         batch,
@@ -61,12 +61,12 @@ def _apply(batch: ndd.Batch, record: Record, before: np.ndarray, after: np.ndarr
             corners[rows] = record.box_tlhw[:, :2] + after[rows, :2] - before[rows, :2]
             if not corners.any() and np.array_equal(after[:, 2:], before[:, 2:]):
                 return batch
-            return cut(batch, np.hstack([corners, after[:, 2:]]), record.fill)
+            return crop(batch, np.hstack([corners, after[:, 2:]]), record.fill)
         case Ops():
-            batch = _operate(batch, record, rows)
+            batch = _apply_ops(batch, record, rows)
             if np.array_equal(before, after):
                 return batch
-            return cut(batch, np.hstack([after[:, :2] - before[:, :2], after[:, 2:]]))
+            return crop(batch, np.hstack([after[:, :2] - before[:, :2], after[:, 2:]]))
         case Erase():
             return _erase(batch, record, rows, before)
         case _ if isinstance(record, CHANGES_PIXELS):
@@ -99,13 +99,15 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
     starts[rows] = after[rows, :2] * scale - corners
     ends[rows] = (after[rows, :2] + after[rows, 2:]) * scale - corners
     input_hw, size_hw = before[:, 2:], after[:, 2:]
-    axes = zip(starts.T.tolist(), ends.T.tolist(), size_hw.T.tolist(), input_hw.T.tolist(), strict=True)
-    factors = [[_border_factors(*image) for image in zip(*axis, strict=True)] for axis in axes]
-    needs_padding = np.array([any((factor != 1).any() for factor in pair) for pair in zip(*factors, strict=True)])
+    axis_intervals = zip(starts.T.tolist(), ends.T.tolist(), size_hw.T.tolist(), input_hw.T.tolist(), strict=True)
+    factors = [[_border_factors(*interval) for interval in zip(*axis, strict=True)] for axis in axis_intervals]
+    needs_padding = np.array(
+        [any((image_factors != 1).any() for image_factors in pair) for pair in zip(*factors, strict=True)]
+    )
     margin = np.where(needs_padding[:, None], np.ceil(np.maximum((ends - starts) / size_hw, 1)) + 1, 0).astype(np.int64)
     start, end, size = (ndd.as_batch(part.astype(np.float32)) for part in (starts + margin, ends + margin, size_hw))
     resized = ndd.resize(
-        cut(batch, np.hstack([-margin, input_hw + 2 * margin])) if needs_padding.any() else batch,
+        crop(batch, np.hstack([-margin, input_hw + 2 * margin])) if needs_padding.any() else batch,
         roi_start=start,
         roi_end=end,
         size=size,
@@ -113,9 +115,9 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
         antialias=True,
         dtype=ndd.float32,  # with uint8, DALI would round differently from `cast`
     )
-    for axis, shape in zip(factors, ((-1, 1, 1), (1, -1, 1)), strict=True) if needs_padding.any() else ():
-        weights = [factor.astype(np.float32).reshape(shape) for factor in axis]
-        resized = resized * ndd.as_batch(weights).to_device(resized.device)
+    for factors_of_axis, shape in zip(factors, ((-1, 1, 1), (1, -1, 1)), strict=True) if needs_padding.any() else ():
+        arrays = [image_factors.astype(np.float32).reshape(shape) for image_factors in factors_of_axis]
+        resized = resized * ndd.as_batch(arrays).to_device(resized.device)
     return ndd.cast(resized, dtype=ndd.uint8)
 
 
@@ -132,7 +134,7 @@ def _border_factors(start: float, end: float, count: int, length: int) -> np.nda
     return factors
 
 
-def _operate(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
+def _apply_ops(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
     for column in range(record.codes.shape[1]):
         codes = record.codes[:, column]
         for code in np.unique(codes[codes != NOTHING]).tolist():
@@ -158,7 +160,7 @@ def _blur(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
-# Operations of `gpuload.transforms.program.ops`, each with its neutral values. `gpuload.stage.dali.backend.LACKING`
+# Operations of `gpuload.transforms.program.ops`, each with its neutral values. `gpuload.stage.dali.backend.UNSUPPORTED`
 # lists the unsupported operations.
 OPERATIONS: Final[dict[str, tuple[Operation, tuple[float, ...]]]] = {
     "identity": (lambda batch, values: batch, ()),

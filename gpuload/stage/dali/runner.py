@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.dali.engine import Engine, evaluated, ndd, samples
-from gpuload.stage.dali.operators import apply_program, cut
+from gpuload.stage.dali.engine import Engine, evaluate, image_tensors, ndd
+from gpuload.stage.dali.operators import apply_program, crop
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
@@ -46,12 +46,12 @@ class DaliLevels:
         outputs: Outputs,
         on_finished: Program | None,
     ) -> Program | None:
-        with self._engine.running():
+        with self._engine.activate():
             for rows in _pieces(np.arange(len(images)), self._engine):
                 windows = tuple(window[rows] for window in windows_tlhw)
                 records = program if len(rows) == len(program) else program.take(rows)
                 batch = apply_program(batch_of(images.take(rows), windows[0]), records, windows)
-                batch = evaluated(ndd.crop_mirror_normalize(batch, **self._options))
+                batch = evaluate(ndd.crop_mirror_normalize(batch, **self._options))
                 if on_finished is not None:
                     batch = apply_program(
                         batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)
@@ -67,7 +67,7 @@ class DaliLate:
         self._engine = engine
 
     def __call__(self, outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
-        with self._engine.running():
+        with self._engine.activate():
             for rows in _pieces(_changed_rows(on_finished), self._engine):
                 targets = [outputs[row] for row in rows.tolist()]
                 images = [image.float() if image.is_floating_point() else image for image in targets]
@@ -106,12 +106,12 @@ def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
     batch = ndd.as_batch(views, layout="HWC")
     if np.array_equal(windows_tlhw, images.regions_tlhw):
         return batch
-    return evaluated(cut(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
+    return evaluate(crop(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
 
 
 def _copy(batch: ndd.Batch, outputs: Outputs) -> None:
     if isinstance(outputs, torch.Tensor):
         outputs.copy_(batch.torch())
         return
-    for output, sample in zip(outputs, samples(batch), strict=True):
+    for output, sample in zip(outputs, image_tensors(batch), strict=True):
         output.copy_(sample.torch())

@@ -1,5 +1,5 @@
-"""The interface of a decoder on a device, which decodes files to regions of pixels, or returns why it refuses a file.
-`gpuload.stage.decode.images` handles batches and failures."""
+"""Types and helpers for a decoder on a device. A decoder takes `Source` objects, and returns `Pixels` or a `Refusal`
+for each. `gpuload.stage.decode.images` handles batches and failures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 
 from gpuload.decode.header import upright
 
-__all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
+__all__ = ["PLACE", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "self_test_error"]
 
 # Destination of a region: its upright shape H×W×C, the EXIF orientation to apply, and the offset of its first byte.
 PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
-MAX_DIFFERENCE: Final = 4.0  # mean difference in levels allowed between two decoders
+MAX_DIFFERENCE: Final = 4.0  # the largest mean difference in levels allowed between two decoders
 
 
-class NoRoom(Exception):
+class OutOfDeviceMemory(Exception):
     """The device does not have enough memory for all of these images; a smaller batch may fit."""
 
 
@@ -30,8 +30,8 @@ class Source(NamedTuple):
     Attributes:
         data: the file's bytes, uint8; only valid until the image is decoded.
         height, width: size of the image as stored.
-        grey: decode to one channel instead of three.
-        region_tlhw: the region to decode, in the image as stored.
+        grey: whether to decode to one channel instead of three.
+        region_tlhw: the region to decode, in the coordinates of the image as stored.
     """
 
     data: np.ndarray
@@ -42,7 +42,8 @@ class Source(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """The decoded region of an image, not turned upright. On a device, read it on the stream that it was decoded on.
+    """The decoded region of an image, not turned upright. On a device, read it only on the stream on which it was
+    decoded.
 
     Attributes:
         owner: an object that owns the memory, which is not reused while the owner is alive. On the CPU it is the region
@@ -57,15 +58,15 @@ class Pixels(NamedTuple):
     row_bytes: int = 0
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """An image that was not decoded, and the reason."""
 
     reason: str
 
 
 def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
-    """Copy regions to their `places`, `PLACE` (N,), in `target`, uint8, turned upright. On a device, this is one kernel
-    on the current stream; the owners must stay alive until it has finished."""
+    """Turn regions upright and copy them into `target` (uint8) at `places` (N entries of dtype `PLACE`). On a device,
+    this is one kernel on the current stream; the owners must stay alive until it has finished."""
     if target.device.type != "cpu":
         from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
@@ -85,8 +86,8 @@ def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
     return levels.cpu().numpy().reshape(shape)
 
 
-def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]], device: torch.device) -> str:
-    """Decode a small test image; return what is wrong with the result, or "" if nothing is."""
+def self_test_error(decode: Callable[[Sequence[Source]], list[Pixels | Refusal]], device: torch.device) -> str:
+    """Decode a small test image; return an error message if the result is wrong, else ""."""
     from PIL import Image
 
     ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
@@ -94,8 +95,13 @@ def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]]
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=95)
     source = Source(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
-    [answer] = decode([source])
-    if isinstance(answer, Refused):
-        return answer.reason
-    difference = np.abs(fetch(answer, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
-    return "" if difference <= MAX_DIFFERENCE else f"it decodes a test image wrongly (off by {difference:.0f} levels)"
+    [result] = decode([source])
+    if isinstance(result, Refusal):
+        return result.reason
+    difference = np.abs(fetch(result, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
+    return (
+        ""
+        if difference <= MAX_DIFFERENCE
+        else f"the decoder returned wrong pixels for a test image (mean error {difference:.0f} of 255); update or "
+        "reinstall it"
+    )

@@ -1,4 +1,4 @@
-"""Chooses a device's decoder, or finds out why there is none, once per session, in the main process.
+"""Chooses a device's decoder, or determines why it has none, once per session, in the main process.
 
 A missing decoder is not an error: if the requested device cannot decode, the CPU does, with one warning, and
 `Plan.decoder` gives the reason.

@@ -1,6 +1,6 @@
 """The kernel that copies the crops of decoded images into a batch's memory, with one launch for all images.
 
-Each image is wherever its decoder put it. A crop is therefore described by the address of its first upright pixel and
+Decoders choose where to store images. A crop is therefore described by the address of its first upright pixel and
 by two steps in bytes, to the next row and to the next column; for a rotated or flipped image the steps may be negative.
 
 Runs in the main process, on the current stream; the caller keeps the images alive until the kernel has finished.

@@ -1,5 +1,5 @@
 """Decodes a batch's encoded images on the device, crops them and turns them upright. The result is the same as if
-workers had decoded them: one tensor of pixels on the device per chunk, and entries in the tables of its content.
+workers had decoded them: one tensor of pixels on the device per chunk, and entries in the chunk's tables.
 
 Runs in the main process, on the transfer's stream, when a batch is complete and before it goes to the stage. It owns
 the decoders: the device's decoder, and `gpuload.decode.Decoder` for the images that the device refuses, which it
@@ -13,8 +13,8 @@ waits for these copies only if the kept images and the next images together woul
 batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
 the limit. A single image that is too large goes to the CPU.
 
-**Time.** The Python code that runs once per image is the time that decoding takes away from the training loop, so
-sizes, places and crops are stored in columns.
+**Time.** Python code that runs once per image is what delays the training loop, so sizes, places and crops are
+stored in columns.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
-from gpuload.stage.decode.backend import PLACE, NoRoom, Pixels, Refused, Source, copy_crops
+from gpuload.stage.decode.backend import PLACE, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
 from gpuload.stage.decode.nvimagecodec import NvImageCodec
-from gpuload.stage.device import DECODE, named
+from gpuload.stage.device import DECODE, profiler_range
 from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class ImageDecoder:
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
-        refused: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
+        refusals: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
-        halved: how often the device ran out of memory.
+        out_of_memory_count: how often the device ran out of memory although no earlier images were kept.
         seconds: host time spent on decoding.
         images: the number of images processed so far.
         limit_bytes: the maximum total size of decoded images that are kept at the same time.
@@ -94,8 +94,8 @@ class ImageDecoder:
         # Decoded images whose crops are being copied: an event after the copy, the images' bytes, and their owners.
         self._copying: deque[tuple[Any, int, Any]] = deque()
         self.limit_bytes = self._piece_bytes = options.device_memory
-        self.refused: dict[str, int] = {}
-        self.halved = self.images = self.peak_bytes = 0
+        self.refusals: dict[str, int] = {}
+        self.out_of_memory_count = self.images = self.peak_bytes = 0
         self.seconds = 0.0
 
     @property
@@ -105,10 +105,10 @@ class ImageDecoder:
     def __call__(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
         """Decode the batch's images; return the samples that failed, by part."""
         start = perf_counter()
-        with named(DECODE), torch.inference_mode(False), torch.no_grad(), self._transfer.side():
-            failed = self._decode(batch)
+        with profiler_range(DECODE), torch.inference_mode(False), torch.no_grad(), self._transfer.side_stream():
+            failures = self._decode(batch)
         self.seconds += perf_counter() - start
-        return failed
+        return failures
 
     def close(self) -> None:
         """Free all memory, which must no longer be in use."""
@@ -119,7 +119,7 @@ class ImageDecoder:
         parts = [part for part in batch.parts if part.waits_for_device]
         images = _gather(parts, regions=self._decoder.regions)
         memory = torch.empty(sum(images.part_bytes), dtype=torch.uint8, device=self._device)
-        failed: dict[int, dict[int, ErrorRecord]] = {}
+        failures: dict[int, dict[int, ErrorRecord]] = {}
         ends, start = images.nbytes.cumsum(), 0
         while start < len(images.sources):
             start_bytes = ends[start - 1] if start else 0
@@ -134,32 +134,32 @@ class ImageDecoder:
             if (event := self._transfer.mark()) is not None:
                 self._copying.append((event, nbytes, pixels))
             for row, result in enumerate(results, start):
-                if isinstance(result, Refused):
+                if isinstance(result, Refusal):
                     self._count_refusal(result.reason)
                     if (error := self._decode_on_cpu(images, row, memory)) is not None:
-                        failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
+                        failures.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
             start += count
         self.images += len(images.sources)
-        if failed or batch.errors:
+        if failures or batch.errors:
             self._free(0)  # the batch's slots may be freed before anything else waits for the device
         for part, pixels_of_part in zip(parts, memory.split(images.part_bytes), strict=True):
             part.decoded = pixels_of_part
-        return [(part, _remove(part, failed[id(part)])) for part in parts if id(part) in failed]
+        return [(part, _remove(part, failures[id(part)])) for part in parts if id(part) in failures]
 
-    def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
+    def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refusal] | None:
         """Decode images on the device. None means that the device ran out of memory, and that a retry may succeed."""
         if nbytes > self.limit_bytes:  # only possible for a single image
-            return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
+            return [Refusal(f"more than device_memory={self.limit_bytes:,} bytes")]
         bytes_in_use = self._free(self.limit_bytes - nbytes)
         try:
             decoded = self._decoder.decode(sources)
-        except NoRoom as error:
+        except OutOfDeviceMemory as error:
             if bytes_in_use:
                 self._free(0)
                 return None
-            self.halved += 1
+            self.out_of_memory_count += 1
             if len(sources) == 1:
-                return [Refused(str(error))]
+                return [Refusal(str(error))]
             self._piece_bytes = min(self._piece_bytes, nbytes) // 2
             return None
         self.peak_bytes = max(self.peak_bytes, bytes_in_use + nbytes)
@@ -178,9 +178,9 @@ class ImageDecoder:
 
     def _count_refusal(self, reason: str) -> None:
         reason = one_line(reason, MAX_REASON)
-        if reason not in self.refused and len(self.refused) == MAX_REASONS:
+        if reason not in self.refusals and len(self.refusals) == MAX_REASONS:
             reason = "other"
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
         """Decode an image as a worker would; if that fails, return the sample's row and the error."""
@@ -243,12 +243,12 @@ def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterato
         yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
-def _remove(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
+def _remove(part: Part, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     """Remove failed samples from a part's content; return their errors."""
     content = part.content
     assert content is not None
-    errors = [*content.errors, *((content.rows[row], record) for row, record in failed.items())]
+    errors = [*content.errors, *((content.rows[row], record) for row, record in failures.items())]
     content.unstack(list(content.blocks), part.data)
-    part.content = content.take(np.setdiff1d(np.arange(len(content)), list(failed)))
+    part.content = content.take(np.setdiff1d(np.arange(len(content)), list(failures)))
     part.content.errors = sorted(errors, key=lambda entry: entry[0])
-    return [failed[row] for row in sorted(failed)]
+    return [failures[row] for row in sorted(failures)]

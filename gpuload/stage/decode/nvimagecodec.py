@@ -29,7 +29,7 @@ import torch
 from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
 from gpuload.decode.native_messages import listen
 from gpuload.stage import device as devices
-from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source, complaint_about
+from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, self_test_error
 
 __all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec", "load_library"]
 
@@ -47,9 +47,9 @@ OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
 # order.
 DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
-SHARED_POOL: Final = "it would write to memory that {} has freed, but that is still being read"
+SHARED_POOL: Final = "the engine would write to memory that {} has freed, but that is still being read"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
-NO_REASON: Final = Refused("it returned no image and no reason")
+NO_REASON: Final = Refusal("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 
@@ -79,8 +79,9 @@ class NvImageCodec:
 
     Attributes:
         names: the names of its decoders in `Stats.decoders`, in the order in which the decoders are called.
-        note: information about the decoders for the user, or "".
-        regions: whether memory is needed only for regions; if False, some images are decoded completely.
+        note: a remark about the decoders for the user, or "".
+        regions: whether every decoder decodes only regions; if False, some images are decoded completely and need
+            memory for all of their pixels.
 
     Raises:
         RuntimeError: no decoder works here; the message gives the reason for each.
@@ -98,12 +99,12 @@ class NvImageCodec:
         self._library, self._device, self._on_cpu = library, device, device.type == "cpu"
         kinds = library.BackendKind
         backends_of = {CPU: [kinds.CPU_ONLY]}
-        missing: dict[str, str] = {}
+        errors: dict[str, str] = {}
         if not self._on_cpu:
             backends_of = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
             if pool_user := _shared_pool_user(device):
                 del backends_of[ENGINE]
-                missing[ENGINE] = SHARED_POOL.format(pool_user)
+                errors[ENGINE] = SHARED_POOL.format(pool_user)
         self._params = {
             grey: library.DecodeParams(
                 apply_exif_orientation=False,
@@ -117,20 +118,20 @@ class NvImageCodec:
             if only not in ("", name):
                 continue
             decoder, message = listen(self._make, backends, threads)
-            complaint = message or "it could not be created"
+            error = message or "the decoder could not be created"
             if decoder is not None:
-                complaint = complaint_about(functools.partial(self._run, name, decoder), device)
-            if complaint:
-                missing[name] = complaint
+                error = self_test_error(functools.partial(self._run, name, decoder), device)
+            if error:
+                errors[name] = error
             else:
                 self._decoders[name] = decoder
         if not self._decoders:
-            raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+            raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in errors.items()))
         self.names = tuple(self._decoders)
         self.regions = self._with_regions.issuperset(self.names)
-        notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
+        notes = [f"no JPEG engine: {errors[ENGINE]}"] if ENGINE in errors else []
         if without_regions := [name for name in self.names if name not in self._with_regions]:
-            notes.append(f"{' and '.join(without_regions)} {library.__version__}: whole images")
+            notes.append(f"{' and '.join(without_regions)} {library.__version__}: entire images")
         self.note = "; ".join(notes)
 
     def _make(self, kinds: list[Any], threads: int) -> Any:
@@ -139,19 +140,19 @@ class NvImageCodec:
         backends = [library.Backend(kind) for kind in kinds]
         return library.Decoder(device_id=device_id, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """Return a result for each image, in order; raise NoRoom if the device does not have enough memory for
-        all of them."""
-        results: list[Pixels | Refused] = [NO_REASON] * len(sources)
-        undecided = list(range(len(sources)))
+    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
+        """Return a result for each image, in order; raise OutOfDeviceMemory if the device does not have enough memory
+        for all of them."""
+        results: list[Pixels | Refusal] = [NO_REASON] * len(sources)
+        pending_rows = list(range(len(sources)))
         for name, decoder in self._decoders.items():
             for grey in (False, True):
-                rows = [row for row in undecided if sources[row].grey is grey]
+                rows = [row for row in pending_rows if sources[row].grey is grey]
                 if rows:
                     for row, result in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
                         results[row] = result
-            undecided = [row for row in undecided if type(results[row]) is Refused]
-            if not undecided:
+            pending_rows = [row for row in pending_rows if type(results[row]) is Refusal]
+            if not pending_rows:
                 break
         return results
 
@@ -159,18 +160,18 @@ class NvImageCodec:
         """Free the memory of the decoders."""
         self._decoders = {}
 
-    def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
+    def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._with_regions else None for source in sources]
         images, message = listen(self._call, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
-            raise NoRoom(message)
+            raise OutOfDeviceMemory(message)
         if images is not None and not self._on_cpu:
             message = ""  # not caused by an image: on a GPU, images are refused without a message
         if message and (middle := len(sources) // 2):
             return self._run(name, decoder, sources[:middle]) + self._run(name, decoder, sources[middle:])
         if images is None or message:
-            return [Refused(message) if message else NO_REASON] * len(sources)
+            return [Refusal(message) if message else NO_REASON] * len(sources)
         return [
             NO_REASON if image is None else self._pixels(name, source, box, image)
             for source, box, image in zip(sources, boxes, images, strict=True)
@@ -192,7 +193,7 @@ class NvImageCodec:
                 codes[row] = code.get_sub_code_stream(region=region(*box))
         return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)
 
-    def _pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refused:
+    def _pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:
         """Return the region of a source from its decoded image, which covers the box or the entire image."""
         _, image_height, image_width, grey, (top, left, height, width) = source
         first_row, first_column, end_row, end_column = box or (0, 0, image_height, image_width)
@@ -200,7 +201,7 @@ class NvImageCodec:
         memory: Any = np.asarray(image) if self._on_cpu else image.__cuda_array_interface__
         shape = memory.shape if self._on_cpu else memory["shape"]
         if shape != (end_row - first_row, end_column - first_column, channels):
-            return Refused(
+            return Refusal(
                 f"the header says {image_height}×{image_width} pixels, but the decoded image has another size"
             )
         top, left = top - first_row, left - first_column

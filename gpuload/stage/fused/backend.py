@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from gpuload.errors import CompilerError
-from gpuload.stage.backend import Backend, Form, Late, Levels
+from gpuload.stage.backend import Backend, LateRunner, LevelRunner, ResultFormat
 from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.fusing import passes
@@ -26,7 +26,7 @@ from gpuload.transforms.program.windows import rare_filter
 __all__ = ["FusedBackend"]
 
 # Operations that are not functions of single pixels, of a small neighbourhood, or of a statistic.
-LACKING: Final = {
+UNSUPPORTED: Final = {
     "jpeg": "blocks are encoded by torch",
     "noise": "a normal number for each pixel and channel is drawn by torch",
     "pillow_blur": "three box blurs along each axis would need six passes",
@@ -41,15 +41,15 @@ class FusedBackend(Backend):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        if device.type != "cpu" and (reason := self._cannot_compile(device)):
+        if device.type != "cpu" and (reason := self._compile_error(device)):
             raise CompilerError(reason)
 
     @classmethod
-    def missing(cls, device: torch.device) -> str | None:
+    def unmet_requirement(cls, device: torch.device) -> str | None:
         if find_spec("triton") is None:
-            return "the backend 'fused' needs Triton, which is not installed; use `pip install triton`"
+            return "the backend 'fused' needs Triton, which is not installed; run `pip install triton`"
         try:
-            interpreted = _interpreted()
+            interpreted = _is_interpreted()
         except Exception as error:  # whatever a broken installation raises
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
         if device.type == "cpu" and not interpreted:
@@ -59,7 +59,7 @@ class FusedBackend(Backend):
             )
         return None
 
-    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         if on_finished and outline.kind is Flip:
             return "finished images are moved by torch"
         if outline.kind is Elastic:
@@ -71,24 +71,24 @@ class FusedBackend(Backend):
         if not outline.operations:
             return rare_filter(outline.filters)
         lacking = (name for name in outline.operations if name not in passes.OPERATIONS)
-        return next((LACKING.get(name, f"the kernels do not support {name}") for name in lacking), None)
+        return next((UNSUPPORTED.get(name, f"the kernels do not support {name}") for name in lacking), None)
 
-    def levels(self, finish: Finish) -> Levels:
+    def level_runner(self, finish: Finish) -> LevelRunner:
         if finish.channels not in (None, *CHANNELS):
-            return TorchBackend(self.device).levels(finish)
+            return TorchBackend(self.device).level_runner(finish)
         from gpuload.stage.fused.runner import FusedRunner  # imports Triton, which is optional and slow to import
 
         return FusedRunner(finish, self.device)
 
-    def on_finished(self) -> Late:
+    def late_runner(self) -> LateRunner:
         from gpuload.stage.fused.runner import change_finished
 
         return change_finished
 
-    def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         from gpuload.stage.fused.variants import late_variants
 
-        return late_variants(steps, form=form) if form.channels[1] in CHANNELS else set()
+        return late_variants(steps, result_format=result_format) if result_format.channels[1] in CHANNELS else set()
 
     def compile(self, kernels: set[Any]) -> None:
         from gpuload.stage.fused.variants import compile_all
@@ -96,16 +96,16 @@ class FusedBackend(Backend):
         compile_all(kernels, self.device)
 
     @staticmethod
-    def _cannot_compile(device: torch.device) -> str | None:
+    def _compile_error(device: torch.device) -> str | None:
         """Try to compile kernels; return the reason if this fails."""
         try:
-            if not _interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
+            if not _is_interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
                     "Triton needs a C compiler, but neither gcc nor clang was found; install one, or set CC to its path"
                 )
-            from gpuload.stage.fused.runner import trial
+            from gpuload.stage.fused.runner import compile_trial_kernels
 
-            trial(device)
+            compile_trial_kernels(device)
         except torch.OutOfMemoryError:  # the compiler did not cause it, and the user has to see it
             raise
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
@@ -113,7 +113,7 @@ class FusedBackend(Backend):
         return None
 
 
-def _interpreted() -> bool:
+def _is_interpreted() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -47,18 +47,18 @@ _COSINE: Final = tl.constexpr(ROTATION[0])
 _SINE: Final = tl.constexpr(ROTATION[1])
 
 
-def erase_images(outputs: Outputs, erase: Erase) -> None:
+def erase_images(outputs: Outputs, record: Erase) -> None:
     """Erase boxes of finished images, in place. Accesses only the bounding box of an image's boxes.
 
     Args:
         outputs: N×C×H×W in any memory format, or a list of C×H×W; 1 or 3 channels.
-        erase: the record with the drawn boxes.
+        record: the record with the drawn boxes.
     """
-    boxes = erase.boxes_tlhw
-    rows = np.arange(len(boxes)) if erase.rows is None else erase.rows
+    boxes = record.boxes_tlhw
+    rows = np.arange(len(boxes)) if record.rows is None else record.rows
     if not isinstance(outputs, torch.Tensor):
         for number, row in enumerate(rows.tolist()):
-            erase_images(outputs[row][None], erase.take(np.array([number]), None))
+            erase_images(outputs[row][None], record.take(np.array([number]), None))
         return
     is_drawn = boxes[:, :, 2] > 0
     indices = np.flatnonzero(is_drawn.any(axis=1))
@@ -69,17 +69,17 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
     ends = (boxes[indices, :, :2] + boxes[indices, :, 2:]).max(axis=1)
     bounds = np.concatenate([rows[indices, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    records = erased_boxes(erase, channels)[indices]
-    down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
+    box_records = erased_boxes(record, channels)[indices]
+    tiles_down, tiles_across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
-        for portion in portions(len(indices), programs=down * across):
-            _erase_images[down * across, len(indices[portion])](
+        for portion in portions(len(indices), programs=tiles_down * tiles_across):
+            _erase_images[tiles_down * tiles_across, len(indices[portion])](
                 outputs,
                 upload(bounds[portion], device),
-                upload(records[portion], device),
+                upload(box_records[portion], device),
                 boxes.shape[1],
                 quantile_table(device),
-                across,
+                tiles_across,
                 *outputs.stride(),
                 CHANNELS=channels,
                 ROWS=ROWS,
@@ -91,7 +91,7 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
 # These arguments depend on draws and sizes. If one of them were 1 or divisible by 16, or the address of the images were
 # divisible by 16, Triton would compile another kernel in the middle of an epoch, without any gain.
 @triton.jit(
-    do_not_specialize=["count", "across", "image_stride", "channel_stride", "row_stride"],
+    do_not_specialize=["count", "tiles_across", "image_stride", "channel_stride", "row_stride"],
     do_not_specialize_on_alignment=["images_ptr"],
 )
 def _erase_images(
@@ -100,7 +100,7 @@ def _erase_images(
     records_ptr,
     count,
     quantiles_ptr,
-    across,
+    tiles_across,
     image_stride,
     channel_stride,
     row_stride,
@@ -112,8 +112,8 @@ def _erase_images(
     """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as row, top, left, bottom and
     right. Grid: (tiles, images)."""
     bounds_ptr += tl.program_id(1) * 5
-    ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // tiles_across * ROWS + tl.arange(0, ROWS)
+    xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % tiles_across * COLUMNS + tl.arange(0, COLUMNS)
     is_inside = (ys < tl.load(bounds_ptr + 3))[:, None] & (xs < tl.load(bounds_ptr + 4))[None, :]
     pixel_ptrs = images_ptr + tl.load(bounds_ptr) * image_stride
     pixel_ptrs += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
@@ -159,9 +159,9 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
             is_inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
-                red = tl.where(is_inside, _number(record_ptr + 5), red)
-                green = tl.where(is_inside, _number(record_ptr + 6), green)
-                blue = tl.where(is_inside, _number(record_ptr + 7), blue)
+                red = tl.where(is_inside, _load_float32(record_ptr + 5), red)
+                green = tl.where(is_inside, _load_float32(record_ptr + 6), green)
+                blue = tl.where(is_inside, _load_float32(record_ptr + 7), blue)
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
@@ -187,7 +187,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
 
 
 @triton.jit
-def _number(bits_ptr):
+def _load_float32(bits_ptr):
     """Load the bits of a float32."""
     return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
 

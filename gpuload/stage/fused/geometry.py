@@ -48,13 +48,13 @@ from gpuload.stage.fused.pixels import (
     TABLE_ROWS,
     WARP,
     WIDTH,
-    filled,
+    fill_outside,
     offsets,
     read,
 )
 from gpuload.stage.fused.separable import blur, resize
 
-__all__ = ["at_once", "geometry", "row_by_row"]
+__all__ = ["geometry", "sample_row_by_row", "sample_tile"]
 
 
 @triton.jit
@@ -89,20 +89,20 @@ def geometry(
     source_ptr += tl.load(ints_ptr + BASE)
     channel_step = tl.load(ints_ptr + CHANNEL_STEP).to(tl.int32)
     if GEOMETRY == COPY:
-        red, green, blue = _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = _copy_pixels(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     elif GEOMETRY == RESIZE:
         red, green, blue = resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif GEOMETRY == BLUR:
         red, green, blue = blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif INTERPRETED:  # in the interpreter, each step takes as long for a row as for a tile
-        red, green, blue = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     else:
-        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
     return red, green, blue
 
 
 @triton.jit
-def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
+def sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
     """Sample all pixels of a tile in one step, for kinds of geometry that read more than one source pixel per pixel."""
     if GEOMETRY == WARP:
         red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
@@ -113,17 +113,19 @@ def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl
 
 
 @triton.jit
-def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """Do the same as `at_once`, but row by row: a map's bicubic filter on 8 rows at once needs more registers than a
-    thread has (255 registers, and 56 bytes spilled to memory)."""
-    places = tl.arange(0, ys.shape[0])[:, None]
+def sample_row_by_row(
+    source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr
+):
+    """Do the same as `sample_tile`, but row by row: a map's bicubic filter on 8 rows at once needs more registers than
+    a thread has (255 registers, and 56 bytes spilled to memory)."""
+    row_numbers = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
     green, blue = red, red
     row = 0
     while row < ys.shape[0]:
-        is_row = places == row
+        is_row = row_numbers == row
         y = tl.sum(tl.where(is_row, ys[:, None], 0), axis=0)
-        r, g, b = at_once(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
+        r, g, b = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
         red = tl.where(is_row, r, red)
         if CHANNELS == 3:
             green, blue = tl.where(is_row, g, green), tl.where(is_row, b, blue)
@@ -134,7 +136,7 @@ def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS:
 
 
 @triton.jit
-def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+def _copy_pixels(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
     """Copy pixels, from the same coordinates or from the coordinates in a table."""
     if tl.load(ints_ptr + KIND) == TABLE:
         table_ptr += tl.load(ints_ptr + TABLE_AT)
@@ -143,7 +145,7 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
     is_inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
     byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
     red, green, blue = read(source_ptr, tl.max_contiguous(byte_offsets, [1, 2]), channel_step, CHANNELS)
-    return filled(red, green, blue, is_inside, floats_ptr, CHANNELS)
+    return fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
 
 # -- sharpness ---------------------------------------------------------------------------------------------------------
@@ -166,16 +168,16 @@ def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: 
             blue += b
     byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
     r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
-    red = _sharpened(r, red, inner, factor)
+    red = _sharpen(r, red, inner, factor)
     if CHANNELS == 3:
-        green, blue = _sharpened(g, green, inner, factor), _sharpened(b, blue, inner, factor)
+        green, blue = _sharpen(g, green, inner, factor), _sharpen(b, blue, inner, factor)
     else:
         green, blue = red, red
     return red, green, blue
 
 
 @triton.jit
-def _sharpened(levels, total, inner, factor):
+def _sharpen(levels, total, inner, factor):
     levels = levels.to(tl.float32)
     # The centre pixel counts five times. An integer plus a half, divided by 13, is never close to an integer, so the
     # multiplication by 1/13 cannot change the result of floor.
@@ -195,11 +197,11 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     filter_kind = tl.load(ints_ptr + FILTER)
     if filter_kind == FIXED_POINT:
-        y, x, is_inside = _fixed(floats_ptr, ys, xs, height, width)
+        y, x, is_inside = _map_fixed_point(floats_ptr, ys, xs, height, width)
         r, g, b = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
     else:
-        down, across, is_inside = _mapped(floats_ptr, ys, xs, height, width)
+        down, across, is_inside = _map_points(floats_ptr, ys, xs, height, width)
         if filter_kind == NEAREST:
             byte_offsets = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
             r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
@@ -223,11 +225,11 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
                     green = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
                     source_ptr += channel_step
                     blue = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
-    return filled(red, green, blue, is_inside, floats_ptr, CHANNELS)
+    return fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
 
 @triton.jit
-def _mapped(floats_ptr, ys, xs, height, width):
+def _map_points(floats_ptr, ys, xs, height, width):
     """Map pixels to source coordinates; return y and x, float64, and whether they are inside the source. Coordinates
     outside are replaced by coordinates inside."""
     y = ys.to(tl.float64)[:, None] + 0.5
@@ -246,16 +248,16 @@ def _mapped(floats_ptr, ys, xs, height, width):
 
 
 @triton.jit
-def _fixed(floats_ptr, ys, xs, height, width):
+def _map_fixed_point(floats_ptr, ys, xs, height, width):
     """Map pixels to source pixels in 16.16 fixed point; return y, x and whether they are inside the source."""
-    y, y_inside = _fixed_axis(floats_ptr + 3, ys, xs, height)
-    x, x_inside = _fixed_axis(floats_ptr, ys, xs, width)
+    y, y_inside = _map_fixed_point_axis(floats_ptr + 3, ys, xs, height)
+    x, x_inside = _map_fixed_point_axis(floats_ptr, ys, xs, width)
     is_inside = y_inside & x_inside
     return tl.where(is_inside, y, 0), tl.where(is_inside, x, 0), is_inside
 
 
 @triton.jit
-def _fixed_axis(floats_ptr, ys, xs, length):
+def _map_fixed_point_axis(floats_ptr, ys, xs, length):
     across, down, first = tl.load(floats_ptr), tl.load(floats_ptr + 1), tl.load(floats_ptr + 2)
     first = _units(first + across * 0.5 + down * 0.5)
     rows, columns = ys.to(tl.int64) * _units(down), xs.to(tl.int64) * _units(across)
@@ -277,42 +279,42 @@ def _split(coordinate):
 
 
 @triton.jit
-def _tap(source_ptr, row_at, x, column_step, width):
+def _read_tap(source_ptr, row_offset, x, column_step, width):
     column = tl.minimum(tl.maximum(x, 0), width - 1)
-    return tl.load(source_ptr + (row_at + column * column_step)).to(tl.float64)
+    return tl.load(source_ptr + (row_offset + column * column_step)).to(tl.float64)
 
 
 @triton.jit
 def _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width):
-    upper = _blended(source_ptr, y, x, across, row_step, column_step, height, width)
-    lower = _blended(source_ptr, y + 1, x, across, row_step, column_step, height, width)
+    upper = _blend_columns(source_ptr, y, x, across, row_step, column_step, height, width)
+    lower = _blend_columns(source_ptr, y + 1, x, across, row_step, column_step, height, width)
     return (upper + (lower - upper) * down).to(tl.int32).to(tl.float32)
 
 
 @triton.jit
-def _blended(source_ptr, y, x, across, row_step, column_step, height, width):
-    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
-    left = _tap(source_ptr, row_at, x, column_step, width)
-    return left + (_tap(source_ptr, row_at, x + 1, column_step, width) - left) * across
+def _blend_columns(source_ptr, y, x, across, row_step, column_step, height, width):
+    row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    left = _read_tap(source_ptr, row_offset, x, column_step, width)
+    return left + (_read_tap(source_ptr, row_offset, x + 1, column_step, width) - left) * across
 
 
 @triton.jit
 def _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width):
-    v1 = _curve(source_ptr, y - 1, x, across, row_step, column_step, height, width)
-    v2 = _curve(source_ptr, y, x, across, row_step, column_step, height, width)
-    v3 = _curve(source_ptr, y + 1, x, across, row_step, column_step, height, width)
-    v4 = _curve(source_ptr, y + 2, x, across, row_step, column_step, height, width)
+    v1 = _bicubic_row(source_ptr, y - 1, x, across, row_step, column_step, height, width)
+    v2 = _bicubic_row(source_ptr, y, x, across, row_step, column_step, height, width)
+    v3 = _bicubic_row(source_ptr, y + 1, x, across, row_step, column_step, height, width)
+    v4 = _bicubic_row(source_ptr, y + 2, x, across, row_step, column_step, height, width)
     level = tl.minimum(tl.maximum(_cubic(v1, v2, v3, v4, down), 0.0), 255.0)
     return level.to(tl.int32).to(tl.float32)
 
 
 @triton.jit
-def _curve(source_ptr, y, x, across, row_step, column_step, height, width):
-    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
-    v1 = _tap(source_ptr, row_at, x - 1, column_step, width)
-    v2 = _tap(source_ptr, row_at, x, column_step, width)
-    v3 = _tap(source_ptr, row_at, x + 1, column_step, width)
-    return _cubic(v1, v2, v3, _tap(source_ptr, row_at, x + 2, column_step, width), across)
+def _bicubic_row(source_ptr, y, x, across, row_step, column_step, height, width):
+    row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    v1 = _read_tap(source_ptr, row_offset, x - 1, column_step, width)
+    v2 = _read_tap(source_ptr, row_offset, x, column_step, width)
+    v3 = _read_tap(source_ptr, row_offset, x + 1, column_step, width)
+    return _cubic(v1, v2, v3, _read_tap(source_ptr, row_offset, x + 2, column_step, width), across)
 
 
 @triton.jit

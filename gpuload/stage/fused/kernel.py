@@ -77,25 +77,29 @@ def one_pass(
     """Compute a tile of a job. Grid: (tiles of the largest result, jobs). A result of 48 megapixels has 187,500 tiles,
     and only the first axis of a grid can be that long.
 
-    All jobs of a launch have the same kind of GEOMETRY. Jobs have operations only with OPERATES. The columns of their
-    results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap rows and
-    columns of some images. With FINISHED, levels are multiplied by the first three float32 at `constants_ptr`, and the
-    next three are added; without it, results are levels. With ERASES, boxes are erased afterwards.
+    All jobs of a launch have the same kind of GEOMETRY. Jobs can have operations only if OPERATES is set. The columns
+    of their results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap
+    rows and columns of some images. If FINISHED is set, levels are multiplied by the first three float32 at
+    `constants_ptr`, and the next three are added; otherwise, results are levels. If ERASES is set, boxes are erased
+    afterwards.
     """
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
-    across = tl.cdiv(width, COLUMNS)
-    tile = tl.program_id(0) // across
+    tiles_across = tl.cdiv(width, COLUMNS)
+    tile = tl.program_id(0) // tiles_across
     top = tile * ROWS
-    left = tl.program_id(0) % across * COLUMNS
+    left = tl.program_id(0) % tiles_across * COLUMNS
     if top < height:
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
         # Rows and columns beyond the result are replaced by the last row and column, and are not written.
         clamped = tl.minimum(columns, width - 1)
-        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, clamped)
+        ys, xs = (
+            _source_coordinates(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)),
+            _source_coordinates(ints_ptr, X, STEP_X, clamped),
+        )
         red, green, blue = geometry(
             source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped, ys, xs, CHANNELS, GEOMETRY
         )
@@ -139,7 +143,7 @@ def one_pass(
 
 
 @triton.jit
-def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
+def _source_coordinates(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
     """Map rows or columns of the result to rows or columns of the geometry's result."""
     return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
 

@@ -43,16 +43,16 @@ _PAIR: Final = tl.constexpr(PAIR.itemsize // 8)
 _LANES: Final = tl.constexpr(LANES)
 
 
-def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
+def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
     """Mix finished images with each other, in place.
 
     Args:
         outputs: N×C×H×W, float32, float16, bfloat16 or uint8.
-        mix: the record with the drawn shares and boxes.
+        record: the record with the drawn shares and boxes.
         partners: int64 (N,), the row of each image's partner, or its own row if it has none; partners are mutual.
     """
     assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
-    pairs = _pairs(mix, partners)
+    pairs = _pairs(record, partners)
     _, channels, height, width = outputs.shape
     count = channels * height * width
     if not len(pairs) or not count:
@@ -139,8 +139,8 @@ def _mix(
         tl.store(image1_ptrs, _blend(image1, image2, side1_ptr), is_inside)
         tl.store(image2_ptrs, _blend(image2, image1, side2_ptr), is_inside)
     else:
-        image1_changes = is_inside & (image1_blends | _inside(y, x, side1_ptr))
-        image2_changes = is_inside & (image2_blends | _inside(y, x, side2_ptr))
+        image1_changes = is_inside & (image1_blends | _is_inside_box(y, x, side1_ptr))
+        image2_changes = is_inside & (image2_blends | _is_inside_box(y, x, side2_ptr))
         image1 = tl.load(image1_ptrs, image1_changes | image2_changes, 0)
         image2 = tl.load(image2_ptrs, image1_changes | image2_changes, 0)
         if image1_blends:
@@ -162,7 +162,7 @@ def _blend(image, other, side_ptr):
 
 
 @triton.jit
-def _inside(y, x, box_ptr):
+def _is_inside_box(y, x, box_ptr):
     down = y - tl.load(box_ptr)
     across = x - tl.load(box_ptr + 1)
     return (down >= 0) & (down < tl.load(box_ptr + 2)) & (across >= 0) & (across < tl.load(box_ptr + 3))

@@ -16,7 +16,7 @@ from triton import knobs
 
 from gpuload.transforms.program.fusing import jobs as R
 
-__all__ = ["INTERPRETED", "filled", "multiply_add", "offsets", "read", "round_to"]
+__all__ = ["INTERPRETED", "fill_outside", "multiply_add", "offsets", "read", "round_to"]
 
 INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
@@ -55,7 +55,7 @@ def read(source_ptr, byte_offsets, channel_step, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def filled(red, green, blue, is_inside, floats_ptr, CHANNELS: tl.constexpr):
+def fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS: tl.constexpr):
     """Convert levels to float32, and replace levels outside the source by the job's fill."""
     red = tl.where(is_inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
     if CHANNELS == 3:

@@ -68,9 +68,9 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
             red = _luma(red, green, blue)
             green, blue = red, red
     elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
-        red = _looked_up(table_ptr, red)
-        green = _looked_up(table_ptr + 256, green)
-        blue = _looked_up(table_ptr + 512, blue)
+        red = _look_up(table_ptr, red)
+        green = _look_up(table_ptr + 256, green)
+        blue = _look_up(table_ptr + 512, blue)
     elif code == _SOLARIZE:
         threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # float32 would round 34 + 1e-14 to 34 before ceil
         red = tl.where(red < threshold, red, 255.0 - red)
@@ -93,7 +93,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
     elif code == _ERASE_BOX:
-        is_inside = _inside(ys, xs, values_ptr)
+        is_inside = _is_inside_box(ys, xs, values_ptr)
         red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
         green = tl.where(is_inside, tl.load(values_ptr + 5).to(tl.float32), green)
         blue = tl.where(is_inside, tl.load(values_ptr + 6).to(tl.float32), blue)
@@ -115,7 +115,7 @@ def _luma(red, green, blue):
 
 
 @triton.jit
-def _looked_up(table_ptr, levels):
+def _look_up(table_ptr, levels):
     # `gpuload.stage.fused.geometry` explains the hint.
     return tl.load(tl.max_contiguous(table_ptr + levels.to(tl.int32), [1, 2])).to(tl.float32)
 
@@ -143,17 +143,17 @@ def _hue(red, green, blue, factor):
     turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
     turns = tl.where(turns < 256.0, turns, turns - 256.0)
     sixths = turns * _SIXTHS
-    lack = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
-    base = value - lack + 0.5
-    red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, lack)
-    green = _floor_sum(base, 2.0 - tl.abs(sixths - 2.0), lack)
-    blue = _floor_sum(base, 2.0 - tl.abs(sixths - 4.0), lack)
+    rounded_chroma = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
+    base = value - rounded_chroma + 0.5
+    red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, rounded_chroma)
+    green = _floor_sum(base, 2.0 - tl.abs(sixths - 2.0), rounded_chroma)
+    blue = _floor_sum(base, 2.0 - tl.abs(sixths - 4.0), rounded_chroma)
     return red, green, blue
 
 
 @triton.jit
-def _floor_sum(base, share, lack):
-    return tl.floor(tl.minimum(tl.maximum(share, 0.0), 1.0) * lack + base)
+def _floor_sum(base, share, rounded_chroma):
+    return tl.floor(tl.minimum(tl.maximum(share, 0.0), 1.0) * rounded_chroma + base)
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def _pick(red, green, blue, channel):
 
 
 @triton.jit
-def _inside(ys, xs, box_ptr):
+def _is_inside_box(ys, xs, box_ptr):
     """Return which pixels of a tile are inside a box, given as four float64 numbers."""
     down = ys - tl.load(box_ptr).to(tl.int32)
     across = xs - tl.load(box_ptr + 1).to(tl.int32)

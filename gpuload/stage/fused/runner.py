@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Form
+from gpuload.stage.backend import ResultFormat
 from gpuload.stage.device import capability, device_of, upload_together
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs, apply_late, neighbours
 from gpuload.stage.fused.erasing import erase_images
@@ -38,7 +38,7 @@ from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile,
 from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "change_finished", "tile_of", "trial"]
+__all__ = ["FusedRunner", "change_finished", "compile_trial_kernels", "tile_of"]
 
 # Compute capabilities of GPUs whose multiprocessors hold only 16 programs, which would leave them half empty if each
 # program had one warp.
@@ -67,7 +67,7 @@ class FusedRunner:
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
-        self._reference = TorchBackend(device).levels(finish)
+        self._reference = TorchBackend(device).level_runner(finish)
 
     def __call__(
         self,
@@ -77,7 +77,7 @@ class FusedRunner:
         outputs: Outputs,
         on_finished: Program | None,
     ) -> Program | None:
-        """Implement `gpuload.stage.backend.Levels`."""
+        """Implement `gpuload.stage.backend.LevelRunner`."""
         if int(images.shapes[0, 2]) not in CHANNELS:
             return self._reference(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
         images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
@@ -87,12 +87,16 @@ class FusedRunner:
             return None
         return on_finished.part(len(erasing), len(on_finished.records))
 
-    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """Implement `gpuload.stage.backend.Compiled.kernels`."""
+    def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+        """Implement `gpuload.stage.backend.CompiledRunner.kernels`."""
         self.operates, self.transposes = operations_in(steps), transposes_in(steps)
-        return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
+        return (
+            level_variants(steps, result_format=result_format, tile=self.tile)
+            if {*result_format.channels} <= {*CHANNELS}
+            else set()
+        )
 
-    def fusing(self, *, channels_last: bool) -> Fusing:
+    def batch_planner(self, *, channels_last: bool) -> Fusing:
         """Return the planner for `launch_planned`, for dense results in this memory format."""
         return Fusing(self.tile, channels_last)
 
@@ -107,7 +111,7 @@ class FusedRunner:
         """Plan the passes for a batch; return the plan, and the arrays that kernels read, by name and on the device.
 
         Args:
-            images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
+            images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.LevelRunner`.
             on_finished: the records that erase boxes of finished images.
         """
         plan, arrays = Plan.of(
@@ -134,22 +138,22 @@ class FusedRunner:
         results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # offsets count from the first result
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with device_of(pixels):
-            for run in plan.launches:
-                source = pixels if run.number == 0 else buffers[(run.number - 1) % 2]
-                target = results if run.finished else buffers[run.number % 2]
+            for launch in plan.launches:
+                source = pixels if launch.number == 0 else buffers[(launch.number - 1) % 2]
+                target = results if launch.finished else buffers[launch.number % 2]
                 statistics = pixels
-                if run.counted:
-                    start, end = run.counted_first, run.counted_first + run.counted
+                if launch.counted:
+                    start, end = launch.counted_first, launch.counted_first + launch.counted
                     counted = _part(arrays["counted"], start * COUNTED, end * COUNTED)
                     factors = _part(arrays["factors"], start, end)
-                    statistics = tables(source, counted, factors, run.counted_pixels, plan.channels)
-                ints = _part(arrays["ints"], run.first * JOB, (run.first + run.jobs) * JOB)
-                floats = _part(arrays["floats"], run.first * FLOATS, (run.first + run.jobs) * FLOATS)
+                    statistics = tables(source, counted, factors, launch.counted_pixels, plan.channels)
+                ints = _part(arrays["ints"], launch.first * JOB, (launch.first + launch.jobs) * JOB)
+                floats = _part(arrays["floats"], launch.first * FLOATS, (launch.first + launch.jobs) * FLOATS)
                 weights = arrays["places"]
-                if run.weights:
-                    sizes = run.jobs, run.weights, run.weight_programs
-                    weights = make_tables(ints, floats, *sizes, run.geometry, self.tile.rows)
-                one_pass[run.grid](
+                if launch.weights:
+                    sizes = launch.jobs, launch.weights, launch.weight_programs
+                    weights = make_tables(ints, floats, *sizes, launch.geometry, self.tile.rows)
+                one_pass[launch.grid](
                     source,
                     arrays["places"],
                     ints,
@@ -163,15 +167,15 @@ class FusedRunner:
                     self._constants,
                     target,
                     CHANNELS=plan.channels,
-                    OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
-                    OUT_COLUMN=plan.channels if not run.finished else 0 if transposes else target.stride(-1),
-                    GEOMETRY=run.geometry,
+                    OUT_CHANNELS=plan.out_channels if launch.finished else plan.channels,
+                    OUT_COLUMN=plan.channels if not launch.finished else 0 if transposes else target.stride(-1),
+                    GEOMETRY=launch.geometry,
                     OPERATES=operates,
-                    FINISHED=run.finished and target.dtype != torch.uint8,
-                    ERASES=run.finished and plan.erases,
+                    FINISHED=launch.finished and target.dtype != torch.uint8,
+                    ERASES=launch.finished and plan.erases,
                     ROWS=self.tile.rows,
                     COLUMNS=self.tile.columns,
-                    **options_of(run.geometry, self.tile.warps),
+                    **options_of(launch.geometry, self.tile.warps),
                 )
 
 
@@ -187,8 +191,8 @@ def change_finished(outputs: Outputs, on_finished: Program, partners: np.ndarray
                 erase_images(outputs, record)
 
 
-def trial(device: torch.device) -> None:
-    """Compile two small kernels and run them; raise the errors of Triton."""
+def compile_trial_kernels(device: torch.device) -> None:
+    """Compile two small kernels and run them; raise Triton's error if this fails."""
     image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
     empty_program = Program((), image.sizes_hw, image.sizes_hw)
     output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)

@@ -77,11 +77,11 @@ HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
     """Resample a box as Pillow does, bilinear or bicubic, rounded to levels between the axes."""
     if tl.load(ints_ptr + FILTER) == BILINEAR:
-        red, green, blue = _filtered(
+        red, green, blue = _filter(
             source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, BILINEAR
         )
     else:
-        red, green, blue = _filtered(
+        red, green, blue = _filter(
             source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, BICUBIC
         )
     return red, green, blue
@@ -90,11 +90,11 @@ def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANN
 @triton.jit
 def blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
     """Apply a Gaussian blur with mirrored borders; the source must be the entire image."""
-    return _filtered(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, GAUSSIAN)
+    return _filter(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, GAUSSIAN)
 
 
 @triton.jit
-def _filtered(
+def _filter(
     source_ptr,
     weights_ptr,
     ints_ptr,
@@ -190,9 +190,9 @@ def _separable(
         red, green, blue = _spread(red, green, blue, red3, green3, blue3, row_weights + 3 * ROWS, CHANNELS, CURVE)
         down_ptr += 4 * ROWS
         row += 4
-    red = _finished(red, CURVE)
+    red = _finish(red, CURVE)
     if CHANNELS == 3:
-        green, blue = _finished(green, CURVE), _finished(blue, CURVE)
+        green, blue = _finish(green, CURVE), _finish(blue, CURVE)
     else:
         green, blue = red, red
     return red, green, blue
@@ -252,7 +252,7 @@ def _level(total, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _finished(total, CURVE: tl.constexpr):
+def _finish(total, CURVE: tl.constexpr):
     return tl.minimum(tl.floor(total + 0.5), 255.0) if CURVE == GAUSSIAN else _level(total, CURVE).to(tl.float32)
 
 

@@ -1,4 +1,4 @@
-"""Determines, before anything is drawn, which kernels a run of transforms may launch, so that all of them can be
+"""Determines, before anything is drawn, which kernels a segment of transforms may launch, so that all of them can be
 compiled when a session starts. Compiling a kernel takes seconds, during which the GPU would otherwise wait in the
 middle of an epoch.
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuload.stage.backend import Form
+from gpuload.stage.backend import ResultFormat
 from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics
 from gpuload.stage.fused.kernel import options_of
 from gpuload.stage.fused.pixels import INTERPRETED
@@ -74,24 +74,28 @@ class Variant:
             raise
 
 
-def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile) -> set[Variant]:
-    """Return the variants that a run on levels may launch.
+def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultFormat, tile: Tile) -> set[Variant]:
+    """Return the variants that a segment on levels may launch.
 
     Args:
-        steps: the outlines of each of the run's transforms.
-        form: the form of the run's results.
+        steps: the outlines of each of the segment's transforms.
+        form: the format of the segment's results.
         tile: the device's tile.
     """
-    (channels, out_channels), dtype = form.channels, form.dtype
+    (channels, out_channels), dtype = result_format.channels, result_format.dtype
     last_kinds, earlier_kinds, has_counts = _passes(steps)
-    operates, column = operations_in(steps), 0 if transposes_in(steps) else form.column
+    operates, column_stride = operations_in(steps), 0 if transposes_in(steps) else result_format.column_stride
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     variants: set[Variant] = set()
-    passes = [(kind, dtype, out_channels, column, dtype != U8, erases) for kind in last_kinds for erases in form.erases]
+    passes = [
+        (kind, dtype, out_channels, column_stride, dtype != U8, erases)
+        for kind in last_kinds
+        for erases in result_format.erases
+    ]
     passes += [(kind, U8, channels, channels, False, False) for kind in earlier_kinds]
-    for kind, out_dtype, out, step, finished, erases in passes:
-        constants = {"CHANNELS": channels, "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
-        constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": erases}
+    for kind, out_dtype, pass_channels, stride, is_finished, erases in passes:
+        constants = {"CHANNELS": channels, "OUT_CHANNELS": pass_channels, "OUT_COLUMN": stride, "GEOMETRY": kind}
+        constants |= {"OPERATES": operates, "FINISHED": is_finished, "ERASES": erases}
         constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
         variants.add(_variant("one_pass", (*pointers, out_dtype), **constants, **options_of(kind, tile.warps)))
     for kind in (last_kinds | earlier_kinds) & {R.RESIZE, R.BLUR}:
@@ -104,28 +108,32 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
 
 
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Return whether records of a run may contain operations on pixels."""
+    """Return whether records of a segment may contain operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
 
 
 def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Return whether records of a run may swap rows and columns."""
+    """Return whether records of a segment may swap rows and columns."""
     return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
-def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Variant]:
-    """Return the variants that a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
+def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFormat) -> set[Variant]:
+    """Return the variants that a segment on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
     variants: set[Variant] = set()
-    channels, dtype = form.channels[1], form.dtype
-    for outline in (item for outlines in steps for item in outlines):
+    channels, dtype = result_format.channels[1], result_format.dtype
+    for outline in (outline for outlines in steps for outline in outlines):
         if outline.kind is Mix:
-            constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
+            constants = {
+                "CHANNELS": channels,
+                "DENSE": True,
+                "CHANNELS_LAST": 1 < channels == result_format.column_stride,
+            }
             for is_aligned in (False, True):
                 constants |= {"ALIGNED": is_aligned, "BLOCK": mixing.BLOCK}
                 variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
-            args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, form.column)
+            args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, result_format.column_stride)
             variants.add(_variant("erase_images", args, **constants, **erasing.OPTIONS))
     return variants
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Final
 import torch
 
 from gpuload.errors import BackendError
-from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.backend import Backend, LateRunner, LevelRunner
 from gpuload.stage.finish import Finish, apply_late
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Outline, Turn, Warp
 
-__all__ = ["LACKING", "KorniaBackend"]
+__all__ = ["UNSUPPORTED", "KorniaBackend"]
 
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
 FINISHED: Final = "torch changes finished images in place"
@@ -23,7 +23,7 @@ BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): a
 
 # The operations in `gpuload.transforms.program.ops.OPS` that Kornia implements differently from Pillow, or not at all.
 # The differences in levels were measured on photographs of 220×180 and on random images.
-LACKING: Final = {
+UNSUPPORTED: Final = {
     "contrast": "Kornia multiplies the levels (up to 143 levels from Pillow), or blends with an unrounded mean",
     "saturation": "Kornia works in HSV (up to 195 levels from Pillow), or does not round the grey levels",
     "hue": "Kornia does not round hue and saturation to 8 bits, as Pillow does: a difference of up to 17 levels",
@@ -52,10 +52,10 @@ class KorniaBackend(Backend):
         self._runner = KorniaRunner
 
     @classmethod
-    def missing(cls, device: torch.device) -> str | None:
+    def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if find_spec("kornia") else MISSING
 
-    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
             return FINISHED
         if outline.kind is Box and outline.padding_mode is None:
@@ -66,10 +66,10 @@ class KorniaBackend(Backend):
             return "Kornia draws its own fields"
         if outline.kind is Warp and "bicubic" in outline.filters:
             return BICUBIC
-        return next((f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING), None)
+        return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
-    def levels(self, finish: Finish) -> Levels:
+    def level_runner(self, finish: Finish) -> LevelRunner:
         return self._runner(finish, self.device)
 
-    def on_finished(self) -> Late:
-        return apply_late  # only for records that change no pixels: `lacks` leaves all others to the reference
+    def late_runner(self) -> LateRunner:
+        return apply_late  # only for records that change no pixels; the reference runs all others

@@ -43,7 +43,7 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip
 from gpuload.transforms.program.windows import boxes_within
 
-__all__ = ["OPERATIONS", "KorniaRunner", "images_at_once"]
+__all__ = ["OPERATIONS", "KorniaRunner", "images_per_piece"]
 
 # Temporary memory per level of an image within Kornia, in bytes. 42 bytes were measured for a blur, which works in
 # float64, and 39 for a bilinear map.
@@ -99,19 +99,19 @@ def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
     sigmas_xy = torch.from_numpy(values[:, 2:4].copy())
     kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
-    across, down = upload_together([kernel.numpy() for kernel in kernels], levels.device)
+    kernel_x, kernel_y = upload_together([kernel.numpy() for kernel in kernels], levels.device)
     rows, columns = numbers.shape[2:]
     if height // 2 < rows and width // 2 < columns:
-        return filter2d_separable(numbers, across, down, "reflect")
+        return filter2d_separable(numbers, kernel_x, kernel_y, "reflect")
     # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
     numbers = numbers.index_select(2, upload(mirrored(rows, height // 2), levels.device))
     numbers = numbers.index_select(3, upload(mirrored(columns, width // 2), levels.device))
-    return filter2d_separable(numbers, across, down, padding="valid")
+    return filter2d_separable(numbers, kernel_x, kernel_y, padding="valid")
 
 
-def _to_levels(function: Operation, rounded: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+def _to_levels(function: Operation, round_function: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-        return rounded(function(levels, values)).clamp(0, 255).to(levels.dtype)
+        return round_function(function(levels, values)).clamp(0, 255).to(levels.dtype)
 
     return operation
 
@@ -128,7 +128,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 class KorniaRunner(BatchRunner):
-    """A runner for the records that `KorniaBackend.lacks` does not leave to the reference.
+    """A runner for the records that Kornia supports (`KorniaBackend.why_unsupported` returns None).
 
     Batches are processed in pieces: on the CPU, in pieces of the fastest size; on a GPU, in pieces as large as memory
     allows. Results do not depend on the size of pieces.
@@ -154,9 +154,9 @@ class KorniaRunner(BatchRunner):
     ) -> Program | None:
         free_bytes = None if self._gpu is None else self._gpu.free_bytes()
         if self._gpu is None:
-            self.piece = images_at_once(windows_tlhw, images.shapes, CPU_BYTES)
+            self.piece = images_per_piece(windows_tlhw, images.shapes, CPU_BYTES)
         elif free_bytes is not None:
-            self.piece = images_at_once(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
+            self.piece = images_per_piece(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
         return super().__call__(images, program, windows_tlhw, outputs, on_finished)
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ class KorniaRunner(BatchRunner):
         return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
 
 
-def images_at_once(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
+def images_per_piece(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
     """Return how many images Kornia can process at a time in `nbytes` of memory, given their windows at each step and
     their shapes, int64 (n, 3)."""
     channels = max(3, int(shapes[:, 2].max()))  # a map's memory per pixel was measured with three channels

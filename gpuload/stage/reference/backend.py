@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gpuload.stage.backend import Backend, Late, Levels
+from gpuload.stage.backend import Backend, LateRunner, LevelRunner
 from gpuload.stage.finish import Finish, apply_late
 from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.single import SingleRunner
@@ -27,11 +27,11 @@ class TorchBackend(Backend):
         super().__init__(device)
         self._is_single = device.type == "cpu" if runner is None else runner == "single"
 
-    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         return None
 
-    def levels(self, finish: Finish) -> Levels:
+    def level_runner(self, finish: Finish) -> LevelRunner:
         return SingleRunner(finish) if self._is_single else BatchRunner(finish, self.device)
 
-    def on_finished(self) -> Late:
+    def late_runner(self) -> LateRunner:
         return apply_late

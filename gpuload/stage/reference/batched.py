@@ -74,7 +74,8 @@ class BatchRunner:
         outputs: Outputs,
         on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records as specified in `gpuload.stage.backend.Levels`. Return `on_finished`, which is not applied."""
+        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `on_finished`, which is not
+        applied."""
         is_batched = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _can_batch(program, windows_tlhw)
         step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if is_batched else 1
         for start in range(0, len(images), step):

@@ -69,7 +69,8 @@ class SingleRunner:
         outputs: Outputs,
         on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records as specified in `gpuload.stage.backend.Levels`. Return `on_finished`, which is not applied."""
+        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `on_finished`, which is not
+        applied."""
         assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
         image_steps = self._image_steps(program, windows_tlhw, pixels.dtype)

@@ -26,8 +26,8 @@ MAKERS = {
     "datasets/sample.py": {"explain_deep_pixels"},
     "datasets/files.py": {"explain_large_file", "explain_non_image"},
     "ring/ring.py": {"_shortage"},
-    "stage/dali/backend.py": {"missing"},
-    "stage/fused/backend.py": {"missing", "_cannot_compile"},
+    "stage/dali/backend.py": {"unmet_requirement"},
+    "stage/fused/backend.py": {"unmet_requirement", "_compile_error"},
     "stage/kornia/backend.py": {"MISSING"},
 }
 

@@ -144,7 +144,7 @@ def test_inputs_are_not_copied(make_images):
     from gpuload.stage.dali.runner import batch_of
 
     images = RaggedImages.from_arrays(make_images(4, 3))
-    with Engine(torch.device("cpu")).running():
+    with Engine(torch.device("cpu")).activate():
         batch = batch_of(images, images.regions_tlhw)
         seen = [sample.torch() for sample in batch]
         assert [sample.data_ptr() - images.pixels.data_ptr() for sample in seen] == images.offsets.tolist()

@@ -21,7 +21,7 @@ from stage.decode.test_images import KINDS, Photos, assert_same, batches, damage
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.stage.decode import choose, nvimagecodec
-from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source, fetch
+from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, fetch
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec, load_library
 
 HERE = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_regions_have_the_bits_of_the_whole_image(library, grey):
     decoder = NvImageCodec(HERE, 1, library)
     wholes = NvImageCodec(HERE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
     assert (decoder.regions, decoder.note) == (True, "")
-    assert (wholes.regions, wholes.note) == (False, f"{CPU} {library.__version__}: whole images")
+    assert (wholes.regions, wholes.note) == (False, f"{CPU} {library.__version__}: entire images")
     for subsampling in (0, 1, 2):
         whole = source(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
         sources = [whole, *(whole._replace(region_tlhw=region) for region in REGIONS)]
@@ -252,7 +252,7 @@ def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(gpu):
 
     decoder = gpu.decoder(engine=engine, gpu=pictures)
     assert decoder.names == (ENGINE, GPU)
-    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0: whole images"  # as long as the list does not have them
+    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0: entire images"  # as long as the list does not have them
     found = decoder.decode([source(photo(0)), source(photo(1)), source(photo(2))])
     assert [one.decoder for one in found if isinstance(one, Pixels)] == [ENGINE, GPU, ENGINE]
     assert decoder._library.made == [
@@ -273,7 +273,7 @@ def test_whole_images_are_decoded_unless_regions_are_known_to_be_right(gpu, righ
     decoder = gpu.decoder(dict.fromkeys(right, ("0.9.0",)), engine=engine, gpu=pictures)
     whole = " and ".join(name for name in (ENGINE, GPU) if name not in right)
     assert decoder.regions == (not whole)
-    assert decoder.note == (f"{whole} 0.9.0: whole images" if whole else "")
+    assert decoder.note == (f"{whole} 0.9.0: entire images" if whole else "")
     parts = [source(photo(number))._replace(region_tlhw=(3, 5, 20, 30)) for number in range(2)]
     found = decoder.decode(parts)
     assert [one.decoder for one in found] == [ENGINE, GPU]
@@ -303,20 +303,20 @@ def test_no_engine_writes_to_memory_that_others_share(gpu, monkeypatch, whose):
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
     decoder = gpu.decoder(engine=pictures, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} has freed, but")
+    assert decoder.note.startswith(f"no JPEG engine: the engine would write to memory that {whose} has freed, but")
 
 
 def test_a_decoder_whose_picture_is_another_one_is_not_used(gpu):
     decoder = gpu.decoder(engine=other, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert "it decodes a test image wrongly (" in decoder.note
+    assert "the decoder returned wrong pixels for a test image (" in decoder.note
 
 
 def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
     with pytest.raises(RuntimeError) as there:
         gpu.decoder(engine=nothing, gpu=other)
     assert str(there.value).startswith(
-        f"{ENGINE}: it returned no image and no reason; {GPU}: it decodes a test image wrongly ("
+        f"{ENGINE}: it returned no image and no reason; {GPU}: the decoder returned wrong pixels for a test image ("
     )
 
 
@@ -324,16 +324,16 @@ def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
     decoder = gpu.decoder(engine=nothing, gpu=pictures)
     decoder._library.works["gpu"] = full
     decoder._decoders[GPU] = decoder._make(["gpu"], 1)
-    with pytest.raises(NoRoom, match="out of memory"):
+    with pytest.raises(OutOfDeviceMemory, match="out of memory"):
         decoder.decode([source(photo(0))])
 
 
 def test_an_image_that_is_not_as_large_as_its_header_says_is_refused(library):
     lying = source(photo(0))._replace(height=20, region_tlhw=(0, 0, 20, 70))
     decoder = NvImageCodec(HERE, 1, library)
-    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, but the decoded image has another size")]
+    assert decoder.decode([lying]) == [Refusal("the header says 20×70 pixels, but the decoded image has another size")]
     found, good = decoder.decode([lying._replace(height=90, region_tlhw=(60, 0, 30, 9)), source(photo(0))])
-    assert found == Refused("ValueError: the header says 90×70 pixels, but nvImageCodec reads another size")
+    assert found == Refusal("ValueError: the header says 90×70 pixels, but nvImageCodec reads another size")
     assert isinstance(good, Pixels)
 
 
@@ -342,4 +342,4 @@ def test_an_image_beyond_the_librarys_limit_is_not_given_to_it(library, monkeypa
     monkeypatch.setattr(nvimagecodec, "NV_MAX_BYTES", 10_600)
     large, small = decoder.decode([source(photo(3)), source(photo(0))])
     assert isinstance(small, Pixels)
-    assert large == Refused("ValueError: an image exceeds the size limit of nvImageCodec")
+    assert large == Refusal("ValueError: an image exceeds the size limit of nvImageCodec")

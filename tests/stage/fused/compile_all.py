@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gpuload import transforms as T
-from gpuload.stage.backend import Form
+from gpuload.stage.backend import ResultFormat
 from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics, variants
 from gpuload.transforms.program.fusing import jobs
 from gpuload.transforms.program.fusing.plan import Tile
@@ -143,10 +143,12 @@ class Driver:
 
 
 triton.runtime.driver.set_active(Driver())
-form = Form((3, 3), torch.float16, 3, (True,))
+result_format = ResultFormat((3, 3), torch.float16, 3, (True,))
 outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
-late = variants.late_variants([outlines], form=form)
-known = late | variants.level_variants([T.Resize(9).outline, T.ColorJitter(contrast=1).outline], form=form, tile=TILE)
+late = variants.late_variants([outlines], result_format=result_format)
+known = late | variants.level_variants(
+    [T.Resize(9).outline, T.ColorJitter(contrast=1).outline], result_format=result_format, tile=TILE
+)
 passes = [one for one in known if one.kernel == "one_pass"]  # they take seconds, and differ in constants alone
 plain_pass = next(one for one in passes if not dict(one.options)["ERASES"] and one.args[-1] == torch.uint8)
 for variant in {*known} - {*passes} | {plain_pass}:

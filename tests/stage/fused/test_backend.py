@@ -62,12 +62,12 @@ def test_images_of_four_channels_are_left_to_torch():
 
 def test_without_triton(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
-    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; use `pip install triton`"):
+    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; run `pip install triton`"):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
 def test_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", lambda: False)
+    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
     with pytest.raises(gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' there \(or set"):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
@@ -80,7 +80,7 @@ def chosen(forced: bool):
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
 def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypatch, forced):
-    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", lambda: False)
+    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     with pytest.warns(RuntimeWarning, match="'torch' is used on cuda:0, because fused cannot be used") as caught:
@@ -96,7 +96,7 @@ def test_where_a_kernel_does_not_compile(monkeypatch, forced):
     def broken(device):
         raise OSError("ptxas is gone")
 
-    monkeypatch.setattr("gpuload.stage.fused.runner.trial", broken)
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernels", broken)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
         backend, _ = chosen(forced)
     assert backend.name == "torch"
@@ -107,7 +107,7 @@ def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
     def full(device):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("gpuload.stage.fused.runner.trial", full)
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernels", full)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
         chosen(forced)
 
@@ -122,7 +122,7 @@ def test_with_a_triton_that_is_broken(monkeypatch):
     def broken():
         raise ImportError("libtriton.so is gone")
 
-    monkeypatch.setattr("gpuload.stage.fused.backend._interpreted", broken)
+    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", broken)
     with pytest.raises(gl.BackendError, match=r"cannot be imported: ImportError: libtriton.so is gone"):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
@@ -148,7 +148,7 @@ def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images
 
 def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
-    with pytest.warns(RuntimeWarning, match="not installed; use `pip install triton`"):
+    with pytest.warns(RuntimeWarning, match="not installed; run `pip install triton`"):
         assert chosen(False)[0].name == "torch"
     with pytest.raises(gl.BackendError, match="not installed"):
         chosen(True)

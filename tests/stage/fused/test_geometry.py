@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from pictures import smooth_image
 
-from gpuload.stage.fused.geometry import geometry, row_by_row
+from gpuload.stage.fused.geometry import geometry, sample_row_by_row
 from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.blur import blur, sharpness
@@ -56,7 +56,7 @@ def tiles(
     xs = x + step_x * own
     if BY_ROWS:
         source_ptr += tl.load(ints_ptr + 1)
-        red, green, blue = row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY)
     else:
         red, green, blue = geometry(
             source_ptr,

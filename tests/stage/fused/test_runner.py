@@ -276,7 +276,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     chain = T.Chain([T.RandomResizedCrop(14), *colors, T.RandomEqualize(0.5), *moved, normalize, *erasing])
     images, program = make_batch(chain, make_images(5, 6, channels=channels, low=20, high=40))
     options = {"backend": "fused", "memory_format": memory_format}
-    fusing = compile_stage(chain, device=DEVICE, **options).fusing()
+    fusing = compile_stage(chain, device=DEVICE, **options).batch_planner()
     assert fusing is not None
     plan, arrays = fusing(images.table, program)
     levels, late = program.split()
@@ -308,5 +308,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
 )
 def test_what_is_not_one_run_of_the_kernels_is_planned_by_the_stage(transforms, options):
     stage = compile_stage(T.Chain(transforms), device=DEVICE, **{"backend": "fused", **options})
-    assert stage.fusing() is None
-    assert compile_stage(T.Chain([T.RandomCrop(8), NORMALIZE]), device=DEVICE, backend="fused").fusing() is not None
+    assert stage.batch_planner() is None
+    assert (
+        compile_stage(T.Chain([T.RandomCrop(8), NORMALIZE]), device=DEVICE, backend="fused").batch_planner() is not None
+    )

@@ -11,7 +11,7 @@ import torch
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.kornia import KorniaBackend
-from gpuload.stage.kornia.backend import LACKING as LACKS
+from gpuload.stage.kornia.backend import UNSUPPORTED as LACKS
 from gpuload.stage.kornia.runner import OPERATIONS
 from gpuload.transforms.program.ops import OPS
 
@@ -50,7 +50,7 @@ def test_these_run_on_kornia(transforms):
     assert [step.backend for step in plan.steps] == ["kornia"] * len(transforms), str(plan)
 
 
-LACKING = [
+UNSUPPORTED = [
     (T.Resize(20), "Kornia's resize differs by up to 87 levels from Pillow's"),
     (T.Resize(20, "nearest"), "Kornia's nearest resize takes the pixel at the corner, Pillow's"),
     (T.RandomResizedCrop(20), "Kornia's resize differs by up to 87 levels from Pillow's"),
@@ -76,7 +76,7 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("transform", "reason"), LACKING, ids=str)
+@pytest.mark.parametrize(("transform", "reason"), UNSUPPORTED, ids=str)
 def test_these_do_not_and_the_plan_says_why(transform, reason):
     plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
     assert [step.backend for step in plan.steps] == ["torch", "kornia"]
@@ -99,14 +99,14 @@ from gpuload.stage import compile_stage
 from gpuload.stage.kornia import KorniaBackend
 from gpuload.errors import BackendError
 compile_stage(T.Chain([T.ColorJitter(0.4)]), device="cpu")
-assert KorniaBackend.missing(torch.device("cpu")) is None
+assert KorniaBackend.unmet_requirement(torch.device("cpu")) is None
 assert "kornia" not in sys.modules, "only the backend imports Kornia"
 sys.modules["kornia"] = None  # as if it were not installed
 try:
     KorniaBackend(torch.device("cpu"))
 except BackendError as error:
     print(error)
-print(KorniaBackend.missing(torch.device("cpu")))
+print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 """
 
 

@@ -12,7 +12,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.kornia import runner
-from gpuload.stage.kornia.runner import OPERATIONS, KorniaRunner, images_at_once
+from gpuload.stage.kornia.runner import OPERATIONS, KorniaRunner, images_per_piece
 from gpuload.stage.reference import operations as reference
 from gpuload.transforms.program.ops import VALUES
 
@@ -208,8 +208,8 @@ def test_an_image_comes_out_the_same_alone_and_among_256(transforms, make_batch,
 def test_as_many_images_go_together_as_memory_allows(free, images):
     """Of the largest window on their way, which has 224×224 pixels of three channels here."""
     windows = [np.array([[5, 5, 224, 224], [0, 0, 20, 20]]), np.array([[0, 0, 100, 100]] * 2)]
-    assert images_at_once(windows, np.array([[224, 224, 3]] * 2), free) == images
-    assert images_at_once(windows, np.array([[224, 224, 1]] * 2), free) == images  # a map has as much for one channel
+    assert images_per_piece(windows, np.array([[224, 224, 3]] * 2), free) == images
+    assert images_per_piece(windows, np.array([[224, 224, 1]] * 2), free) == images  # a map has as much for one channel
 
 
 class Gpu:

@@ -32,7 +32,7 @@ from gpuload.datasets.stores.tar.index import fields_of
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import DecodeError
-from gpuload.rng.generators import sample_being_made
+from gpuload.rng.generators import current_sample
 from gpuload.rng.philox import Key, epoch_key, words
 from gpuload.rng.streams import SHARDS, SHUFFLE_BUFFER
 
@@ -111,7 +111,7 @@ class TarPass:
                 f"{info.world_size if info else 1} × {info.num_workers if info else 1} workers), which read entire "
                 f"shards. Write more shards, use fewer workers, or omit stream=True, which allows any number of workers"
             )
-        seed, epoch, _ = sample_being_made() or (0, 0, 0)
+        seed, epoch, _ = current_sample() or (0, 0, 0)
         key = epoch_key(seed, epoch)
         order = shard_order(key, len(stream.shards)) if stream.shuffle_buffer else np.arange(len(stream.shards))
         self._stream = stream

@@ -117,7 +117,7 @@ class Plan(NamedTuple):
 
         Args:
             images: `IMAGE` (B,).
-            program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
+            program, windows_tlhw: as for `gpuload.stage.backend.LevelRunner`.
             starts: the offset of each result in elements, int64 (B,).
             steps: the steps between channels, rows and columns of a result; int64 (B,), or one number for all results.
             on_finished: the records that erase boxes of all finished images.
