@@ -530,7 +530,7 @@ def test_gradients_are_of_no_interest_where_there_are_none():
 def test_a_mask_of_another_size():
     message = (
         "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] "
-        "has 20×56; return the mask of this image, in the size of the image"
+        "has 20×56; return the mask of this image, at the size of the image"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC)(photographs(4), gl.Mask(np.zeros((4, 20, 56))))

@@ -277,7 +277,7 @@ def test_importing_it_imports_no_torch() -> None:
         (
             [(1, {"a": 2}), (1, {"b": 2})],
             "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
-            "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
+            "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts with any keys, in a list): "
             "all samples of a batch must have the same structure; make the dataset return every "
             "sample with the same structure",
         ),

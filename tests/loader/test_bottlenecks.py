@@ -359,7 +359,7 @@ def test_a_dataset_that_decodes_in_the_main_process():
     """How much of its work waits is not known there, so that no more workers are named than there are CPUs."""
     found = measured(Opened(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
     check(found, "main process does this itself (num_workers=0)", "have it return gl.read(path) or gl.Encoded(bytes)")
-    (count,) = re.findall(r"with (\d+) workers?", found.advice)
+    (count,) = re.findall(r"(\d+) workers? would give", found.advice)
     assert int(count) <= found.cpus
 
 

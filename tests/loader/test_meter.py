@@ -18,7 +18,7 @@ def rig(monkeypatch):
     """A clock, an engine, a transfer, and the meter of a session whose other parts count nothing."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
-    engine = SimpleNamespace(waited_s=0.0, counted=lambda: np.zeros((0, len(FIELDS)), np.int64))
+    engine = SimpleNamespace(waited_s=0.0, read_counters=lambda: np.zeros((0, len(FIELDS)), np.int64))
     transfer = SimpleNamespace(host_wait_s=0.0, times=None)
     ring = SimpleNamespace(full_s=0.0, refused=0, slots_made=0, moved_out=0)
     options = gl.Loader([0], num_workers=0, device="cpu")._options

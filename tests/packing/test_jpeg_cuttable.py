@@ -191,7 +191,7 @@ def test_a_larger_picture_has_its_points_further_apart():
     with mock.patch("gpuload.packing.jpeg_cuttable.MAX_SEGMENT_BYTES", 10_000):
         limited = add_index(jpeg, header_of(jpeg))
     assert len(limited) < len(jpeg) + 10_010
-    assert find_grid(limited, header_of(limited)).across > found[-1].across
+    assert find_grid(limited, header_of(limited)).cell_mcus_across > found[-1].cell_mcus_across
 
 
 def test_bits_of_rows_longer_than_16_bits_count():

@@ -207,7 +207,7 @@ def external(path: Path) -> None:
 FIFO = """
 import os, sys
 import h5py
-from gpuload.datasets.files import limited
+from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores.hdf5 import HDF5
 os.mkfifo("pipe.h5")
 with h5py.File("a.h5", "w") as file:
