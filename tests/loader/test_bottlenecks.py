@@ -27,6 +27,8 @@ from simulated.runtime import simulated
 import gpuload as gl
 from gpuload import transforms as T
 
+MORE_WORKERS = r"(\d+) workers?(?: and prefetch_factor=\d+)? (?:would give|the loop would)"
+
 
 class Sleeping:
     """Arrays, each after some seconds."""
@@ -287,7 +289,7 @@ def whole_epoch(dataset: Any, **given: Any) -> gl.Stats:
 
 
 def no_more_workers(found: gl.Stats) -> bool:
-    return re.search(r"with \d+ workers?", found.advice) is None
+    return re.search(MORE_WORKERS, found.advice) is None
 
 
 class BriefStage(torch.nn.Module):
@@ -359,7 +361,7 @@ def test_a_dataset_that_decodes_in_the_main_process():
     """How much of its work waits is not known there, so that no more workers are named than there are CPUs."""
     found = measured(Opened(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
     check(found, "main process does this itself (num_workers=0)", "have it return gl.read(path) or gl.Encoded(bytes)")
-    (count,) = re.findall(r"(\d+) workers? would give", found.advice)
+    (count,) = re.findall(MORE_WORKERS, found.advice)
     assert int(count) <= found.cpus
 
 
