@@ -273,7 +273,7 @@ def test_floats_on_the_device_are_not_looked_at():
 @pytest.mark.parametrize("target", ["boxes", "keypoints"])
 def test_boxes_and_keypoints_on_the_device(target):
     with pytest.raises(
-        ValueError, match=re.escape("takes numbers on the CPU, where they are moved, got a tensor on cuda:0")
+        ValueError, match=re.escape("takes numbers on the CPU, where they are transformed, got a tensor on cuda:0")
     ):
         gl.Boxes(torch.zeros(1, 4, device=HERE)) if target == "boxes" else gl.Keypoints(torch.zeros(1, 2, device=HERE))
 
