@@ -51,12 +51,12 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     expected = dict.fromkeys([*hashes, *(part["file"] for part in manifest["parts"])])
     present = {name for name in expected if os.path.isfile(os.path.join(full, name))}
     header_bytes = _header_bytes(full) if ARRAY in present else 0
-    spans = {ARRAY: header_bytes}  # the file consists of parts, so the manifest has a hash of its header only
-    damaged = [n for n in hashes if n in present and hash_of(os.path.join(full, n), 0, spans.get(n)) != hashes[n]]
+    hashed = {ARRAY: header_bytes}  # the manifest hashes only the header of this file, and each part separately
+    damaged = [n for n in hashes if n in present and hash_of(os.path.join(full, n), 0, hashed.get(n)) != hashes[n]]
     problems = [f"{name} is damaged: its hash differs from that in {MANIFEST}" for name in damaged]
     problems += [f"{name} is missing" for name in expected if name not in present]
     problems += [
-        f"{name} is unexpected: the manifest does not list it, but a pattern may match it; remove it"
+        f"{name} is unexpected: the manifest does not list it, but a wildcard pattern would include it; remove it"
         for name in sorted(os.listdir(full))
         if name not in expected and name.endswith(EXTENSIONS)
     ]
@@ -68,23 +68,22 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
             loaded = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False)
             if isinstance(loaded, np.ndarray) and loaded.dtype == np.uint32 and loaded.ndim == 1:
                 sums = loaded
-    rows = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
-    starts = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
-    ends = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]
+    sample_bounds = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
+    byte_starts = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
+    sample_ends = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]
 
     def check(number: int) -> str:
         part = parts[number]
         name, path = part["file"], os.path.join(full, part["file"])
         if name not in present:
             return ""
-        where = f"(samples {part['first']:,} to {ends[number] - 1:,} of the packed dataset)"
+        where = f"(samples {part['first']:,} to {sample_ends[number] - 1:,} of the packed dataset)"
         if name != ARRAY and (size := os.path.getsize(path)) != part["bytes"]:
             return f"{name} has {size:,} bytes instead of {part['bytes']:,} {where}"
-        if hash_of(path, starts[number] if name == ARRAY else 0, part["bytes"]) == part["sha256"]:
+        if hash_of(path, byte_starts[number] if name == ARRAY else 0, part["bytes"]) == part["sha256"]:
             return ""
-        return (
-            f"{name} is damaged{_damaged_samples(path, manifest, sums[slice(*rows[number])], rows[number][0])} {where}"
-        )
+        first, end = sample_bounds[number]
+        return f"{name} is damaged{_damaged_samples(path, manifest, sums[first:end], first)} {where}"
 
     with ThreadPoolExecutor(THREADS) as pool:
         for done, problem in enumerate(pool.map(check, range(len(parts))), 1):

@@ -95,7 +95,7 @@ def check_device(device: Any) -> torch.device:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One transform and the backend that runs it.
+    """A transform and the backend that runs it.
 
     Attributes:
         transform: the declaration.

@@ -13,8 +13,8 @@ not). The finished tensors are recorded on the consumer's stream, so that the al
 while that stream still reads them.
 
 This memory becomes reusable only when the consumer is done with it, so a host that ran ahead without limit would
-allocate more with each batch. In `hold_back`, the host therefore waits for the work that the consumer's stream had two
-batches ago.
+allocate more with each batch. In `hold_back`, the host therefore waits until the consumer's stream has finished
+the work that was queued two batches ago.
 
 Runs in the main process, and starts no threads.
 """

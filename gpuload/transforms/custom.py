@@ -125,7 +125,7 @@ class Custom(Transform):
 
     @property
     def per(self) -> str:
-        """What `apply` is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
+        """Return what `apply` is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
         return "images"
 
     @property
