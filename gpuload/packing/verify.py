@@ -56,7 +56,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     problems = [f"{name} is damaged: its hash differs from that in {MANIFEST}" for name in damaged]
     problems += [f"{name} is missing" for name in expected if name not in present]
     problems += [
-        f"{name} is unexpected: the manifest does not list it, but a wildcard pattern would include it; remove it"
+        f"{name} is unexpected: the manifest does not list it, but a wildcard would include it; remove it"
         for name in sorted(os.listdir(full))
         if name not in expected and name.endswith(EXTENSIONS)
     ]
