@@ -284,7 +284,8 @@ class CudaTransfer(CpuTransfer):
         if code != devices.NO_LOCKS:
             warnings.warn(
                 f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
-                "batches are copied from pageable memory, which is slower and not asynchronous",
+                "batches are copied from pageable memory, which is slower and not asynchronous. Raise the limit of "
+                "locked memory: ulimit -l unlimited in the shell, docker run --ulimit memlock=-1 for a container",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -97,7 +97,7 @@ def test_after_a_refused_lock_slots_are_copied_as_pageable_memory_and_still_give
 
     first = ring.acquire(100_000)
     assert load(first, 3) == ([3] * 100, [0])
-    with pytest.warns(RuntimeWarning, match="batches are copied from pageable memory, which is slower"):
+    with pytest.warns(RuntimeWarning, match="slower and not asynchronous. Raise the limit of locked memory: ulimit -l"):
         second = ring.acquire(100_000)
     assert load(second, 4) == ([4] * 100, [0])
     assert asynchronous == [True, False]
