@@ -245,7 +245,7 @@ def returning(value):
         (
             [T.Lambda(lambda images: images), T.CenterCrop(8)],
             ValueError,
-            "Lambda(<lambda>) is called with a batch, whose images must be of one size, but there are ",
+            "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are ",
         ),
         (
             [T.CenterCrop(8), T.Lambda(lambda images: None)],
