@@ -344,7 +344,7 @@ class _Images:
         where = f" of {leaf.place}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
-        self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
+        self.planes = RaggedImages.from_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
 
 def _make_view(

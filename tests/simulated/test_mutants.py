@@ -301,7 +301,7 @@ def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -
     load = CudaTransfer.load
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
-        with self._device.on(cuda.default_stream()):
+        with self._device.make_current(cuda.default_stream()):
             return load(self, *args)
 
     patch.setattr(CudaTransfer, "load", changed)
@@ -445,7 +445,7 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
 
 @mutant(fuses_elsewhere)
 def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(runner, "device_of", lambda tensor: contextlib.nullcontext())
+    patch.setattr(runner, "use_device_of", lambda tensor: contextlib.nullcontext())
 
 
 @mutant(augments)
@@ -477,13 +477,13 @@ def a_batch_is_augmented_on_another_stream(patch: Patch, cuda: SimulatedCuda) ->
 
 @mutant(augments_by_kernels)
 def planes_are_copied_for_kernels(patch: Patch, cuda: SimulatedCuda) -> None:
-    lay = RaggedImages.of_planes
+    lay = RaggedImages.from_planes
 
-    def interleaved(*given: Any) -> RaggedImages:
+    def interleave(*given: Any) -> RaggedImages:
         images = lay(*given)
-        return images.interleaved(images.regions_tlhw)
+        return images.interleave(images.regions_tlhw)
 
-    patch.setattr(RaggedImages, "of_planes", interleaved)
+    patch.setattr(RaggedImages, "from_planes", interleave)
 
 
 @mutant(plain)

@@ -71,7 +71,7 @@ def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
     choice = choose(DEVICE, CUDA, 1)
     assert choice.decoder is None
-    assert "crops are copied by a Triton kernel, but Triton is not installed; pip install triton" in choice.warning
+    assert "crops are copied by a Triton kernel, but Triton is not installed; run pip install triton" in choice.warning
 
 
 def broken(*args: Any, **given: Any) -> Any:
