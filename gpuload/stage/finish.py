@@ -1,4 +1,5 @@
-"""Converts levels to the values and dtype of the batch at the end of a chain, and applies the reference's operations to
+"""Converts levels (pixel values before normalization) to the batch's values and dtype at the end of a chain, and
+applies the reference's operations to
 finished images: images with their final values and dtype.
 
 `ToDtype` and `Normalize` are combined into one affine map per channel, y = a · level + b, computed in float64 and
@@ -135,8 +136,8 @@ UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # leaves uint8 lev
 
 
 def default_partners(count: int) -> np.ndarray:
-    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner is its
-    own partner."""
+    """Return the default partners, int64 (count,): images 2k and 2k + 1 are partners; a last image without a partner is
+    its own partner."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1
     return np.where(partners < count, partners, rows)
@@ -148,8 +149,8 @@ def apply_late(outputs: Outputs, late_program: Program, partners: np.ndarray | N
     Args:
         outputs: the images, N×C×H×W or a list of C×H×W; changed in place.
         late_program: the program of the transforms that work on finished images, see `Program.split`.
-        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, or the image's own row if it has no
-            partner; partners are mutual. None means `default_partners`.
+        partners: int64 (N,), the index of each image's partner in MixUp and CutMix, or the image's own index if it has
+            no partner; partners are mutual. None means `default_partners`.
     """
     for record in late_program.records:
         rows = np.arange(len(late_program), dtype=np.int64) if record.rows is None else record.rows

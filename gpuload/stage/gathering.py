@@ -1,4 +1,4 @@
-"""Combines images of a batch for Mosaic and CopyPaste, which work on levels, between two segments of a chain.
+"""Combines images of a batch for Mosaic and CopyPaste, between two segments of a chain.
 
 The preceding transforms have been applied to all images of the batch, and each result consists of parts of more than
 one image. Pixels are only copied, except that the reference resizes a partner of another size. This module runs on the
@@ -23,9 +23,10 @@ __all__ = ["gather", "groups_of", "tile"]
 
 
 def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
-    """Return the rows of each sample's group in a batch, int64 (N, size), from the samples' numbers: the rows of
-    number, number XOR 1, …, number XOR (size - 1). A sample that is not in the batch is replaced by the row itself. If
-    a sample appears twice, because the batch was filled up, its first row is used.
+    """Return the batch indices of each sample's group, int64 (N, size), from the samples' numbers: the indices of
+    number, number XOR 1, …, number XOR (size - 1). A group's samples that are not in
+    the batch are replaced by the sample itself. If a sample appears twice, because the batch was filled up, its first
+    index is used.
 
     Example:
         >>> groups_of(np.array([4, 5, 6, 0]), 4).tolist()
@@ -99,7 +100,7 @@ def tile(
 
 
 def _resize_image(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
-    """Resize the image in a row of the batch; return it as C×H×W, in the images' dtype."""
+    """Resize one image of a batch; return it as C×H×W, in the images' dtype."""
     box = images.shapes[row : row + 1, :2]
     source = Source.from_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)

@@ -71,7 +71,7 @@ class RaggedImages:
         return self.table["region_tlhw"]
 
     def take(self, rows: np.ndarray) -> RaggedImages:
-        """Return the images of some rows of the batch, without copying pixels."""
+        """Return the images with these batch indices, without copying pixels."""
         labels = [str(self.labels[row]) for row in rows.tolist()]
         if self.steps is None or self.planes is None:
             return replace(self, table=self.table[rows], labels=labels)
@@ -213,7 +213,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def rows_by_key(keys: Iterable[Key]) -> dict[Key, np.ndarray]:
-    """Group row indices by key, as ascending int64 arrays.
+    """Group the indices of keys by key, as ascending int64 arrays.
 
     Example:
         >>> rows_by_key("aba")

@@ -2,11 +2,11 @@
 transforms on the same backend. For each batch, a segment's program is split into *parts* at each call of a custom
 transform.
 
-Between two segments, images are levels again: H×W×C images in one flat tensor, which holds only the windows that the
-next segment needs. A custom transform gets its images as planes, C×H×W. A user's planar images are converted to the
-interleaved layout before the first segment, unless that segment uses compiled kernels, which read planes in place. On
-the CPU the memory between segments is reused for the next batch; on CUDA it comes from torch's allocator. This module
-runs in the stage's process.
+Between two segments, images are pixel values (levels) again: H×W×C images in one flat tensor, which holds only the
+windows that the next segment needs. A custom transform gets its images as planes, C×H×W. A user's planar images are
+converted to the interleaved layout before the first segment, unless that segment uses compiled kernels, which read
+planes in place. On the CPU the memory between segments is reused for the next batch; on CUDA it comes from torch's
+allocator. This module runs in the stage's process.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class SegmentRunner:
         return runner(images, program.part(start, end), windows[start : end + 1], outputs, late_program)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
-        """Finish the levels of some rows, and write them to the batch."""
+        """Finish levels, and write them to the batch at the indices `rows`."""
         start, end = int(rows[0]), int(rows[-1]) + 1
         is_contiguous = end - start == len(rows)
         destination = outputs[start:end] if is_contiguous else [outputs[row] for row in rows.tolist()]

@@ -135,8 +135,8 @@ class Stage:
             images: the decoded regions, on the stage's device.
             program: the result of the chain's `draw` for these images, or the batch planned from it.
             view: which of the chain's views to make.
-            partners: int64 (N,), the row of the image that each image is mixed with, or the image's own row if it is
-                not mixed; partners are mutual. None pairs rows 2k and 2k + 1.
+            partners: int64 (N,), the index of the image with which each image is mixed, or the image's own index if it
+                is not mixed; partners are mutual. None pairs images 2k and 2k + 1.
 
         Returns:
             An N×C×H×W tensor; or, depending on `ragged`, a list of C×H×W tensors, or an N×C×H×W tensor and the sizes as
@@ -333,7 +333,7 @@ def _iterate_tree(transform: Transform) -> Iterator[Transform]:
 
 @contextlib.contextmanager
 def _set_threads(count: int | None) -> Iterator[None]:
-    """Make torch use this many threads in the ``with`` block; None leaves the number unchanged."""
+    """Make torch use this many threads within the ``with`` block; None keeps the current number."""
     previous_count = torch.get_num_threads()
     count = 1 if _forked else count  # a forked process lacks torch's other threads, and torch would wait for them
     if count in (None, previous_count):

@@ -56,7 +56,7 @@ class SimulatedCuda:
     def current_stream(self) -> Stream:
         return self.machine.current_stream()
 
-    def make_current(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
+    def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
         """A stream is current within this."""
         return self.machine.on(stream)
 

@@ -263,15 +263,15 @@ def the_event_is_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedC
 
 @mutant(plain)
 def slots_are_free_at_once(patch: Patch, cuda: SimulatedCuda) -> None:
-    after_load(patch, lambda self: self._copied.pop()[1]())
+    after_load(patch, lambda self: self._copies.pop()[1]())
 
 
 @mutant(plain)
 def slots_are_free_when_they_are_asked_for(patch: Patch, cuda: SimulatedCuda) -> None:
     def reclaim(self: CudaTransfer, wait: bool) -> bool:
-        freed = bool(self._copied)
-        while self._copied:
-            self._copied.popleft()[1]()
+        freed = bool(self._copies)
+        while self._copies:
+            self._copies.popleft()[1]()
         return freed
 
     patch.setattr(CudaTransfer, "reclaim", reclaim)
@@ -284,7 +284,7 @@ def the_event_of_slots_is_recorded_before_the_copies(patch: Patch, cuda: Simulat
     def changed(self: CudaTransfer, *args: Any) -> Any:
         early = self._device.record(self._stream)
         made = load(self, *args)
-        self._copied.append((early, self._copied.pop()[1]))
+        self._copies.append((early, self._copies.pop()[1]))
         return made
 
     patch.setattr(CudaTransfer, "load", changed)
@@ -399,13 +399,13 @@ def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCud
 @mutant(other_device)
 def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
-    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+    def make_current(self: Accelerator, stream: Any) -> Iterator[None]:
         before = torch.accelerator.current_stream(self.device)
         torch.accelerator.set_stream(stream)
         yield
         torch.accelerator.set_stream(before)
 
-    patch.setattr(Accelerator, "on", on)
+    patch.setattr(Accelerator, "make_current", make_current)
 
 
 @mutant(with_constant)
@@ -421,9 +421,9 @@ def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: Simulate
 @mutant(decodes)
 def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: SimulatedCuda) -> None:
     def freed(self: ImageDecoder, limit_bytes: int) -> int:
-        while sum(nbytes for _, nbytes, _ in self._copying) > limit_bytes:
-            self._copying.popleft()
-        return sum(nbytes for _, nbytes, _ in self._copying)
+        while sum(nbytes for _, nbytes, _ in self._pending_copies) > limit_bytes:
+            self._pending_copies.popleft()
+        return sum(nbytes for _, nbytes, _ in self._pending_copies)
 
     patch.setattr(ImageDecoder, "_free", freed)
 
@@ -489,11 +489,11 @@ def planes_are_copied_for_kernels(patch: Patch, cuda: SimulatedCuda) -> None:
 @mutant(plain)
 def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
-    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+    def make_current(self: Accelerator, stream: Any) -> Iterator[None]:
         torch.accelerator.set_stream(stream)
         yield
 
-    patch.setattr(Accelerator, "on", on)
+    patch.setattr(Accelerator, "make_current", make_current)
 
 
 # Seen only where devices have contexts.

@@ -1,6 +1,6 @@
 """Applies each kind of record to a DALI batch, with DALI's operators.
 
-Batches contain uint8 H×W×C levels, or finished images in any layout. Windows are int64 (n, 4), as in
+Batches contain H×W×C uint8 images, or finished images in any layout. Windows are int64 (n, 4), as in
 `gpuload.stage.backend.LevelRunner`: a record's inputs have the windows `before`, and its results the windows `after`.
 Every operator call processes the entire batch; images to which a record does not apply get neutral parameters.
 
@@ -8,7 +8,7 @@ Every operator call processes the entire batch; images to which a record does no
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
 levels. So images whose borders matter are padded with zeros, and the result is divided by the fraction of the weights
 inside the image. The results of all other images are bit-identical to the results of a batch without padding. Between
-the two resizing passes, DALI keeps floats and Pillow rounds to levels, so differences of one level remain.
+the two resizing passes, DALI keeps floats and Pillow rounds to integers, so differences of one level remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "apply_program", "crop"]
 
-Rows = slice | np.ndarray  # the rows of a batch that a record applies to
+Rows = slice | np.ndarray  # the batch indices of the images to which a record applies
 
 
 def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> ndd.Batch:

@@ -1,10 +1,10 @@
 """Applies programs to a batch with DALI, from the stage's input to the memory of the results.
 
 Inputs are views that are passed to DALI through DLPack without a copy. Results are in DALI's memory; torch copies them
-once, and converts them to float16 or bfloat16 if needed. Intermediate images are uint8 H×W×C levels: a batch of 64 at
+once, and converts them to float16 or bfloat16 if needed. Intermediate images are H×W×C uint8 images: a batch of 64 at
 224×224 takes 10 MB, where float32 would take 39 MB that every operator reads and writes. The last operator converts
-levels to values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small. Only
-the engine is kept between batches; its operators keep no images.
+them to final values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small.
+Only the engine is kept between batches; its operators keep no images.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _split_rows(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
 
 
 def _changed_rows(late_program: Program) -> np.ndarray:
-    """Return the rows whose images a record flips or erases boxes of, int64."""
+    """Return the batch indices of the images that a record flips or erases boxes in, int64."""
     changes = np.zeros(len(late_program), np.bool_)
     for record in late_program.records:
         rows = slice(None) if record.rows is None else record.rows

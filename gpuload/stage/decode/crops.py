@@ -3,8 +3,8 @@
 Decoders choose where to store images. A crop is therefore described by the address of its first upright pixel and
 by two steps in bytes, to the next row and to the next column; for a rotated or flipped image, steps can be negative.
 
-The kernel is launched in the main process, on the current stream; the caller keeps the images alive until it has
-finished.
+The kernel is launched in the main process, on the current stream; the caller keeps the images alive until the kernel
+has finished.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.

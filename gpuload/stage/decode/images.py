@@ -184,7 +184,7 @@ class ImageDecoder:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
-        """Decode an image as a worker would; if that fails, return the sample's row and the error."""
+        """Decode an image as a worker would; if that fails, return the sample's index in the chunk and the error."""
         part, encoded = images.entries[row][0], EncodedImage._make(images.entries[row][1])
         content = part.content
         assert content is not None

@@ -193,12 +193,10 @@ class NvImageCodec:
         code_streams = [code_stream(source.data) for source in sources]
         for row, box in enumerate(boxes):
             if box is not None:
-                stream_info, (_, height, width, *_) = code_streams[row], sources[row]
-                if (
-                    stream_info.height != height or stream_info.width != width
-                ):  # pixels outside the image would be padding
+                header, (_, height, width, *_) = code_streams[row], sources[row]
+                if header.height != height or header.width != width:  # pixels outside the image would be padding
                     raise ValueError(f"the header says {height}×{width} pixels, but nvImageCodec reads another size")
-                code_streams[row] = stream_info.get_sub_code_stream(region=region(*box))
+                code_streams[row] = header.get_sub_code_stream(region=region(*box))
         return decoder.decode(code_streams, params=self._params[sources[0].grey], cuda_stream=stream)
 
     def _extract_pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:

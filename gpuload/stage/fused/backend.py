@@ -54,8 +54,8 @@ class FusedBackend(Backend):
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
         if device.type == "cpu" and not is_interpreted:
             return (
-                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' on this device (or "
-                "set TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
+                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' on this device "
+                "(or set TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
             )
         return None
 

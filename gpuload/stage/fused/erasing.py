@@ -109,8 +109,8 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as row, top, left, bottom and
-    right. Grid: (tiles, images)."""
+    """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as batch index, top, left,
+    bottom and right. Grid: (tiles, images)."""
     bounds_ptr += tl.program_id(1) * 5
     ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // tiles_across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % tiles_across * COLUMNS + tl.arange(0, COLUMNS)

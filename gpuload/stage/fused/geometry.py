@@ -2,9 +2,9 @@
 
 A kernel is compiled for one kind of geometry, because a kernel for all kinds would need the registers of the most
 demanding kind. All other parameters are in the job (see `gpuload.transforms.program.fusing.jobs`). `sample_pixels`
-returns three rows × columns float32 blocks, red, green and blue, of integral levels 0 … 255 (for one channel, the same
-block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result. No
-byte outside the source is read, whatever a job contains. All functions are stateless device functions of Triton.
+returns three rows × columns float32 blocks, red, green and blue, of integral pixel values 0 … 255 (for one channel, the
+same block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result.
+No byte outside the source is read, whatever a job contains. All functions are stateless device functions of Triton.
 
 If a tile has at least 32 columns per warp, each GPU thread should hold entire columns of it. The compiler chooses this
 layout only if it knows that the elements of a row are adjacent in memory. Otherwise it distributes the rows of a column
@@ -14,8 +14,8 @@ never reads a pair with one instruction.
 
 This file contains copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's
 `Image.transform`, as in `gpuload.stage.reference.warp`); `separable` contains the filters of resizing and blur. Maps
-compute coordinates and filters in float64, in the same order as the reference, because filtered levels are truncated,
-not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's levels.
+compute coordinates and filters in float64, in the same order as the reference, because filtered values are truncated,
+not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's pixel values.
 """
 
 # Type checkers do not understand that calls inside kernels return values.

@@ -1,9 +1,9 @@
 """The fused kernel: one pass over the images of a batch.
 
-A program computes a tile of one image's result: it samples the tile's pixels as the job specifies (`geometry`), applies
-the job's operations in their stored order (`operate`), and, in the last pass, converts levels to finished values and
-erases boxes (`erase`). So each byte of a source is read about once, each result is written once, and no intermediate is
-written to memory. All functions on the device are stateless.
+A program computes a tile of one image's result: it samples the tile's pixels as the job specifies (`sample_pixels`),
+applies the job's operations in their stored order (`operate`), and, in the last pass, converts pixel values to
+finished values and erases boxes (`erase`). So each byte of a source is read about once, each result is written once,
+and no intermediate is written to memory. All functions on the device are stateless.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.

@@ -27,9 +27,9 @@ from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]
 
-# A pair has the two rows and, for each image, the box to paste, and the bits of two float32 values: the shares of the
-# image itself and of the other image. A box of height `BLENDED` means that the image is blended, and height 0 means
-# that it is unchanged.
+# A pair has the batch indices of two images and, for each image, the box to paste, and the bits of two float32 values:
+# the shares of the image itself and of the other image. A box of height `BLENDED` means that the image is blended, and
+# height 0 means that it is unchanged.
 SIDE: Final = np.dtype([("box_tlhw", "i8", 4), ("shares", "i8", 2)])
 PAIR: Final = np.dtype([("rows", "i8", 2), ("sides", SIDE, 2)])
 BLENDED: Final = -1
@@ -49,7 +49,7 @@ def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
     Args:
         outputs: N×C×H×W, float32, float16, bfloat16 or uint8.
         record: the record with the random shares and boxes.
-        partners: int64 (N,), the row of each image's partner, or the image's own row if it has no partner; partners
+        partners: int64 (N,), the index of each image's partner, or the image's own index if it has no partner; partners
             are mutual.
     """
     assert isinstance(outputs, torch.Tensor), "only images of one size can be mixed"

@@ -1,7 +1,7 @@
 """Operations on single pixels inside a kernel. The job's data specifies the operations and their values.
 
-A tile's pixels, and the results, are three rows × columns float32 blocks, red, green and blue, of integral levels in
-0 … 255. The arithmetic is the same, step by step, as in `gpuload.stage.reference.color`. Operations
+A tile's pixels, and the results, are three rows × columns float32 blocks, red, green and blue, of integral pixel values
+in 0 … 255. The arithmetic is the same, step by step, as in `gpuload.stage.reference.color`. Operations
 that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. All
 functions are stateless device functions of Triton.
 """

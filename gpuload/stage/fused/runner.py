@@ -43,12 +43,12 @@ __all__ = ["FusedRunner", "change_finished", "compile_trial_kernels", "tile_of"]
 # Compute capabilities of GPUs whose multiprocessors hold only 16 programs, which would leave them half empty if each
 # program had one warp.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
-MAX_REACH_BYTES: Final = 1 << 31  # bytes; kernels address the pixels of an image with int32 offsets
+MAX_REACH_BYTES: Final = 1 << 31  # kernels address the pixels of an image with int32 offsets
 
 
 class FusedRunner:
-    """A runner for records that work on levels, and for the erasing right after them. The reference processes images
-    whose number of channels is neither 1 nor 3.
+    """A runner for records that work on levels (pixel values before normalization), and for erasing right after them.
+    The reference processes images whose number of channels is neither 1 nor 3.
 
     Args:
         finish: the conversion of the final levels to results, for 1 or 3 channels.

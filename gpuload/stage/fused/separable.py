@@ -2,7 +2,7 @@
 
 A tile of the result needs a range of source rows. Each source row is filtered horizontally once, and then added to all
 rows of the tile, multiplied by its vertical weight for each tile row. In a resampling, weights and sums are integers,
-and sums are rounded to levels between the axes, so the results are exactly Pillow's.
+and sums are rounded to uint8 values between the axes, so the results are exactly Pillow's.
 
 A separate kernel runs first and makes tables of the weights. For each result column, a job's table has the first
 source pixel, and the weights of this pixel and the following pixels. For each tile, the table has the weights of every
@@ -169,25 +169,25 @@ def _filter_tile(
         weights = column_weights_ptr + 2 * columns
         tap = 0
         while tap < taps:
-            column_offsets = (first_pixels + tap) * column_step
+            offsets = (first_pixels + tap) * column_step
             for i in tl.static_range(2):
                 weight = _read_weight(weights + i, CURVE)
                 if FORWARD:
                     step = i * CHANNELS
                 else:
                     step = 0
-                    column_offsets = tl.minimum(first_pixels + tap + i, last_column) * column_step
+                    offsets = tl.minimum(first_pixels + tap + i, last_column) * column_step
                 red0, green0, blue0 = _add(
-                    red0, green0, blue0, row0 + step, column_offsets, channel_step, weight, CHANNELS, CURVE
+                    red0, green0, blue0, row0 + step, offsets, channel_step, weight, CHANNELS, CURVE
                 )
                 red1, green1, blue1 = _add(
-                    red1, green1, blue1, row1 + step, column_offsets, channel_step, weight, CHANNELS, CURVE
+                    red1, green1, blue1, row1 + step, offsets, channel_step, weight, CHANNELS, CURVE
                 )
                 red2, green2, blue2 = _add(
-                    red2, green2, blue2, row2 + step, column_offsets, channel_step, weight, CHANNELS, CURVE
+                    red2, green2, blue2, row2 + step, offsets, channel_step, weight, CHANNELS, CURVE
                 )
                 red3, green3, blue3 = _add(
-                    red3, green3, blue3, row3 + step, column_offsets, channel_step, weight, CHANNELS, CURVE
+                    red3, green3, blue3, row3 + step, offsets, channel_step, weight, CHANNELS, CURVE
                 )
             weights += 2 * out_width
             tap += 2

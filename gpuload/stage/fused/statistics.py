@@ -1,4 +1,4 @@
-"""Tables of levels for contrast, equalize and autocontrast, which depend on statistics of the entire image.
+"""Tables of new pixel values for contrast, equalize and autocontrast, which depend on statistics of the entire image.
 
 Two kernels run, whatever the number of images: one counts how many pixels of each channel have each level; the other
 turns these counts into a table with the new level for each level (contrast's mean and autocontrast's limits are also
@@ -125,7 +125,7 @@ def _count_levels(
 
 @triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU, factors are not copied to aligned memory
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
-    """Compute one row of a table. Grid: (jobs, 3)."""
+    """Compute the table of one channel. Grid: (jobs, 3)."""
     job = tl.program_id(0)
     row = tl.program_id(1)
     code = tl.load(jobs_ptr + job * _JOB + 3)

@@ -1,11 +1,12 @@
-"""Kornia's runner for levels: the reference's runner for batches, with operators from Kornia.
+"""Kornia's runner for pixel values before normalization (levels): the reference's runner for batches, with operators
+from Kornia.
 
 Crops and padding use the reference's code, because they only copy pixels. Images of one size are processed together, so
 each Kornia function is called once for all images that drew it. If the images' sizes differ between two transforms,
 images are processed one by one. The runner runs on any device, in the stage's process, and keeps no state between
 calls.
 
-Levels are uint8 N×C×H×W when pixels are moved, and float32 within operations, whose results are rounded to levels. If
+Levels are N×C×H×W uint8 when pixels are moved, and float32 within operations, whose results are rounded to levels. If
 Kornia has more than one function for an operation, the function that agrees with Pillow is used, such as
 `adjust_brightness_accumulative`, which multiplies, instead of `adjust_brightness`, which adds.
 

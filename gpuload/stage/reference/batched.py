@@ -233,7 +233,7 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
 
 
 def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
-    """Change images in groups with equal `keys`, (n,): call `change` with each group, the group's row indices, and its
+    """Change images in groups with equal `keys`, (n,): call `change` with each group, the group's indices, and its
     key."""
     groups = rows_by_key(keys.tolist())
     if len(groups) == 1:
@@ -243,16 +243,16 @@ def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np
 
 
 class Branches:
-    """The images of a batch, divided into groups, each with the row indices of its images. The images of a branch of a
-    chain stay one group while the branch's records have the same rows."""
+    """The images of a batch, divided into groups, each with the batch indices of its images. The images of a branch of
+    a chain stay one group while the branch's records have the same rows."""
 
     def __init__(self, images: Source) -> None:
         self._all_rows = np.arange(len(images.base))
         self._groups = [(self._all_rows, images)]
 
     def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
-        """Take the images of some rows (ascending; None means all) out of their groups, change them, and put them back
-        as one group."""
+        """Take the images with these indices (ascending; None means all) out of their groups, change them, and put them
+        back as one group."""
         rows = self._all_rows if rows is None else rows
         if len(rows):
             images = change(self._take(rows))

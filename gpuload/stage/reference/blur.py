@@ -1,9 +1,9 @@
 """Blurs and sharpness, for batches and for one image on the CPU.
 
-Batches of levels are N×C×H×W float32 tensors that hold integers in 0 … 255. All sums are exact in their float type, so
-results depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur are
-integer multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's 53
-bits.
+Batches of pixel values are N×C×H×W float32 tensors that hold integers in 0 … 255. All sums are exact in their float
+type, so results depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur
+are integer multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's
+53 bits.
 
 The Gaussian blur of one image on the CPU gives bit-identical results. Each pass multiplies the image by a band matrix
 of weights, in tiles of `TILE` columns so that the matrix contains few zeros (224×224×3 with 23×23 weights, one core:

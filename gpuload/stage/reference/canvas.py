@@ -1,8 +1,8 @@
 """A single image that is being transformed on the CPU, and its memory layouts.
 
-Levels are an H×W×C numpy array, so crops and flips are views and cost nothing. Colour operations work on a C×H×W
-float32 scratch array that holds integers. A canvas and its scratch memory live as long as its runner, and are used by
-one thread of the stage's process.
+Levels (pixel values) are an H×W×C numpy array, so crops and flips are views and cost nothing. Colour operations work on
+a C×H×W float32 scratch array that holds integers. A canvas and its scratch memory live as long as its runner, and are
+used by one thread of the stage's process.
 """
 
 from __future__ import annotations

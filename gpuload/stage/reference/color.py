@@ -1,5 +1,5 @@
-"""Colour arithmetic on levels, and Pillow's operations on single pixels (solarize, posterize, equalize …), for batches
-on any device and, in tuned versions, for one image on the CPU.
+"""Colour arithmetic on levels (pixel values 0–255), and Pillow's operations on single pixels (solarize, posterize,
+equalize …), for batches on any device and, in tuned versions, for one image on the CPU.
 
 Results are integers. The semantics are Pillow's (ImageEnhance, ImageOps, and torchvision's hue shift in Pillow's HSV):
 blends are truncated, not rounded. Statistics of an image are sums and counts of integers, which are exact in floats, so

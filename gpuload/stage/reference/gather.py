@@ -4,7 +4,7 @@ A `Source` describes where the pixels of a batch are in one flat tensor: pixel (
 ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. Ragged batches and dense tensors are thus handled
 alike, and crops and flips only change offsets and steps on the host. Pixels move only when a result is gathered; loops
 run over the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed
-point (along the rows, rounded to levels, then along the columns). Other images become float32 when they are gathered,
+point (along the rows, rounded to uint8, then along the columns). Other images become float32 when they are gathered,
 and the arithmetic is that of `gpuload.stage.reference.resample`.
 
 This module works on any device, and keeps no state between calls.

@@ -1,11 +1,11 @@
 """The operations in `gpuload.transforms.program.ops.OPS` and mixtures of chains of operations (AugMix), implemented for
 batches on any device and for one image on the CPU.
 
-`OPERATIONS` process batches. Levels and results are N×C×H×W float32 tensors that hold integers in 0 … 255. An operation
-may modify its input, and returns its result. `values`, float64 (N, `VALUES`), holds the random parameters of each
-image. This array is on the host because some operations need a parameter before they launch a kernel. Operations that
-exist in Pillow follow Pillow's definition. Statistics of an image are sums and counts of integers, so an image's result
-never depends on its batch. The callers handle ``"warp"`` and ``"identity"`` themselves.
+`OPERATIONS` process batches. Levels (pixel values) and results are N×C×H×W float32 tensors that hold integers in 0 …
+255. An operation may modify its input, and returns its result. `values`, float64 (N, `VALUES`), holds the random
+parameters of each image. This array is on the host because some operations need a parameter before they launch a
+kernel. Operations that exist in Pillow follow Pillow's definition. Statistics of an image are sums and counts of
+integers, so an image's result never depends on its batch. The callers handle ``"warp"`` and ``"identity"`` themselves.
 
 The operations from `image_operations` give the same results for one image. Operations without a version for single
 images process the image as a batch of one.

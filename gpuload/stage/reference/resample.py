@@ -10,9 +10,9 @@ result.
 
 `_resample` covers the cases for which torch has no kernel: images that are not uint8, and uint8 images with lanczos
 or with plain filters (`PLAIN`: bilinear and bicubic without antialiasing). For uint8 images, it uses Pillow's fixed
-point along the rows, rounds to levels, and continues along the columns. Plain filters instead keep intermediate
+point along the rows, rounds to uint8, and continues along the columns. Plain filters instead keep intermediate
 integers outside 0 … 255, because torch clips only at the end. For all other dtypes, the weights are divided by their
-sum, in float32. Products and sums are rounded separately, and uint16 results are rounded to levels once, at the end.
+sum, in float32. Products and sums are rounded separately, and uint16 results are rounded once, at the end.
 Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter reaches.
 `gpuload.stage.reference.gather` processes batches with bit-identical results.
 

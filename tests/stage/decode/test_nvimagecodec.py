@@ -137,7 +137,7 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
         load_library()
     choice = choose(DEVICE, HERE, 1)
     assert choice.decoder is None
-    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); pip install"
+    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); run pip i"
     assert said in str(choice.text)
 
 
@@ -323,7 +323,7 @@ def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
 def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
     decoder = gpu.decoder(engine=nothing, gpu=pictures)
     decoder._library.works["gpu"] = full
-    decoder._decoders[GPU] = decoder._make(["gpu"], 1)
+    decoder._decoders[GPU] = decoder._make_decoder(["gpu"], 1)
     with pytest.raises(OutOfDeviceMemory, match="out of memory"):
         decoder.decode([source(photo(0))])
 

@@ -39,7 +39,7 @@ POINTERS = {
     "records_ptr": "*i64",
     "quantiles_ptr": "*fp32",
     "source_ptr": "*u8",
-    "places_ptr": "*i32",
+    "table_ptr": "*i32",
     "ints_ptr": "*i64",
     "floats_ptr": "*fp64",
     "codes_ptr": "*i64",

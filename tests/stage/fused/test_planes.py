@@ -120,6 +120,6 @@ def test_planes_whose_pixels_lie_far_apart_are_copied(make_images, monkeypatch):
     monkeypatch.setattr(RaggedImages, "interleave", lambda *args: copied.append(args) or copy(*args))
     most = int(((both[1].shapes - 1) * both[1].steps).sum(axis=1).max())
     for reach, times in ((most + 1, 0), (most, 1)):
-        monkeypatch.setattr(runner, "REACH", reach)
+        monkeypatch.setattr(runner, "MAX_REACH_BYTES", reach)
         compare(T.Chain(CHAINS["classic"]), both, backend="fused")
         assert len(copied) == times
