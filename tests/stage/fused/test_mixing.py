@@ -140,5 +140,5 @@ def test_nothing_to_mix():
 
 
 def test_images_of_different_sizes_are_refused():
-    with pytest.raises(AssertionError, match="in a batch of one size"):
+    with pytest.raises(AssertionError, match="only images of one size can be mixed"):
         mix([torch.zeros(3, 4, 4)] * 2, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
