@@ -20,14 +20,14 @@ import torch
 from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.batches.targets import TargetStage, moved_results, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
-from gpuload.datasets.tree import places_of
+from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload_arrays
 from gpuload.stage.gathering import groups_of, tile
-from gpuload.stage.masks import check_fill, ragged_masks
+from gpuload.stage.masks import check_fill, pack_masks
 from gpuload.transforms import Chain
 from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import SampleTargets, apply_records
@@ -90,7 +90,7 @@ class GatheredTargets(TargetStage):
             part = program.part(start, end)
             if start:
                 leaves = scenes[0].masks if part.records else ()
-                pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
+                pixels = {leaf: pack_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
@@ -125,7 +125,7 @@ class GatheredTargets(TargetStage):
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
-                places = places_of(columns.structure(row))
+                places = key_paths_of(columns.structure(row))
                 old, new = (
                     ", ".join(places[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
                     for fields in (columns.fields[0], row_fields)

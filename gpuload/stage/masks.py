@@ -25,7 +25,7 @@ from gpuload.stage.user_code import run_call
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 
-__all__ = ["MaskStage", "check_fill", "ragged_masks"]
+__all__ = ["MaskStage", "check_fill", "pack_masks"]
 
 
 class MaskStage:
@@ -108,7 +108,7 @@ class MaskStage:
         CallRunner(self._backend, call)(masks, program, outputs)
 
 
-def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
+def pack_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
     """Return masks in the layout that workers send, as images whose channels are the masks' bytes; and the masks'
     formats (see `MaskStage`).
 

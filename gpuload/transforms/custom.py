@@ -165,8 +165,8 @@ class Lambda(Custom):
             of images, of the same size and dtype. It can change its argument in place; gpuload overwrites it after the
             call. At the end of a chain, a function with ``per="batch"`` can return any tensor with one entry per
             image.
-        per: ``"batch"`` calls `fn` with a batch N×C×H×W, whose images must be of one size; ``"image"`` calls it with
-            each image, C×H×W.
+        per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must have the same size; ``"image"`` calls it
+            with each C×H×W image.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
