@@ -148,7 +148,7 @@ def _page_locking(jpeg: bytes) -> dict[str, Any]:
     if code == 0:
         device.unlock(memory.ctypes.data)
         torch.accelerator.synchronize()
-    return {"code": None if code == devices.NO_LOCKS else code}
+    return {"code": None if code == devices.CANNOT_LOCK else code}
 
 
 def _workers(jpeg: bytes) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def try_regions() -> dict[str, Any]:
     from gpuload.stage import device as devices
     from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, EXACT_REGION_VERSIONS, GPU, NvImageCodec, load_library
 
-    on_gpu = devices.is_available() and devices.kind() == "cuda" and torch.version.hip is None
+    on_gpu = devices.is_available() and devices.supported_type() == "cuda" and torch.version.hip is None
     device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
     faults = {}
     for name in (ENGINE, GPU) if on_gpu else (CPU,):
