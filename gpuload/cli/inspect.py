@@ -19,8 +19,16 @@ from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import FORMAT_BY_ENDING
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
-from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
+from gpuload.inspection.page import (
+    SIDE,
+    choose_rows,
+    duplicate_rows,
+    format_bytes,
+    make_contact_sheet,
+    make_pictures,
+    render,
+)
+from gpuload.inspection.summary import Advice, advise, count_ignored_files, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
 __all__ = ["BAD", "run"]
@@ -73,8 +81,11 @@ def run(
         if html:
             page_workers, rows = min(workers, 2), choose_rows(gathered, images)
             sides = dict.fromkeys(duplicate_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
-            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
-            originals, recipe_text = pictures(gathered, sides, workers=page_workers), "\n".join(map(repr, transforms))
+            sheet = make_contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
+            originals, recipe_text = (
+                make_pictures(gathered, sides, workers=page_workers),
+                "\n".join(map(repr, transforms)),
+            )
             write_text(
                 html, render(summary, advice, sheet, originals, recipe=recipe_text, seed=seed, version=__version__)
             )
@@ -87,7 +98,7 @@ def run(
         return STOPPED
     _show(console, summary, advice)
     if html:
-        size = bytes_text(os.path.getsize(html))
+        size = format_bytes(os.path.getsize(html))
         say(console, f"{visible(html)}: {size}; opens offline in any browser")
     return BAD if is_bad(summary) else 0
 
@@ -115,7 +126,7 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
     if kind not in ("ImageFolder", "ImageFiles") or not isinstance(root, str) or is_url(root):
         return {}
     extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
-    return ignored_in(root, extensions, classes=kind == "ImageFolder")
+    return count_ignored_files(root, extensions, classes=kind == "ImageFolder")
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
@@ -169,12 +180,12 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for dataset in summary["data"]:
         yield "data", dataset["kind"] or dataset["name"]
     selection = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
-    yield "images", f"{images['looked_at']:,}{selection}, {bytes_text(images['bytes'])}"
+    yield "images", f"{images['looked_at']:,}{selection}, {format_bytes(images['bytes'])}"
     if sizes:
         median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
         smallest, largest = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
         yield "sizes", f"median {median}, smallest {smallest}, largest {largest}; {count_of(sizes['distinct'], 'size')}"
-        median, smallest, largest = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        median, smallest, largest = (format_bytes(sizes["bytes"][name]) for name in ("median", "least", "most"))
         yield "files", f"median {median}, {smallest} to {largest}"
         for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:

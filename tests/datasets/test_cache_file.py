@@ -246,7 +246,7 @@ KILLED = """
         module._write = lambda fd, data, offset: (write(fd, data, offset), kill())
     elif when == "evicting":
         module._punch_hole = lambda *args: kill()
-        with cache._locked():
+        with cache._hold_lock():
             cache._remove([3])
     cache.put(50, bytes(20000))
 """

@@ -22,7 +22,7 @@ from gpuload.inspection.files import (
     ROW,
     SAMPLINGS,
     InspectedImages,
-    class_of,
+    class_name_of,
     find_image,
 )
 
@@ -155,8 +155,8 @@ def test_a_class_has_the_name_that_the_data_set_gives_it() -> None:
         classes = ("cat", "dog")
         labels = np.array([1, 0])
 
-    assert [class_of(Named(), 0, label) for label in (0, "cat", 7, None)] == ["cat", "cat", "7", "dog"]
-    assert [class_of([], 0, label) for label in (0, "cat", None)] == ["0", "cat", ""]
+    assert [class_name_of(Named(), 0, label) for label in (0, "cat", 7, None)] == ["cat", "cat", "7", "dog"]
+    assert [class_name_of([], 0, label) for label in (0, "cat", None)] == ["0", "cat", ""]
 
 
 def test_a_sample_without_an_image_is_told() -> None:

@@ -156,7 +156,7 @@ def test_a_limit_draws_from_each_data_set() -> None:
         own = found.rows["index"][found.rows["which"] == which].tolist()
         assert own == sorted(set(own))
         assert max(own) < len(sets[which])
-    assert found.drawn
+    assert found.is_sampled
     assert len(measured(found)) == 6
     other = gathered(*sets, limit=10, seed=4, most=6)
     assert other.rows["index"].tolist() != found.rows["index"].tolist()
