@@ -158,8 +158,8 @@ class Bench:
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
     def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
-        """Measure two loaders alternately. The first batches of each turn do not count, since they were prefetched
-        during the other loader's turn."""
+        """Measure two loaders alternately, and return a pair of rows for each round. The first batches of each turn do
+        not count, since they were prefetched during the other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             rows = [
@@ -221,8 +221,8 @@ class Bench:
 def measure_settings(
     bench: Bench, counts: Sequence[int], report: RowCallback, report_skip: Callable[[str], None]
 ) -> list[Row]:
-    """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
-    setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
+    """Measure the Loader with these numbers of workers; if there are several, also with the larger numbers that the
+    best setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
     If a setting is skipped, call `report_skip` with the reason.
 
     Raises:
@@ -274,8 +274,8 @@ def worker_counts(cpus: int, default_count: int) -> list[int]:
 def recommend(rows: Sequence[Row]) -> Row:
     """Among the rows that are nearly as fast as the fastest, return the row with the fewest workers, then the fewest
     prefetched batches."""
-    best = max(row.images_per_s for row in rows)
-    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
+    best_rate = max(row.images_per_s for row in rows)
+    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best_rate]
     return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
@@ -295,16 +295,16 @@ def explain_suggestion(best: Row, rows: Sequence[Row]) -> str:
 
 
 def part_rows(row: Row, device: torch.device) -> list[Row]:
-    """Return a row with the rate of reading, decoding and augmenting, each without the other parts, computed from the
-    statistics of a Loader. Workers read and decode; the device augments, or this process if the device is the CPU.
-    Parts that took no time are omitted."""
+    """Return one row each for reading, decoding and augmenting, with the rate that the part would reach without the
+    others, computed from the statistics of a Loader. Workers read and decode; the device augments, or this process if
+    the device is the CPU. Parts that took no time are omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
     worker_process = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
     augmenting_process = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
-    for name, names in PARTS.items():
+    for name, stat_names in PARTS.items():
         process, label, count = augmenting_process if name == "augment" else worker_process
-        seconds = sum(stats.part(part, process).seconds for part in names)
+        seconds = sum(stats.part(part, process).seconds for part in stat_names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
             rate = count * stats.images / seconds
@@ -319,11 +319,15 @@ def find_bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
     rates = {part.name: part.images_per_s for part in parts}
     if not rates:
         return "", ""
-    work = {name: rate for name, rate in rates.items() if name != "augment"}
-    combined_rate = 1 / sum(1 / rate for rate in work.values()) if work else math.inf
-    slowest = min(work, key=lambda name: work[name]) if combined_rate < rates.get("augment", math.inf) else "augment"
+    worker_rates = {name: rate for name, rate in rates.items() if name != "augment"}
+    combined_rate = 1 / sum(1 / rate for rate in worker_rates.values()) if worker_rates else math.inf
+    slowest = (
+        min(worker_rates, key=lambda name: worker_rates[name])
+        if combined_rate < rates.get("augment", math.inf)
+        else "augment"
+    )
     name = {"read": "reading", "decode": "decoding", "augment": "augmenting"}[slowest]
-    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if work else []
+    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if worker_rates else []
     figures += [f"augmenting {rates['augment']:,.0f}"] if "augment" in rates else []
     workers = f"with {row.workers}, " if row.num_workers else ""
     return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each on its own' * (len(figures) > 1)}"

@@ -62,7 +62,8 @@ PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Head(ctypes.Structure):
-    """The header of the file: the cache's key, its allowed and used bytes, and the counters at the last check."""
+    """The header of the file: the cache's key, its allowed and used bytes, the number of requests (`clock`), an id of
+    the machine's boot, and the counters at the last check."""
 
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),

@@ -303,7 +303,7 @@ class CocoTargets(LazySequence[Any]):
             if name in self.extra_fields:
                 target[name] = np.array([annotation[name] for annotation in objects], dtype)
         if "masks" in self.names:
-            target["masks"] = Mask(self._masks(objects, target["image_id"], height, width))
+            target["masks"] = Mask(self._decode_masks(objects, target["image_id"], height, width))
         if "keypoints" in self.names:
             unlabeled = [0] * (3 * self.keypoint_count)  # COCO's values for points without a label
             points = np.array([annotation.get("keypoints") or unlabeled for annotation in objects], np.float32)
@@ -312,8 +312,8 @@ class CocoTargets(LazySequence[Any]):
             target["visibility"] = points[..., 2].astype(np.int64)
         return target
 
-    def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
-        """Return the masks of an image, n×H×W. The height and width come from a file, so they are checked first."""
+    def _decode_masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
+        """Return the n×H×W masks of an image. The height and width come from a file, so check them first."""
         name, remedy = (
             f"the COCO image {image_id!r}",
             f", or {_omit_remedy('masks', self.names, self.selection_call)}",
@@ -322,7 +322,7 @@ class CocoTargets(LazySequence[Any]):
         check_expanded(len(objects) * height * width, f"the array of the {len(objects)} masks of {name}", remedy)
         masks = np.zeros((len(objects), height, width), np.uint8)
         for mask, annotation in zip(masks, objects, strict=True):
-            mask[...] = _object_mask(annotation, height, width, self.selection_call)
+            mask[...] = _decode_mask(annotation, height, width, self.selection_call)
         return masks
 
 
@@ -335,7 +335,7 @@ def _build_targets(
     source: str,
     selection_call: str,
 ) -> tuple[CocoTargets, list[str]]:
-    """Return the targets of all images, whose `lists` are not packed yet, and warnings for the user.
+    """Return the targets of all images, with `lists` that are not packed yet, and warnings for the user.
 
     `annotations` has one list per image. `names` are the optional targets to build; None means all that the annotations
     have. `source` is the file's name in messages; for `selection_call`, see `CocoTargets`.
@@ -361,7 +361,7 @@ def _build_targets(
             all_annotations, f"{_omit_remedy('keypoints', names, selection_call)}, or {raw_remedy}"
         )
     sizes_hw = np.array([_image_size(image, names, selection_call) for image in images], np.int32).reshape(-1, 2)
-    # A target has one of these fields only if all annotations have a value for it other than null.
+    # The targets have each of these fields only if all annotations have a value for it other than null.
     extra_fields = [
         name for name in ("area", "iscrowd") if all(annotation.get(name) is not None for annotation in all_annotations)
     ]
@@ -545,7 +545,7 @@ def _image_path(image: Any, root: str | os.PathLike[str]) -> str:
     return path
 
 
-def _object_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
+def _decode_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
     """Return the uint8 H×W mask of an object, from polygons or from run lengths (RLE), which can be packed as text.
 
     Run lengths are decoded here: if there are too few, pycocotools' `decode` returns uninitialized memory.

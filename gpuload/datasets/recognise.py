@@ -62,27 +62,27 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
     """
     images: Images = {}
     targets: Targets = {}
-    for number, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         leaf_type = type(leaf)
         if leaf_type is Encoded or leaf_type is Image:
-            images[number] = leaf
+            images[index] = leaf
         elif leaf_type is Mask or leaf_type is Boxes or leaf_type is Keypoints:
-            targets[number] = leaf
+            targets[index] = leaf
         elif leaf_type not in UNDECLARED:
             module = leaf_type.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                images[number] = _convert_pil_image(leaf, key_paths_of(structure)[number])
+                images[index] = _convert_pil_image(leaf, key_paths_of(structure)[index])
             elif module.startswith("torchvision.tv_tensors"):
                 try:
                     if leaf_type.__name__ in ("Image", "Video"):
                         if not plain or is_image_array(leaf):
-                            images[number] = Image(leaf.numpy(), layout="CHW")
+                            images[index] = Image(leaf.numpy(), layout="CHW")
                     elif (target := _convert_tv_target(leaf_type.__name__, leaf, plain)) is not None:
-                        targets[number] = target
+                        targets[index] = target
                 except (TypeError, ValueError) as error:
-                    raise type(error)(f"{key_paths_of(structure)[number]}: {error}") from None
+                    raise type(error)(f"{key_paths_of(structure)[index]}: {error}") from None
     if plain and not images:  # torchvision's targets have no image to move with
-        targets = {number: target for number, target in targets.items() if target is leaves[number]}
+        targets = {index: target for index, target in targets.items() if target is leaves[index]}
     elif not images:
         images = {**_find_undeclared_image(structure, leaves, targets)}
     return images, targets
@@ -107,26 +107,26 @@ def unfold_clips(
 ) -> tuple[Structure, list[Any], Images, Targets]:
     """Turn each frame of a sample's clips into a separate image leaf. With `counts`, keep only the frames that
     `subsample_clips` would keep."""
-    clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
+    clips = {index: image.array for index, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
-    chosen_frames = {leaf: _evenly_spaced_frames(counts, len(clip)) for leaf, clip in clips.items()}
+    chosen_frames = {index: _evenly_spaced_frames(counts, len(clip)) for index, clip in clips.items()}
     unfolded: list[Any] = []
     unfolded_images: Images = {}
     unfolded_targets: Targets = {}
-    for number, leaf in enumerate(leaves):
-        if number in clips:
-            frames = [Image(clips[number][frame], "HWC") for frame in chosen_frames[number]]
+    for index, leaf in enumerate(leaves):
+        if index in clips:
+            frames = [Image(clips[index][frame], "HWC") for frame in chosen_frames[index]]
             unfolded_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
-        if number in images:
-            unfolded_images[len(unfolded)] = images[number]
-        elif number in targets:
-            unfolded_targets[len(unfolded)] = targets[number]
+        if index in images:
+            unfolded_images[len(unfolded)] = images[index]
+        elif index in targets:
+            unfolded_targets[len(unfolded)] = targets[index]
         unfolded.append(leaf)
     return (
-        unfold(structure, {leaf: len(frames) for leaf, frames in chosen_frames.items()}),
+        unfold(structure, {index: len(frames) for index, frames in chosen_frames.items()}),
         unfolded,
         unfolded_images,
         unfolded_targets,
@@ -143,24 +143,24 @@ def subsample_clips(
     Raises:
         TypeError: there is no clip.
     """
-    remaining: list[int] = []  # the indices of the leaves to keep, in order
+    remaining_indices: list[int] = []  # of the leaves to keep, in order
     clips: list[range] = []
 
-    def walk(node: Structure, leaf: int) -> Structure:
+    def walk(node: Structure, index: int) -> Structure:
         if node == LEAF:
-            remaining.append(leaf)
+            remaining_indices.append(index)
             return LEAF
         kind, cls, keys, children = node
-        frames = range(leaf, leaf + len(children))
+        frames = range(index, index + len(children))
         if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
             clips.append(frames)
             chosen = [*frames] if kind == "clip" else [frames[i] for i in _evenly_spaced_frames(counts, len(frames))]
-            remaining.extend(chosen)
+            remaining_indices.extend(chosen)
             return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []
         for child in children:
-            parts.append(walk(child, leaf))
-            leaf += leaf_count(child)
+            parts.append(walk(child, index))
+            index += leaf_count(child)
         return (kind, cls, keys, tuple(parts))
 
     structure = walk(structure, 0)
@@ -169,9 +169,9 @@ def subsample_clips(
             "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
             "a list of images, but this sample has none; remove the transform, or return a clip"
         )
-    remaining_images = {number: images[leaf] for number, leaf in enumerate(remaining) if leaf in images}
-    remaining_targets = {number: targets[leaf] for number, leaf in enumerate(remaining) if leaf in targets}
-    return structure, [leaves[leaf] for leaf in remaining], remaining_images, remaining_targets
+    remaining_images = {new: images[old] for new, old in enumerate(remaining_indices) if old in images}
+    remaining_targets = {new: targets[old] for new, old in enumerate(remaining_indices) if old in targets}
+    return structure, [leaves[index] for index in remaining_indices], remaining_images, remaining_targets
 
 
 def _evenly_spaced_frames(counts: Sequence[int], length: int) -> list[int]:
@@ -194,26 +194,26 @@ def _find_undeclared_image(structure: Structure, leaves: Sequence[Any], targets:
     Raises:
         TypeError: there are several candidates, or the only one has the name of a mask.
     """
-    possible_leaves = [
-        number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES
+    possible_indices = [
+        index for index, leaf in enumerate(leaves) if index not in targets and type(leaf) not in NEVER_IMAGES
     ]
-    candidates = [n for n in possible_leaves if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
+    candidates = [n for n in possible_indices if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
     key_paths, names = key_paths_of(structure), _names_of(structure)
     unmasked = [n for n in candidates if not MASK_NAME.search(names[n])]
     if not unmasked:
         _refuse(key_paths[candidates[0]], leaves[candidates[0]], "has the name of a mask")
-    number = unmasked[0]
-    lists = (frames for frames in _find_leaf_lists(structure) if number in frames)
+    index = unmasked[0]
+    lists = (frames for frames in _find_leaf_lists(structure) if index in frames)
     frames = next(
-        (numbers for numbers in lists if all(is_image_array(leaves[n]) for n in numbers)), range(number, number + 1)
+        (indices for indices in lists if all(is_image_array(leaves[n]) for n in indices)), range(index, index + 1)
     )
-    for rival in possible_leaves:
+    for rival in possible_indices:
         is_unmasked = rival not in frames and not MASK_NAME.search(names[rival])
-        if is_unmasked and (rival in unmasked or _fits_image(leaves[rival], leaves[number])):
+        if is_unmasked and (rival in unmasked or _fits_image(leaves[rival], leaves[index])):
             reason = f"may be the image, and so may {key_paths[rival]}, {describe_leaf(leaves[rival])}"
-            _refuse(key_paths[number], leaves[number], reason)
+            _refuse(key_paths[index], leaves[index], reason)
     images = {frame: leaves[frame] for frame in frames}
     return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
 
@@ -291,17 +291,17 @@ def find_unrecognized_targets(
         targets: the indices of the leaves that are targets.
         moves: whether the transforms move pixels.
     """
-    sizes_hw = {leaf: (picture.height, picture.width) for leaf, picture in pictures.items()}
+    sizes_hw = {index: (picture.height, picture.width) for index, picture in pictures.items()}
     files = {}  # format and Pillow mode of each image that is decoded to RGB, keyed by leaf index
-    for leaf, picture in pictures.items():
-        if hasattr(image := leaves[leaf], "getbands"):
-            files[leaf] = getattr(image, "format", None), image.mode
+    for index, picture in pictures.items():
+        if hasattr(image := leaves[index], "getbands"):
+            files[index] = getattr(image, "format", None), image.mode
         elif isinstance(picture.leaf, Encoded) and picture.leaf.mode == "RGB":
-            files[leaf] = picture.header.format, picture.header.mode
+            files[index] = picture.header.format, picture.header.mode
     grey_leaves = {
-        leaf for leaf, (kind, mode) in files.items() if mode in ("1", "P") or (mode == "L" and kind != "JPEG")
+        index for index, (kind, mode) in files.items() if mode in ("1", "P") or (mode == "L" and kind != "JPEG")
     }
-    coloured_sizes_hw = {size for leaf, size in sizes_hw.items() if leaf not in grey_leaves}
+    coloured_sizes_hw = {size for index, size in sizes_hw.items() if index not in grey_leaves}
     leaf_indices = itertools.count()
     warnings_by_path: dict[str, str] = {}
     for node, key_path, name in walk_key_paths(structure):
@@ -309,15 +309,15 @@ def find_unrecognized_targets(
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
                 warning = _unchanged_warning("a list", "gpuload.Boxes(boxes, format='xyxy')")
-        elif (leaf := next(leaf_indices)) in files:
+        elif (index := next(leaf_indices)) in files:
             has_mask_name = MASK_NAME.search(name) and len(sizes_hw) > 1
-            if has_mask_name or (leaf in grey_leaves and sizes_hw[leaf] in coloured_sizes_hw):
+            if has_mask_name or (index in grey_leaves and sizes_hw[index] in coloured_sizes_hw):
                 warning = (
-                    f"with Pillow mode {files[leaf][1]!r}, is treated as a photograph, and its values as colours; if "
+                    f"with Pillow mode {files[index][1]!r}, is treated as a photograph, and its values as colours; if "
                     "it is a mask, return gpuload.Mask(picture)"
                 )
-        elif moves and leaf not in sizes_hw and leaf not in targets:
-            warning = _stray_warning(leaves[leaf], name, set(sizes_hw.values()))
+        elif moves and index not in sizes_hw and index not in targets:
+            warning = _stray_warning(leaves[index], name, set(sizes_hw.values()))
         if warning:
             warnings_by_path.setdefault(key_path, f"{key_path}, {warning}")
     suffix = f"; and {len(warnings_by_path) - MAX_STRAYS} more" if len(warnings_by_path) > MAX_STRAYS else ""
