@@ -222,8 +222,8 @@ def measure_settings(
     bench: Bench, counts: Sequence[int], report: RowCallback, report_skip: Callable[[str], None]
 ) -> list[Row]:
     """Measure the Loader with these numbers of workers; if there are several, also with the larger numbers that the
-    best setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
-    If a setting is skipped, call `report_skip` with the reason.
+    best setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched
+    batches. If a setting is skipped, call `report_skip` with the reason.
 
     Raises:
         LimitError: the first setting cannot be started.

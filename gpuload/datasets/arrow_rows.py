@@ -1,8 +1,9 @@
 """Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with its dependencies (pandas,
 fsspec and others).
 
-`ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
-with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
+`ArrowRows.from_dataset` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are
+converted with pyarrow's ``as_py()``, as in `datasets`. Only features that `datasets` does not convert any further are
+supported.
 
 A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded so
 that copies can replay them; a worker maps the file again. Therefore the pickle of a memory-mapped dataset does not
@@ -86,7 +87,7 @@ class ArrowRows:
         self._data, self._indices = data, indices
 
     @classmethod
-    def of(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
+    def from_dataset(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
         """Return the rows of a ``datasets.Dataset`` without a format.
 
         Args:

@@ -70,7 +70,7 @@ class WrappedRows(Dataset):
 
         columns, copies = _sample_columns(self.dataset), {}
         try:
-            state["_rows"] = arrow_rows.ArrowRows.of(self.dataset, columns, copies)
+            state["_rows"] = arrow_rows.ArrowRows.from_dataset(self.dataset, columns, copies)
         except arrow_rows.Unsuitable as reason:
             import logging  # slow to import, and seldom needed
 
@@ -179,9 +179,11 @@ class StreamPass:
         self._dataset.load_state_dict(state)
 
 
-def _check_format(kind: str | None, got: str) -> None:
-    if kind is not None:
-        formatting = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+def _check_format(format_type: str | None, got: str) -> None:
+    if format_type is not None:
+        formatting = (
+            "a transform (set_transform, with_transform)" if format_type == "custom" else f"the format {format_type!r}"
+        )
         raise TypeError(
             f"{got} with {formatting}, which takes decoded images: pass dataset.with_format(None), and transform "
             "images with Loader(transforms=…); gpuload's batches are tensors"

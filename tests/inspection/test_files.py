@@ -176,7 +176,7 @@ def measured(sample: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("channels", [1, 3, 13])
 def test_sums_are_exact(dtype: Any, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "STRIP", 100)  # several strips, the last one smaller
+    monkeypatch.setattr(files, "STRIP_PIXELS", 100)  # several strips, the last one smaller
     array = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (23, 17, channels), dtype, endpoint=True)
     found = measured(gl.Image(array, layout="HWC"))
     assert (found["channels"], found["bits"], found["count"]) == (channels, 8 * array.itemsize, 23 * 17)

@@ -106,7 +106,7 @@ def test_no_image_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A batch that would be empty is filled with a sample that has come already."""
     from gpuload.inspection import gather as module
 
-    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(module, "BATCH_SIZE", 2)
     found = gather([Changing(tmp_path / "sign")], ["x"], workers=1)
     (tmp_path / "sign").touch()
     gather_pixels(found, max_images=None, workers=1)
