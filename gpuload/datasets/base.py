@@ -32,9 +32,9 @@ class LabelledPaths(LazySequence[tuple[str, Any]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _build_entry(self, number: int) -> tuple[str, Any]:
-        label = self.labels[number]
-        return self.paths[number], int(label) if isinstance(self.labels, np.ndarray) else label
+    def _build_entry(self, index: int) -> tuple[str, Any]:
+        label = self.labels[index]
+        return self.paths[index], int(label) if isinstance(self.labels, np.ndarray) else label
 
 
 class ImageFileDataset(Dataset):
@@ -59,9 +59,9 @@ class ImageFileDataset(Dataset):
             for index in indices:
                 prefetch(self.paths[self._normalize_index(index)])
 
-    def _forget(self, number: int) -> list[str]:
+    def _forget(self, index: int) -> list[str]:
         """Remove a file from the cache of its remote; see `gpuload.datasets.kinds.forget`."""
-        return [] if self._remote is None else client(self._remote).forget(self.paths[number])
+        return [] if self._remote is None else client(self._remote).forget(self.paths[index])
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         if self._remote is not None:
@@ -70,8 +70,8 @@ class ImageFileDataset(Dataset):
         path = self.paths[number]
         return self._make_sample(number, Encoded(read_file(path), self.mode, path))
 
-    def _make_sample(self, number: int, image: Encoded) -> Any:
-        """Build the sample with the index `number` from its image."""
+    def _make_sample(self, index: int, image: Encoded) -> Any:
+        """Build the sample with this index from its image."""
         raise NotImplementedError
 
     @property

@@ -53,8 +53,8 @@ class _CocoImages(ImageFileDataset):
     if TYPE_CHECKING:
         targets: Any
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        target = self.targets[number]
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, Any]:
+        target = self.targets[index]
         if (transform := getattr(self, "target_transform", None)) is not None:
             return image, transform(target)
         return image, as_meta(target) if type(target) is list else target
@@ -621,8 +621,8 @@ class JsonLists(LazySequence[Any]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def _build_entry(self, number: int) -> Any:
-        return json.loads(self.texts[number])
+    def _build_entry(self, index: int) -> Any:
+        return json.loads(self.texts[index])
 
 
 def _pack_json(values: Iterable[Any]) -> Paths:

@@ -171,8 +171,8 @@ class ImageFolder(_ScannedFolder):
         """The samples, under torchvision's other name."""
         return self.samples
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, int]:
-        return image, int(self.labels[number])
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, int]:
+        return image, int(self.labels[index])
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}: {len(self)} images in {len(self.classes)} classes)"
@@ -215,7 +215,7 @@ class ImageFiles(_ScannedFolder):
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {search_text}")
 
-    def _make_sample(self, number: int, image: Encoded) -> Encoded:
+    def _make_sample(self, index: int, image: Encoded) -> Encoded:
         return image
 
     def __repr__(self) -> str:

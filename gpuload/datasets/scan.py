@@ -203,11 +203,11 @@ def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
 
 
 class LazySequence(Sequence[Entry]):
-    """A sequence that builds each entry on access, by calling `_build_entry(number)` with 0 ≤ number < length."""
+    """A sequence that builds each entry on access, by calling `_build_entry(index)` with 0 ≤ index < length."""
 
     _entry_noun = "paths"  # the noun for the entries in error messages
 
-    def _build_entry(self, number: int) -> Entry:
+    def _build_entry(self, index: int) -> Entry:
         raise NotImplementedError
 
     @overload
@@ -216,7 +216,7 @@ class LazySequence(Sequence[Entry]):
     def __getitem__(self, index: slice) -> list[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         if isinstance(index, slice):
-            return [self._build_entry(number) for number in range(*index.indices(len(self)))]
+            return [self._build_entry(i) for i in range(*index.indices(len(self)))]
         count = len(self)
         if type(index) is int and 0 <= index < count:  # the fast path for samples, without formatting a message
             return self._build_entry(index)
@@ -282,8 +282,8 @@ class Paths(LazySequence[str]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _build_entry(self, number: int) -> str:
-        start, end = self.offsets[number : number + 2].tolist()
+    def _build_entry(self, index: int) -> str:
+        start, end = self.offsets[index : index + 2].tolist()
         return self._prefix + str(self.data[start:end].data, *ENCODING)
 
     def __eq__(self, other: object) -> bool:

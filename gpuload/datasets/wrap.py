@@ -178,8 +178,8 @@ class WrappedFolder(ImageFileDataset):
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
         self._name = type(dataset).__name__
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        target = self.targets[number]
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, Any]:
+        target = self.targets[index]
         if isinstance(self.targets, np.ndarray):
             target = int(target)
         if self.target_transform is not None:

@@ -80,8 +80,8 @@ class NumberedPaths(LazySequence[str]):
     def __len__(self) -> int:
         return self.length
 
-    def _build_entry(self, number: int) -> str:
-        return os.path.join(self.root, self.pattern.format(index=self.start + number))
+    def _build_entry(self, index: int) -> str:
+        return os.path.join(self.root, self.pattern.format(index=self.start + index))
 
     def __repr__(self) -> str:
         return f"<{self.length} paths like {self.pattern!r} in {self.root!r}>"
@@ -216,10 +216,10 @@ class FileList(ImageFileDataset):
         """The labels, under torchvision's name."""
         return self.labels
 
-    def _make_sample(self, number: int, image: Encoded) -> Any:
+    def _make_sample(self, index: int, image: Encoded) -> Any:
         if isinstance(self.labels, dict):
-            return image, {name: value_of(labels, number) for name, labels in self.labels.items()}
-        return image if self.labels is None else (image, value_of(self.labels, number))
+            return image, {name: value_of(labels, index) for name, labels in self.labels.items()}
+        return image if self.labels is None else (image, value_of(self.labels, index))
 
     def __repr__(self) -> str:
         return f"FileList({self.root!r}: {len(self)} images)"
