@@ -128,7 +128,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 3.0,
     rounds: Rounds = 2,
     device: Device = None,
-    images: Annotated[int, typer.Option(min=8, help="Number of photographs to create if --data is not given.")] = 500,
+    images: Annotated[int, typer.Option(min=8, help="Number of photographs to create without --data.")] = 500,
 ) -> None:
     """Load real photographs with gpuload and torch's DataLoader, alternating, and write a page about them.
 

@@ -146,7 +146,7 @@ class Bench:
     seconds: float
     failed: set[Any] = field(default_factory=set)
 
-    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_setting(self, name: str, workers: int, prefetch: int) -> Row:
         """Measure a Loader or DataLoader, without a training step."""
         where = format_count(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
@@ -157,7 +157,7 @@ class Bench:
             stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
-    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
+    def measure_alternately(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
         """Measure two loaders alternately, and return a pair of rows for each round. The first batches of each turn do
         not count, since they were prefetched during the other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
@@ -232,7 +232,7 @@ def measure_settings(
     settings_to_try = [(workers, PREFETCH) for workers in counts]
     while settings_to_try:
         try:
-            rows.append(report(bench.measure_alone("Loader", *settings_to_try.pop(0))))
+            rows.append(report(bench.measure_setting("Loader", *settings_to_try.pop(0))))
         except LimitError as error:  # too few open files or too little memory for this many workers
             if not rows:
                 raise
@@ -243,7 +243,7 @@ def measure_settings(
             if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
                 settings_to_try.append(suggested_setting)
     best = recommend(rows)
-    rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
+    rows.append(report(bench.measure_setting("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
@@ -427,8 +427,8 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
         settings = measure_settings(bench, counts, report, lambda reason: echo(console, reason, "yellow"))
         if not rounds:
             return settings, [], []
-        peers = [report(bench.measure_alone("DataLoader", count, PREFETCH)) for count in peer_counts]
-        return settings, peers, bench.take_turns(recommend(settings), recommend(peers), rounds, report)
+        peers = [report(bench.measure_setting("DataLoader", count, PREFETCH)) for count in peer_counts]
+        return settings, peers, bench.measure_alternately(recommend(settings), recommend(peers), rounds, report)
 
 
 @contextmanager

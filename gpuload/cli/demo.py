@@ -65,7 +65,7 @@ def run(
             Row(name=name, num_workers=workers, prefetch_factor=PREFETCH) for name in ("gpuload", "DataLoader")
         )
         with report_rows(console, "rounds", 2 * rounds) as report:
-            pairs = bench.take_turns(gpuload_row, peer_row, rounds, report)
+            pairs = bench.measure_alternately(gpuload_row, peer_row, rounds, report)
         console.print(comparison_table(gpuload_row, peer_row, pairs))
         if failed := len(bench.failed):
             echo(console, f"{format_count(failed, 'image')} cannot be loaded; skipped in both loaders", "yellow")

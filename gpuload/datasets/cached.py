@@ -81,9 +81,9 @@ class Cached(View):
     """A cache for the samples of a map-style dataset, stored as encoded bytes that all workers of a loader share.
 
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
-    bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
-    augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again if that file has
-    changed. The least recently used samples are evicted first. All other attributes are looked up in the dataset.
+    bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the first results are cached, so
+    augment in ``Loader(transforms=…)`` instead. An `Encoded` image whose `source` is a file is read again if that file
+    has changed. The least recently used samples are evicted first. All other attributes are looked up in the dataset.
 
     Args:
         dataset: the dataset to cache.
@@ -319,9 +319,9 @@ def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
         tensor: Any = value
         blobs.append(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
-    place = f"{path} of the sample" if path else "the sample"
+    leaf_name = f"{path} of the sample" if path else "the sample"
     raise TypeError(
-        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
+        f"{leaf_name} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
     )
 
 

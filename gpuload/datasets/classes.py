@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 
-__all__ = ["Classes", "check_known", "class_names", "format_names", "warn_of_class_conflicts"]
+__all__ = ["Classes", "check_known_class", "class_names", "format_names", "warn_of_class_conflicts"]
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
 MAX_SHOWN: Final = 3  # maximum number of names in a message
@@ -54,7 +54,7 @@ def class_names(classes: Classes | None) -> list[str] | None:
     return [str(name) for name in names]
 
 
-def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: str) -> None:
+def check_known_class(name: str, classes: Sequence[str] | Mapping[str, int], where: str) -> None:
     """Refuse a class that is not among `classes`.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
-from gpuload.datasets.classes import Classes, check_known, class_names, format_names
+from gpuload.datasets.classes import Classes, check_known_class, class_names, format_names
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
@@ -150,7 +150,7 @@ class ImageFolder(_ScannedFolder):
         self.classes = folders if names is None else names
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         for name in folders:
-            check_known(name, self.class_to_idx, f"the folder {self.root!r}")
+            check_known_class(name, self.class_to_idx, f"the folder {self.root!r}")
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {search_text}")
         dtype = np.min_scalar_type(len(self.classes) - 1)

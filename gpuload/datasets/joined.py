@@ -17,7 +17,7 @@ from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
 from gpuload.datasets.scan import normalize_index
 
-__all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
+__all__ = ["Dataset", "Joined", "Mapped", "View", "is_map_style"]
 
 
 class Dataset:
@@ -31,7 +31,7 @@ class Dataset:
 
     def __add__(self, other: Any) -> Joined:
         """Concatenate this dataset with another map-style dataset."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
+        return Joined([self, other]) if is_map_style(other) else NotImplemented
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
         """Return this dataset with a function applied to each sample, in the workers.
@@ -132,7 +132,7 @@ class Joined(Dataset):
         return lambda position: readers[position]()
 
     def __add__(self, other: Any) -> Joined:
-        return Joined([*self.datasets, other]) if has_samples(other) else NotImplemented
+        return Joined([*self.datasets, other]) if is_map_style(other) else NotImplemented
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.datasets))
@@ -201,5 +201,5 @@ class Mapped(View):
         return repr(self.dataset) + "".join(f".map({name})" for name in names)
 
 
-def has_samples(other: Any) -> bool:
+def is_map_style(other: Any) -> bool:
     return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)

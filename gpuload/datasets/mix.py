@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from gpuload.datasets.joined import Dataset, Joined, Mapped, has_samples
+from gpuload.datasets.joined import Dataset, Joined, Mapped, is_map_style
 from gpuload.datasets.kinds import check_dataset, is_deterministic, is_iterable
 from gpuload.datasets.resident import DeviceCached, walk_datasets
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
@@ -72,7 +72,7 @@ class Mix(Joined):
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
         self.weights = _check_weights(weights, len(datasets))
-        self.parts = _integer_parts(self.weights)
+        self.parts = _to_integer_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
             raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
         if length is not None and length < 1:
@@ -121,7 +121,7 @@ def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
                 f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and defines "
                 "its own order; mix inside its __iter__"
             )
-        if not has_samples(dataset):
+        if not is_map_style(dataset):
             raise TypeError(
                 f"Mix() takes map-style data sets, which have __len__ and __getitem__, but {name} is of type {kind}"
             )
@@ -151,7 +151,7 @@ def _check_weights(weights: Any, count: int) -> list[float]:
     return numbers
 
 
-def _integer_parts(weights: list[float]) -> tuple[int, ...]:
+def _to_integer_parts(weights: list[float]) -> tuple[int, ...]:
     """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
     rounded to multiples of 1 / `MAX_PARTS`."""
     total = sum(map(Fraction, weights))

@@ -98,9 +98,9 @@ class Prometheus:
     """An exporter of a loader's `Loader.stats` to Prometheus, read at each scrape.
 
     Counters start at 0 when the exporter is created, and continue across epochs. They start over with new workers:
-    after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show the current moment or epoch.
-    All metrics are named ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Each rank is a
-    separate process, and needs its own port.
+    after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show current values, or values of
+    the current epoch. All metrics are named ``gpuload_…`` and have the label ``loader``. An exporter does not keep its
+    loader alive. Each rank is a separate process, and needs its own port.
 
     Args:
         loader: a `Loader`.
@@ -179,8 +179,8 @@ class _Collector:
     def _build_families(self, snapshots: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
         for metric in (*COUNTERS, *GAUGES):
             is_counter = metric in COUNTERS
-            kind = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
-            family = kind(metric.name, metric.text, labels=("loader", *metric.labels))
+            family_type = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
+            family = family_type(metric.name, metric.text, labels=("loader", *metric.labels))
             for name, since_initial, epoch in snapshots:
                 for labels, value in metric.samples(since_initial if is_counter else epoch):
                     family.add_metric((name, *labels), value)

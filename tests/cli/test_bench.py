@@ -197,7 +197,7 @@ class Waits:
     def __init__(self) -> None:
         self.tried: list[tuple[int, int]] = []
 
-    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_setting(self, name: str, workers: int, prefetch: int) -> Row:
         self.tried.append((workers, prefetch))
         if workers > 40:
             raise LimitError("too few open files")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, shrink_integers
-from gpuload.datasets.classes import Classes, check_known, class_names
+from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import LazySequence, Paths
@@ -293,7 +293,7 @@ def _class_indices(values: list[Any], classes: list[str], where: Callable[[int],
     indices = {name: index for index, name in enumerate(classes)}
     for number, value in enumerate(values):
         if str(value) not in indices:
-            check_known(str(value), indices, where(number))
+            check_known_class(str(value), indices, where(number))
     return shrink_integers(np.array([indices[str(value)] for value in values]))
 
 
