@@ -201,5 +201,5 @@ class Mapped(View):
         return repr(self.dataset) + "".join(f".map({name})" for name in names)
 
 
-def is_map_style(other: Any) -> bool:
-    return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)
+def is_map_style(dataset: Any) -> bool:
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, str | dict)
