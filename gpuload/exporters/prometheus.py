@@ -47,7 +47,7 @@ COUNTERS: Final = (
     _scalar_metric("gpuload_worker_restarts", "Workers restarted.", lambda s: s.restarts),
     _Metric(
         "gpuload_part_seconds",
-        "Time of a part of the work, summed over all workers.",
+        "Time spent on one part of the work (read, decode, …), summed over all workers.",
         lambda s: [((part.name, part.where), part.seconds) for part in s.parts],
         ("part", "where"),
     ),
@@ -84,7 +84,7 @@ GAUGES: Final = (
     _scalar_metric("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
     _Metric(
         "gpuload_worker_busy_ratio",
-        "Fraction of the time that a worker was busy in this epoch, since it was ready.",
+        "Fraction of this epoch, or of the time since its start if that was later, in which a worker was busy.",
         lambda s: [((str(worker.number),), worker.busy) for worker in s.workers],
         ("worker",),
     ),
