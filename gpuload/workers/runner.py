@@ -273,7 +273,7 @@ class ChunkRunner:
             done += 1
         if stacks:
             add_read_time(read_start)
-        if self.source.seeding is not None and self.source.seeding.drew_unseeded():
+        if self.source.seeding is not None and self.source.seeding.has_drawn_unseeded():
             chunk.samples, chunk.errors = [], []
             return self._read(chunk)
         chunk.place = self.source.place(request, done)

@@ -30,7 +30,7 @@ from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart
-from gpuload.rng.generators import GeneratorStates, Seeding, seed_for, seeds_of, set_states, states
+from gpuload.rng.generators import GeneratorStates, Seeding, seed_sample, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.counters import FLUSH_NS, Counters
 from gpuload.workers.inherited import apply_changes
@@ -377,7 +377,7 @@ class Pass:
         if position not in self._seeds:  # compute the seeds of many samples together
             positions = position + np.arange(SEEDS_TOGETHER, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
-        seed_for((self._seed, self._epoch, position), self._seeds[position])
+        seed_sample((self._seed, self._epoch, position), self._seeds[position])
 
     def forget(self, before: int) -> None:
         """Drop cached samples with a smaller number, which the user has received. Later samples may be requested again
