@@ -125,7 +125,7 @@ def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
             f"positions must be a one-dimensional array of integers, got {positions.dtype} of shape {positions.shape}"
         )
     if not 0 <= lane <= LOW32:
-        raise ValueError(f"lane must be from 0 to 2**32 - 1, got {lane}")
+        raise ValueError(f"lane must lie in 0 … 2**32 - 1, got {lane}")
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
     blocks = -(-count // 4)
@@ -234,5 +234,5 @@ def _uint64(name: str, value: SupportsIndex) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
     if not 0 <= number < 1 << 64:
-        raise ValueError(f"{name} must be from 0 to 2**64 - 1, got {number}")
+        raise ValueError(f"{name} must lie in 0 … 2**64 - 1, got {number}")
     return number
