@@ -151,7 +151,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
                 logged_s = perf_counter()
                 log.cache_progress(done, count)
         del batch  # its arrays are views of the ring
-    samples.end()
+    samples.finish()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream

@@ -329,7 +329,7 @@ class Session:
                 with profiler_range(WAIT):
                     batch = self._take(self.feed.take)
             except TooManyErrors:
-                self.errors.extend(self.feed.take_errors(), loud=False)
+                self.errors.extend(self.feed.take_errors(), warn=False)
                 raise
             if batch is None:
                 return None
@@ -350,7 +350,7 @@ class Session:
         if current.last_steps is not None:
             self._end_batch(current)
         failed, current.failed = current.failed, []
-        self.errors.extend(failed, loud=current.error is None)  # if a warning raises an error, the batch stays queued
+        self.errors.extend(failed, warn=current.error is None)  # if a warning raises an error, the batch stays queued
         while current.remarks:
             kind, text = current.remarks.pop(0)
             if kind not in self._warned:
@@ -386,11 +386,11 @@ class Session:
         """Return the next batch that is not dropped, or whose error must be raised. Record the failures of dropped
         batches."""
         while (batch := take()) is not None and batch.dropped:
-            if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
+            if batch.fatal_error is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
             failed, batch.errors = batch.errors, []
             self.feed.release(batch)
-            self.errors.extend(failed, loud=True)
+            self.errors.extend(failed, warn=True)
         return batch
 
     def check_process(self) -> None:
@@ -466,15 +466,15 @@ class Session:
             self.transfer.loading = None
 
     def _issue(self, batch: Batch, info: bool) -> _LaunchedBatch:
-        if batch.fatal is not None:
-            raise SampleError(batch.fatal)
+        if batch.fatal_error is not None:
+            raise SampleError(batch.fatal_error)
         if batch.errors and self.options.workers.faults.on_error == "raise":
             raise SampleError(min(batch.errors, key=lambda record: record.position))
-        if batch.lost is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
+        if batch.unreplaced_error is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
-                f"the sample at position {batch.lost.position} of epoch {batch.spec.epoch} could not be replaced: all "
-                f"substitutes failed, the last one with {batch.lost.describe()}. Check that the files can still be "
-                "reached; loader.errors lists the failures"
+                f"the sample at position {batch.unreplaced_error.position} of epoch {batch.spec.epoch} could not be "
+                f"replaced: all substitutes failed, the last one with {batch.unreplaced_error.describe()}. Check that "
+                "the files can still be reached; loader.errors lists the failures"
             )
 
         holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
@@ -482,9 +482,9 @@ class Session:
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        images, remark = 0, batch.remark
+        images, remark = 0, batch.warning
         for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect
-            images += part.samples
+            images += part.sample_count
             part.content = None
         remarks = [("", assembled.warning)] if assembled.warning else []
         if assembled.last_steps is None:  # otherwise the batch is not final yet
@@ -570,7 +570,7 @@ class _Consumer(Consumer):
     def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
         self._options, self._transfer, self._decoder, self._planner = options, transfer, decoder, planner
 
-    def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
+    def substitute_candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
         sampler chose the keys, other samples of the batch."""
         order = self._options.order

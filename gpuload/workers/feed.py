@@ -47,7 +47,7 @@ FIRST_CHUNKS: Final = 64  # only these set the slot size: later growth costs a n
 class Consumer:
     """Interface of the code that takes a feed's batches. The default implementation does nothing."""
 
-    def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
+    def substitute_candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
         """Return the indices to try in place of `index`, whose sample failed."""
         return iter(())
 
@@ -173,7 +173,7 @@ class Feed:
     @property
     def _has_too_many_errors(self) -> bool:
         """Whether `take` will refuse to continue. With on_error="raise", each failure is raised individually."""
-        return self.faults.on_error != "raise" and self._tally.exceeded
+        return self.faults.on_error != "raise" and self._tally.is_exceeded
 
     def take_if_ready(self) -> Batch | None:
         """Return the next batch if it is complete, else None."""
@@ -185,7 +185,7 @@ class Feed:
         unfinished. With `planned`, a batch whose plan was requested also needs its plan to be complete."""
         open_queues: set[int] = set()
         for batch in self._batches:
-            is_open = batch.open_parts or (planned and batch.planned is not None and batch.planned.plan is None)
+            is_open = batch.open_part_count or (planned and batch.planned is not None and batch.planned.plan is None)
             if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
@@ -200,7 +200,7 @@ class Feed:
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
             batch.planned = None  # do not wait for the plan
-        batch.come_due()
+        batch.finalize_spec()
         self._is_awaited = False
         self._submit_chunks()  # workers need work while the consumer has this batch
         return batch
@@ -208,11 +208,11 @@ class Feed:
     def _end_decoding(self, batch: Batch) -> bool:
         """Have the device decode the remaining images of a batch; return False if the batch is still incomplete, or if
         too many samples have failed."""
-        batch.open_parts += len(failed := self._consumer.decode(batch))
+        batch.open_part_count += len(failed := self._consumer.decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
-        return not batch.open_parts and not self._has_too_many_errors
+        return not batch.open_part_count and not self._has_too_many_errors
 
     def pump(self, timeout_s: float, *, is_awaited: bool = False) -> None:
         """Submit chunks and process events; wait up to `timeout_s` seconds for a chunk in progress."""
@@ -261,7 +261,7 @@ class Feed:
             for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
-            batch.open_parts = len(batch.parts)
+            batch.open_part_count = len(batch.parts)
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 
@@ -351,7 +351,7 @@ class Feed:
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = part.decoded = None
-        part.batch.open_parts += 1
+        part.batch.open_part_count += 1
         self._requeue(part)
 
     # -- processing events ------------------------------------------------------------------------------------------
@@ -449,13 +449,13 @@ class Feed:
         for key, (slot, part) in self._in_flight.items():
             if part is not None and part.batch is batch:
                 self._in_flight[key] = (slot, None)
-        batch.open_parts = 0
+        batch.open_part_count = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.subset(rows) for rows in slices]
         index = part.batch.parts.index(part)
         part.batch.parts[index : index + 1] = pieces
-        part.batch.open_parts += len(pieces) - 1
+        part.batch.open_part_count += len(pieces) - 1
         self._requeue(*pieces)
 
     def _requeue(self, *parts: Part) -> None:
@@ -476,31 +476,31 @@ class Feed:
         else:  # an iterable dataset may have yielded fewer samples
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
-                batch.fatal = errors[-1]
+                batch.fatal_error = errors[-1]
         self._close_part(part, errors)
 
     def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
         """Mark a part as done, and replace or record its failed samples. If it was the last part of its batch, request
         the batch's plan, after filling or dropping a batch without samples."""
         batch = part.batch
-        batch.open_parts -= 1
+        batch.open_part_count -= 1
         if errors and (self.faults.on_error == "replace" or part.has_substitutes):
             self._replace(batch, errors)
         else:
             batch.errors += errors
         skips = self.faults.on_error == "skip" and batch.spec.iterable is None
-        if not batch.open_parts and skips and not batch.lost and batch.is_empty:
+        if not batch.open_part_count and skips and not batch.unreplaced_error and batch.is_empty:
             if batch.spec.may_be_dropped:
                 batch.dropped = True
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        if not batch.open_parts and not (self._is_awaited and batch is self._batches[0]):
+        if not batch.open_part_count and not (self._is_awaited and batch is self._batches[0]):
             self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.of(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Request substitutes for the failed samples, as an additional chunk of the batch."""
-        part = batch.substitute(errors, self._consumer.candidates)
+        part = batch.substitute(errors, self._consumer.substitute_candidates)
         if part is not None:
             self._requeue(part)
 

@@ -102,13 +102,13 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
         if forked_job is None:
             os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
-        counters = runner.counters = board.counters.of(worker)
+        counters = runner.counters = board.counters.open_row(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             text = "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES])
             replies.send(HELLO + marshal.dumps((b"" if forked_job is not None else stopwatch.pack(), text)))
             memory = memoryview(bytearray(MESSAGE_BYTES))
-            counters.count_queue()
+            counters.start_queue_time()
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
@@ -117,7 +117,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
                 counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)
                 board.write(worker, IDLE)
-            counters.leave()
+            counters.stop()
             board.write(worker, LEFT)
 
 

@@ -60,7 +60,7 @@ import numpy as np
 
 from gpuload.errors import WorkerError, visible
 from gpuload.ring.ring import Ring, move, running_on, standard_streams_taken
-from gpuload.workers.counters import place_of
+from gpuload.workers.counters import field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job
@@ -271,7 +271,7 @@ class WorkerPool(RestartingEngine):
 
     def busy_s(self) -> float:
         """Return the total time that all workers have spent on chunks since the pool was created."""
-        return self.read_counters()[:, place_of["busy_ns"]].sum() / 1e9
+        return self.read_counters()[:, field_indices["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `gather` has something to process."""

@@ -41,7 +41,7 @@ import numpy as np
 
 from gpuload.errors import WorkerError, error_types, import_optional
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.counters import FIELDS, place_of
+from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.job import Job
 from gpuload.workers.pool import RestartingEngine, WorkerPool
@@ -392,7 +392,7 @@ class RayPool(RestartingEngine):
         calls = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
         rows = slice(actor.first, actor.first + actor.workers)
         self._counted[0, rows] += self._counted[1, rows]
-        self._counted[0, rows, place_of["restarts"]] += 1
+        self._counted[0, rows, field_indices["restarts"]] += 1
         self._counted[1, rows] = 0
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)
