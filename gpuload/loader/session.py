@@ -45,7 +45,7 @@ from gpuload.stage.device_cache import transfer_of
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.box_fields import REMARK_PREFIX
+from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
@@ -490,7 +490,7 @@ class Session:
         if assembled.last_steps is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((prefix for prefix in (REMARK_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
+            kind = next((prefix for prefix in (WARNING_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _LaunchedBatch(
             assembled.value,

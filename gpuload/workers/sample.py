@@ -40,7 +40,14 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import box_droppers, check_transforms, find_fields, mask_misfit, size_remark, size_text
+from gpuload.workers.box_fields import (
+    box_droppers,
+    explain_target_conflict,
+    find_fields,
+    format_size,
+    mask_mismatch,
+    size_warning,
+)
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
@@ -149,7 +156,7 @@ class SampleReader:
         self.set_counters(Counters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
-        self._targets_refusal = check_transforms(job.chain)
+        self._targets_refusal = explain_target_conflict(job.chain)
 
     @property
     def is_search_over(self) -> bool:
@@ -251,8 +258,8 @@ class SampleReader:
                 places = places_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must have the same size, "
-                    f"but {places[images[0][0]]} has {size_text(size)} and {places[leaf]} has {size_text(other_size)} "
-                    "(height × width)"
+                    f"but {places[images[0][0]]} has {format_size(size)} and {places[leaf]} has "
+                    f"{format_size(other_size)} (height × width); return only images of one size in such a sample"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
@@ -260,7 +267,7 @@ class SampleReader:
             else:
                 sample.points[leaf] = target
         if not self._sizes_differ:
-            remark = size_remark(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
+            remark = size_warning(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
             if remark:
                 self._sizes_differ, self._remarks = True, [*self._remarks, remark]
         sample.fields = find_fields(sample.original, leaves, targets, self._job.chain)
@@ -280,7 +287,7 @@ class SampleReader:
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self._job.decode)) is not None:
+        if (misfit := mask_mismatch(place, shape, next(iter(sample.images.values())), self._job.decode)) is not None:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
