@@ -160,7 +160,7 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     engine.fate = "later"
     pump(feed)
     assert feed.take_if_ready() is None  # it waits for its plan
-    assert feed._pending == 2  # two plans, which have slots
+    assert feed._pending_count == 2  # two plans, which have slots
     batch = feed.take()
     assert batch is not None
     engine.fate = None
