@@ -117,7 +117,7 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
-        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
+        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 

@@ -49,7 +49,7 @@ from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
-from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
+from gpuload.workers.inherited import DatasetChanges, find_objects, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
@@ -598,14 +598,21 @@ class _Consumer(Consumer):
 # -- the engine that processes chunks, and its job --------------------------------------------------------------------
 
 
-def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+def job_for(
+    options: Options,
+    epoch: int,
+    fusing: Any = None,
+    *,
+    decodes_full_images: bool = False,
+    device_share: float = 0.0,
+) -> Job:
     """Return the job to send to workers.
 
     Args:
         options: the loader's options.
         epoch: the number of the first epoch.
         fusing: plans batches for the fused kernels, if workers do that.
-        whole: decode entire images, to be cached instead of cropped.
+        decodes_full_images: whether workers decode complete images, to be cached instead of cropped.
         device_share: the share of the samples that the device decodes.
     """
     return Job(
@@ -615,14 +622,14 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
-        single=options.order.single,
+        is_unbatched=options.order.single,
         plain=options.plain,
-        moves=options.chain.moves_pixels,
+        moves_pixels=options.chain.moves_pixels,
         epoch=epoch,
         **ranks_of(options.order),
         group=find_group(),
         fusing=fusing,
-        whole=whole,
+        decodes_full_images=decodes_full_images,
         device_share=device_share,
         module_values=_module_values(options) if options.workers.processes else {},
     )
@@ -631,7 +638,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
 def _module_values(options: Options) -> dict[str, dict[str, Any]]:
     """Return the values in the user's modules that the workers' code refers to."""
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
-    for _, part in objects_in(options.order.dataset):
+    for _, part in find_objects(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
     return module_values(user for user in objects if user is not None)
 
@@ -653,5 +660,5 @@ def engine_for(
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
-        return InProcessEngine(job, ring, around=partial(profiler_range, DECODE))
+        return InProcessEngine(job, ring, chunk_context=partial(profiler_range, DECODE))
     return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -12,7 +12,7 @@ import marshal
 import posix
 import sys
 
-# The job's index among the descriptors, as in `gpuload.workers.main.run` and `gpuload.workers.template.serve`.
+# The job's index among the descriptors, as in `gpuload.workers.main.run_worker` and `gpuload.workers.template.serve`.
 JOB_INDEX = 3
 
 
@@ -33,7 +33,7 @@ def _start() -> None:
     import gpuload.workers  # noqa: F401
 
     sys.path[:] = [*library_entries, *other_entries, *working_entries]
-    from gpuload.workers.main import end, run
+    from gpuload.workers.main import exit_process, run_worker
     from gpuload.workers.template import serve
 
     sys.path[:] = [*library_entries, *working_entries, *other_entries] if working_entries else path
@@ -41,8 +41,8 @@ def _start() -> None:
     if role == "template":
         serve(settings, descriptors)
     else:
-        run(int(role), settings, descriptors)
-    end()
+        run_worker(int(role), settings, descriptors)
+    exit_process()
 
 
 _start()

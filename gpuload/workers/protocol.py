@@ -48,7 +48,7 @@ from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, standard_streams_taken
 from gpuload.workers.counters import ROW_BYTES, CounterTable
-from gpuload.workers.inherited import pickled_by_value
+from gpuload.workers.inherited import pickle_by_value
 from gpuload.workers.start import Start
 
 if TYPE_CHECKING:  # workers do not need this module
@@ -90,7 +90,7 @@ LEFT = -2  # the worker left because it was asked to, after it had finished ever
 MESSAGE_BYTES = 1 << 18  # larger than any message
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 # The prefixes of each process's first message. HELLO means that a worker is ready. A marshalled pair follows: the
-# packed `start.Stopwatch` (b"" if the worker was forked), and a text on modules that differ (`inherited.differences`).
+# packed `start.Stopwatch` (b"" if the worker was forked), and a text on modules that differ (`describe_differences`).
 HELLO = b"hello"
 HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
 TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
@@ -209,7 +209,7 @@ def _pickle_keys(keys: list[object]) -> bytes:
         pass
     import cloudpickle
 
-    with pickled_by_value():
+    with pickle_by_value():
         return cloudpickle.dumps(keys, 5)
 
 

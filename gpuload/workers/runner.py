@@ -164,10 +164,10 @@ class ChunkRunner:
         self.counters = Counters()
         self._guards_generators = guard_generators
         # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
-        self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
-        self._keeps_types = job.collate_fn is not None or job.single
+        self._collates = job.collate_fn is not None and not len(job.chain) and not job.decodes_full_images
+        self._keeps_types = job.collate_fn is not None or job.is_unbatched
         # If no code needs single samples, samples that turn out to be plain data are stacked.
-        self._stacks = job.plain and not (self._keeps_types or job.whole)
+        self._stacks = job.plain and not (self._keeps_types or job.decodes_full_images)
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
 
@@ -337,7 +337,7 @@ class ChunkRunner:
         """Run the user's `collate_fn`."""
         assert self.job.collate_fn is not None
         try:
-            return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
+            return Collated(self.job.collate_fn(samples[0] if self.job.is_unbatched else samples))
         except Exception as error:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
@@ -417,11 +417,11 @@ class ChunkRunner:
 
     def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
         images = [(sample, image) for sample in samples for image in sample.images.values()]
-        if self.job.whole:
+        if self.job.decodes_full_images:
             for sample in samples:
                 for picture in sample.pictures:
                     picture.region = [0, 0, picture.height, picture.width]
-        if self.job.whole or not images:
+        if self.job.decodes_full_images or not images:
             return
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)

@@ -237,7 +237,9 @@ class SampleReader:
 
     def _search(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Search a sample for unrecognized targets."""
-        remark = find_unrecognized_targets(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
+        remark = find_unrecognized_targets(
+            sample.structure, leaves, sample.images, targets, moves=self._job.moves_pixels
+        )
         self._searches_left -= 1
         if remark:
             self._searches_left, self._remarks = 0, [remark, *self._remarks]

@@ -38,8 +38,8 @@ import cloudpickle
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
-from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
+from gpuload.workers.inherited import LibrarySettings, import_path, pickle_by_value
+from gpuload.workers.job import Job, make_tensor, open_memmap, pickle_size, write_job
 
 __all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
@@ -108,7 +108,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
 
 def copy_warning(job_fd: int, job: Any, workers: int) -> str:
     """Return a warning if all workers together copy more than a gigabyte of data that is not shared; else ""."""
-    copied_bytes = pickled_bytes(job_fd)
+    copied_bytes = pickle_size(job_fd)
     if copied_bytes * workers <= MAX_COPIED_BYTES:
         return ""
     sizes = {}
@@ -266,8 +266,8 @@ def _dump(
         return False
 
     try:
-        with pickled_by_value():
-            settings = LibrarySettings.of_this_process(can_pickle)
+        with pickle_by_value():
+            settings = LibrarySettings.collect(can_pickle)
             settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
-from gpuload.workers.main import end, run, set_up_child
+from gpuload.workers.main import exit_process, run_worker, set_up_child
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
@@ -187,12 +187,12 @@ def _run_worker(
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
         _apply_changes(changes, changed_fds)
         _clear_exit_handlers()
-        run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
+        run_worker(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    end()
+    exit_process()
 
 
 def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:

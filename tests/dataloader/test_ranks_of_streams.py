@@ -159,7 +159,7 @@ def test_a_worker_knows_its_group_and_cannot_talk_to_it(on_two_ranks):
     for one in on_two_ranks["Talks", 1]:
         assert one["numbers"] == []
         assert one["error"].startswith(
-            "RuntimeError: torch.distributed.barrier was called in a worker process of gpuload"
+            "RuntimeError: torch.distributed.barrier was called in a gpuload worker process"
         )
 
 

@@ -63,7 +63,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandAugment()],
-            "RandAugment moves only the pixels.*remove it, or return no",
+            "RandAugment moves only the pixels.*remove RandAugment, or return no",
         ),
         (
             lambda: (image(), gl.Mask(MASK)),

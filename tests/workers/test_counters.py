@@ -94,7 +94,7 @@ def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
         table.mark_starting(1)
         clock(4_000)
         assert told(table, 1)["start_ns"] == 3_000  # so far
-        mine = table.of(1)
+        mine = table.open_row(1)
         clock(5_000)
         mine.begin()
         clock(7_000)
@@ -132,8 +132,8 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
                 mine.flush()
             assert mine.queued_ns >= 20_000_000
             mine.end()
-            queued_ns, so_far = mine.queued_ns, mine._queued()
-            while mine._queued() < so_far + 20_000_000 and time.monotonic() < deadline:
+            queued_ns, so_far = mine.queued_ns, mine._read_queued_ns()
+            while mine._read_queued_ns() < so_far + 20_000_000 and time.monotonic() < deadline:
                 sum(range(100_000))  # it waits for a CPU, though it is not a worker's work that does
             mine.begin()
             assert mine.queued_ns == queued_ns

@@ -45,7 +45,7 @@ def sample(number: int) -> Any:
 
 def kept(count: int) -> CachedSamples:
     samples = CachedSamples(count, HostMemory())
-    job = Job([sample(number) for number in range(count)], Chain([]), Decode(), 0, plain=True, whole=True)
+    job = Job([sample(number) for number in range(count)], Chain([]), Decode(), 0, plain=True, decodes_full_images=True)
     runner, slot = ChunkRunner(job, guard_generators=False), np.zeros(1 << 16, np.uint8)
     for start in range(0, count, 4):
         numbers = np.arange(start, min(start + 4, count))
