@@ -268,7 +268,7 @@ class Session:
     def is_usable(self) -> bool:
         """Whether another epoch can begin in this session: no step was interrupted, the engine works, and the workers'
         state matches the loader's; for an iterable dataset also the current ranks."""
-        if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
+        if self.steps.state is not SessionState.OPEN or self.engine.failure is not None or self.outdated:
             return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
@@ -278,7 +278,7 @@ class Session:
         `epoch_sent` is the argument that workers pass to the dataset's ``set_epoch()``, which they do not call if it is
         -1. Raise a WorkerError if a `worker_init_fn` raises an exception.
         """
-        with self.lock, self.steps.begin(engine_broken=self.engine.broken is not None):
+        with self.lock, self.steps.begin(engine_broken=self.engine.failure is not None):
             epoch = self._epoch = object()
             self.ready = None
             self.launched.clear()
@@ -301,7 +301,7 @@ class Session:
 
     def advance(self, info: bool) -> bool:
         """Set `ready` to the next batch; return False at the end of the epoch. The caller holds the lock."""
-        with self.steps.begin(engine_broken=self.engine.broken is not None):
+        with self.steps.begin(engine_broken=self.engine.failure is not None):
             with self.meter:
                 self.ready = self._next_launched(info)
             if self.ready is None:

@@ -47,7 +47,7 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     arm_lifeline,
-    next_request,
+    peek_request,
     read_message,
     send_reply,
 )
@@ -116,7 +116,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
-                    runner.source.will_need(next_request(queue, memory))
+                    runner.source.will_need(peek_request(queue, memory))
                 reply = _process_request(Request.unpack(message), worker, runner, board, ring)
                 counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)

@@ -144,7 +144,7 @@ class Report:
     ready: bool = False
     deaths: list[tuple[str, str]] = field(default_factory=list)  # (cause with the sample, stack)
     warnings: list[str] = field(default_factory=list)
-    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of the error that stopped the actor
+    failure: tuple[str, tuple[str, ...]] | None = None  # text and kinds of the error that stopped the actor
 
 
 # -- in the main process ----------------------------------------------------------------------------------------------
@@ -363,8 +363,8 @@ class RayPool(RestartingEngine):
             self._compare(report)
         actor.last_report, actor.warned = report, False
         self.pending_warnings += [f"{text} (on {report.address})" for text in report.warnings]
-        if report.broken is not None:
-            text, kinds = report.broken
+        if report.failure is not None:
+            text, kinds = report.failure
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
         for cause, stack in report.deaths:
             self.deaths.add(f"{cause} on {report.address}", stack)
@@ -446,7 +446,7 @@ class RayPool(RestartingEngine):
     def _check_usable(self) -> None:
         super()._check_usable()
         if not self._is_connected:
-            self.broken = error = WorkerError(
+            self.failure = error = WorkerError(
                 "Ray was shut down while this Loader had workers in its cluster; create a new Loader"
             )
             raise error
@@ -505,10 +505,10 @@ class Host:
     async def report(self, within_s: float) -> Report:
         """Wait for something to report, for at most `within_s` seconds, and return a report. An overdue report tells
         the caller that this actor is in trouble."""
-        if self._pool is None and self._report.broken is None:
+        if self._pool is None and self._report.failure is None:
             self._start()
         self._poll()
-        if self._report.broken is None:
+        if self._report.failure is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), within_s)
         self._has_news.clear()
@@ -533,7 +533,7 @@ class Host:
             self._ticker.cancel()
         pool, self._pool = self._pool, None
         if pool is not None:
-            self._report.broken = "closed", ()
+            self._report.failure = "closed", ()
             asyncio.get_running_loop().remove_reader(pool.fileno())
             pool.close()
             self._ring.close()
@@ -553,7 +553,7 @@ class Host:
             self._ring = Ring(ring_bytes)
             self._pool = WorkerPool(parcel, workers, self._ring, **pool_options)
         except Exception as error:
-            self._report.broken = str(error), error_types(error)
+            self._report.failure = str(error), error_types(error)
             return
         self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit for all actors together
         loop = asyncio.get_running_loop()
@@ -568,20 +568,20 @@ class Host:
 
     def _poll(self) -> None:
         pool, report = self._pool, self._report
-        if pool is None or report.broken is not None:
+        if pool is None or report.failure is not None:
             return
         try:
             for event in pool.gather(0.0):
                 self._process_event(event)
             self._submit_chunks()
         except WorkerError as error:
-            report.broken = str(error), error_types(error)
+            report.failure = str(error), error_types(error)
         report.warnings += pool.pending_warnings
         pool.pending_warnings.clear()
         report.deaths += [(cause, pool.deaths.stack) for cause in pool.deaths.causes]
         pool.deaths = Deaths(sys.maxsize)
         was_ready, report.ready = report.ready, pool.ready
-        if report.deaths or report.warnings or report.broken or report.ready != was_ready:
+        if report.deaths or report.warnings or report.failure or report.ready != was_ready:
             self._has_news.set()
 
     def _submit_chunks(self) -> None:

@@ -252,7 +252,7 @@ class Source:
     @property
     def broken(self) -> bool:
         """Return whether the pass cannot yield any more samples, after an error."""
-        return self._pass is not None and self._pass.broken is not None
+        return self._pass is not None and self._pass.failure is not None
 
 
 def _raise(error: Exception, row: int) -> Any:
@@ -298,11 +298,11 @@ class Pass:
         self._next_number = start.samples if self._state else 0
         self._iterator: Iterator[Any] | None = None  # created for the first sample, or by `begin`
         self._states_after_iter: GeneratorStates | None = None  # the states of the global generators after `begin`
-        self.broken: Exception | None = None  # the error of iter() or of a generator that ended the pass
+        self.failure: Exception | None = None  # the error of iter() or of a generator that ended the pass
 
     def begin(self) -> IterablePlace:
         """Call the dataset's ``iter()`` now, and return the place where the pass begins."""
-        if self._iterator is None and self.broken is None:
+        if self._iterator is None and self.failure is None:
             with contextlib.suppress(Exception):  # raised again for the first sample
                 self._begin()
                 self._states_after_iter = states()
@@ -320,7 +320,7 @@ class Pass:
                 if "dataset" in state:  # the state was saved after iter(), which may change it
                     self._dataset.load_state_dict(state["dataset"])
         except Exception as error:
-            self.broken = error
+            self.failure = error
             raise
         self._iterator = iterator
 
@@ -342,8 +342,8 @@ class Pass:
     def _pull_next(self) -> None:
         if self._ended:
             raise EndOfSamples
-        if self.broken is not None:
-            raise self.broken
+        if self.failure is not None:
+            raise self.failure
         if self._iterator is None:
             self._begin()
             if self._next_number:
@@ -365,7 +365,7 @@ class Pass:
         except Exception as error:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
-                self.broken = error
+                self.failure = error
         if self._next_number >= self._start.samples:
             self._results[self._next_number] = (sample, sample_error)
         if self._next_number < DIGESTED_SAMPLES:
@@ -399,7 +399,7 @@ class Pass:
                 if (packed := pickled_state(owner, name)) is not None:
                     state[name] = packed
         digests, was_read = tuple(self._digests), THIS_PROCESS.worker_info_was_read
-        return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_read)
+        return IterablePlace(samples, self._ended, self.failure is not None, state or None, digests, was_read)
 
 
 def pickled_state(owner: Any, name: str) -> bytes | str | None:

@@ -30,7 +30,7 @@ class Engine:
         self.queue: deque[Request] = deque()
         self.seen: list[Request] = []
         self.wanted_from = 0
-        self.broken = None
+        self.failure = None
         self.rng = None if shuffle is None else np.random.default_rng(shuffle)
 
     def submit(self, request: Request) -> bool:

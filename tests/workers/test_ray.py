@@ -326,7 +326,7 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
-    told = rf"(?s)has been at sample 50 .*set timeout=… to end such workers.*in nap.*\(on {os.uname().nodename}\)"
+    told = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in nap.*\(on {os.uname().nodename}\)"
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)

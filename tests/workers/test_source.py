@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpuload as gl
-from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, next_request, read_message
+from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, peek_request, read_message
 from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_NS, Source
 
 
@@ -213,17 +213,17 @@ def test_an_error_ends_it_and_not_the_worker() -> None:
 def test_the_next_request_is_looked_at_and_left() -> None:
     queue, memory = Queue(), memoryview(bytearray(MESSAGE_BYTES))
     try:
-        assert next_request(queue.read_end, memory) is None
+        assert peek_request(queue.read_end, memory) is None
         queue.send(request(7, 8))
         queue.send(request(9))
         for _ in range(2):
-            found = next_request(queue.read_end, memory)
+            found = peek_request(queue.read_end, memory)
             assert found.indices.tolist() == [7, 8]
         assert Request.unpack(read_message(queue.read_end, memory)).indices.tolist() == [7, 8]
-        assert next_request(queue.read_end, memory).indices.tolist() == [9]
+        assert peek_request(queue.read_end, memory).indices.tolist() == [9]
         queue.send_end.close()
         read_message(queue.read_end, memory)
-        assert next_request(queue.read_end, memory) is None  # the end
+        assert peek_request(queue.read_end, memory) is None  # the end
     finally:
         queue.close()
 
