@@ -1034,7 +1034,11 @@ def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the
     ("attribute", "value", "text"),
     [
         ("platform", "win32", "worker processes need Linux, got win32; use num_workers=0"),
-        ("frozen", True, "a frozen application has no Python interpreter to start workers with; use num_workers=0"),
+        (
+            "frozen",
+            True,
+            "workers need a Python interpreter, which a frozen application does not have; use num_workers=0",
+        ),
         (
             "executable",
             "",
