@@ -17,7 +17,7 @@ from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Engine, Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import worker_info
+from gpuload.workers.source import make_worker_info
 
 __all__ = ["InProcessEngine", "SequentialEngine"]
 
@@ -83,7 +83,7 @@ class InProcessEngine(SequentialEngine):
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
         self._runner.source.set_worker_info = lambda epoch, position=None: replace_worker_info(
-            worker_info(job, 0, 1, epoch, position)
+            make_worker_info(job, 0, 1, epoch, position)
         )
         super().__init__(ring, self._runner.counters)
         self._info: WorkerInfo | None = None

@@ -52,7 +52,7 @@ from gpuload.workers.protocol import (
     send_reply,
 )
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import init_position, worker_info
+from gpuload.workers.source import init_position, make_worker_info
 from gpuload.workers.start import Stopwatch
 
 __all__ = ["exit_process", "run_worker", "set_up_child"]
@@ -116,7 +116,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
-                    runner.source.will_need(peek_request(queue, memory))
+                    runner.source.store_next_keys(peek_request(queue, memory))
                 reply = _process_request(Request.unpack(message), worker, runner, board, ring)
                 counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)
@@ -177,7 +177,7 @@ def _set_worker_info(
     torch is set up only if the user's dataset has imported it, or if `needs_torch` is true, so that a worker that reads
     image files never imports torch.
     """
-    info = worker_info(job, worker, workers, epoch, position)
+    info = make_worker_info(job, worker, workers, epoch, position)
     replace_worker_info(info)
     if needs_torch or "torch" in sys.modules:
         _set_torch_worker_info(info)

@@ -504,7 +504,7 @@ def test_changes_that_are_too_large_are_refused():
     data = Data()
     changes = DatasetChanges(data)
     data.texts = {number: f"{number}" * 500 for number in range(64)}
-    with pytest.raises(ValueError, match=r"more than 32,768; call loader\.close\(\)"):
+    with pytest.raises(ValueError, match=r"but only 32,768 can be sent to running workers; call loader\.close\(\)"):
         changes.record_changes()
 
 

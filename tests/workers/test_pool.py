@@ -596,7 +596,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
         time.sleep(0.01)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
-        RuntimeWarning, match=r"the template of workers .* has been starting for[\s\S]*in hang_at_import"
+        RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
         wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
 
