@@ -355,10 +355,10 @@ def size_warning(
     canvas_hw = next((canvas_hw for canvas_hw in canvas_sizes if canvas_hw != size_hw), None)
     if canvas_hw is None:
         return ""
-    owner, remedy = "a sample" if source is None else repr(source), _size_advice(canvas_hw, leaf, size_hw, decode)
     return (
-        f"{WARNING_PREFIX}{owner} are for an image of {format_size(canvas_hw)} (height × width), but it is decoded to "
-        f"{format_size(size_hw)}: {remedy}"
+        f"{WARNING_PREFIX}{'a sample' if source is None else repr(source)} are for an image of "
+        f"{format_size(canvas_hw)} (height × width), but it is decoded to {format_size(size_hw)}: "
+        f"{_size_advice(canvas_hw, leaf, size_hw, decode)}"
     )
 
 

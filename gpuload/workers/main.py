@@ -94,7 +94,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             channel.setblocking(True)  # in a forked worker, the user's default timeout applies to new sockets
         failure = "could not unpickle the dataset or transforms"
         try:
-            with stopwatch.running():
+            with stopwatch.measure():
                 job: Job = receive(job_fd) if forked_job is None else forked_job
             runner = ChunkRunner(job, guard_generators=False)
             failure = "is not usable: worker_init_fn raised an exception"

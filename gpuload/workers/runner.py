@@ -254,8 +254,12 @@ class ChunkRunner:
             counters.samples += rows
             return True
         samples: dict[int, Any] = {}  # keyed by row; used only if samples are stacked
-        is_wanted, write_row, stacks = chunk.is_wanted, chunk.write_row, self._stacks
-        add_read_time = self.source.add_read_time
+        is_wanted, write_row, add_read_time, stacks = (
+            chunk.is_wanted,
+            chunk.write_row,
+            self.source.add_read_time,
+            self._stacks,
+        )
         read_start = clock()
         for row in range(rows):
             if not is_wanted():

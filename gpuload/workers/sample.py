@@ -295,8 +295,9 @@ class SampleReader:
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        first_image = next(iter(sample.images.values()))
-        if (mismatch := mask_mismatch(location, shape, first_image, self._job.decode)) is not None:
+        if (
+            mismatch := mask_mismatch(location, shape, next(iter(sample.images.values())), self._job.decode)
+        ) is not None:
             raise ValueError(mismatch)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 

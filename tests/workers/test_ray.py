@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         (
             {"count": 1, "cpus_per_worker": -1},
             ValueError,
-            "RayWorkers(cpus_per_worker=…) must be a number, at least 0, got -1",
+            "RayWorkers(cpus_per_worker=…) must be a number of at least 0, got -1",
         ),
         ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client every"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
@@ -243,7 +243,7 @@ def test_other_versions_are_told_or_refused(cluster, monkeypatch):
     with_versions(gpuload="9")
     with (
         loader() as loader_,
-        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*: install the same versions"),
+        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*; install the same versions"),
     ):
         list(loader_)
 
