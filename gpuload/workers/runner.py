@@ -411,7 +411,7 @@ class ChunkRunner:
         chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
-                nbytes = self._reader.send(sample, nbytes)
+                nbytes = self._reader.reserve_encoded(sample, nbytes)
         return nbytes
 
     def _draw(self, chunk: Chunk) -> None:
