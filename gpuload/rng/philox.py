@@ -205,7 +205,8 @@ def _run_rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _gather_indices(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Return the indices at which `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
+    """Return the indices of the `count` words of each position in the result of `_run_rounds`, batch × count. At most
+    32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])

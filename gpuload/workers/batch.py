@@ -1,6 +1,6 @@
 """A batch in progress, and its parts: plain data, used only in the main process.
 
-The feed owns a batch until the batch is complete; then the consumer owns the batch until it releases it.
+The feed owns a batch until the batch is complete. Then the consumer owns the batch, and releases it in the end.
 """
 
 from __future__ import annotations
