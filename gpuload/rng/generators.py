@@ -55,7 +55,7 @@ def seed_generators(seed: int, epoch: int, position: int) -> None:
 
 
 def seed_sample(sample: tuple[int, int, int], sample_seed: int) -> None:
-    """Seed the global generators for one sample, given as (seed, epoch, position), with `sample_seed` from `seeds_of`."""
+    """Seed the global generators with `sample_seed`, from `seeds_of`, for one sample: its seed, epoch and position."""
     random.seed(sample_seed)
     np.random.seed(sample_seed)
     seed_torch(sample, sample_seed)

@@ -155,8 +155,8 @@ def _box_fields(
         box_fields |= search.find_named_leaves(getter, "SanitizeBoundingBoxes")
     if not getters:
         box_fields |= search.guess_labels()
-    by_default = all(getter == "default" for getter in getters)
-    if by_default:
+    uses_defaults = all(getter == "default" for getter in getters)
+    if uses_defaults:
         box_fields |= point_leaves | search.find_coco_fields()
     elif point_leaves - box_fields and None not in getters:
         raise ValueError(
@@ -165,7 +165,7 @@ def _box_fields(
             "outside the dict that holds the boxes"
         )
     if gathering:
-        if by_default:
+        if uses_defaults:
             search.check_siblings(box_fields, type(gathering[0]).__name__)
         mask_leaves = [leaf for leaf in box_fields if isinstance(targets.get(leaf), Mask)]
         if len(mask_leaves) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
@@ -212,14 +212,14 @@ class _Search:
     def find_siblings(self) -> tuple[set[int], set[int]]:
         """Return the leaves with one entry per box in the container of the boxes, as two sets: one of the boxes
         themselves and masks, and one of keypoints."""
-        holder_leaves: list[Any] = []
-        flatten(self._container, holder_leaves)
-        holder_ids = set(map(id, holder_leaves))
+        container_leaves: list[Any] = []
+        flatten(self._container, container_leaves)
+        container_ids = set(map(id, container_leaves))
         masks, points = {self.leaf}, set()
         for leaf, target in self._targets.items():
             # Masks and keypoints outside this container belong to the image, even if they happen to match in number.
             shape = _shape(target)
-            if id(self._leaves[leaf]) in holder_ids and len(shape) > 2 and shape[0] == self.count:
+            if id(self._leaves[leaf]) in container_ids and len(shape) > 2 and shape[0] == self.count:
                 (masks if isinstance(target, Mask) else points).add(leaf)
         return masks, points
 
@@ -248,7 +248,7 @@ class _Search:
         for label in labels if isinstance(labels, tuple | list) else [labels]:
             shape = _shape(label)
             if not shape:
-                raise ValueError(self._labels_error(name, label))
+                raise ValueError(self._labels_message(name, label))
             if shape[0] != self.count:
                 raise ValueError(
                     f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}; "
@@ -285,7 +285,7 @@ class _Search:
                 return {leaf}
         for label in labels:
             if isinstance(label, list | tuple) and len(label) == self.count:
-                raise ValueError(self._labels_error(self._name, label))
+                raise ValueError(self._labels_message(self._name, label))
         for key, value in self._entries:
             if self.count and _may_be_labels(value, self.count):
                 raise ValueError(
@@ -313,7 +313,7 @@ class _Search:
     def _find_leaf(self, value: Any) -> int | None:
         return next((leaf for leaf, candidate in enumerate(self._leaves) if candidate is value), None)
 
-    def _labels_error(self, name: str, label: Any) -> str:
+    def _labels_message(self, name: str, label: Any) -> str:
         return (
             f"{name}: the labels of the {self._noun} must be arrays or tensors with one entry for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"

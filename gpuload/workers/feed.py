@@ -297,10 +297,10 @@ class Feed:
             self._waiting.popleft()
 
     def _acquire_slot(self, part: Part) -> Slot | None:
-        size = max(part.need_bytes, self._slot_size.estimate(len(part.positions)))
+        slot_bytes = max(part.need_bytes, self._slot_size.estimate(len(part.positions)))
         # The required size is known only for a chunk that did not fit its slot. For other chunks, `size` is an
         # estimate, and a smaller slot can be enough.
-        while (slot := self.ring.acquire(size, min_bytes=part.need_bytes or 1)) is None:
+        while (slot := self.ring.acquire(slot_bytes, min_bytes=part.need_bytes or 1)) is None:
             if self._consumer.reclaim(False):
                 continue
             if self._pending_count or not self._is_awaited or part.batch is not self._batches[0]:
@@ -312,15 +312,15 @@ class Feed:
                 self._events.extend(self.engine.gather(POLL_INTERVAL_S))
                 continue
             # Only the user can still occupy slots, with arrays of earlier batches.
-            if part.need_bytes or size <= 1:
+            if part.need_bytes or slot_bytes <= 1:
                 self._waiting.popleft()
                 self._halve(
                     part,
-                    f"a slot of {size:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) while "
+                    f"a slot of {slot_bytes:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) while "
                     "the program still holds earlier batches; delete these batches, or raise ring_bytes",
                 )
                 return None
-            size //= 2
+            slot_bytes //= 2
         return slot
 
     def _spill(self) -> bool:
@@ -377,11 +377,11 @@ class Feed:
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
         """Store the pixels and the description of a finished chunk in its part, and learn from the chunk's size."""
-        rows, content = len(part.positions), reply.content
+        sample_count, content = len(part.positions), reply.content
         part.slot, data = slot, reply.data
         if data is not None:
             self.ring.release(slot)
-            self._slot_size.grow_for(reply.nbytes, rows)
+            self._slot_size.grow_for(reply.nbytes, sample_count)
             part.slot = self.ring.move_in(data)
         if part.slot is not None:
             data = self.ring.view(part.slot)[: reply.nbytes]
@@ -402,15 +402,15 @@ class Feed:
         if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
             self._slot_size = SlotSize(self.ring.ring_bytes, self.chunk_size, guess_bytes=0)
-            self._slot_size.grow_for(reply.nbytes, rows)
-        self._slot_size.learn(reply.nbytes, rows)
+            self._slot_size.grow_for(reply.nbytes, sample_count)
+        self._slot_size.learn(reply.nbytes, sample_count)
         self._count_and_close(part, content)
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
-        rows = len(part.positions)
+        sample_count = len(part.positions)
         if need_bytes <= self.ring.ring_bytes:
             part.need_bytes = need_bytes
-            self._slot_size.grow_for(need_bytes, rows)
+            self._slot_size.grow_for(need_bytes, sample_count)
             self._requeue(part)
         else:
             self._halve(
@@ -421,20 +421,20 @@ class Feed:
 
     def _halve(self, part: Part, reason: str) -> None:
         """Split a chunk that does not fit in the ring into two; if the chunk is a single sample, the sample fails."""
-        rows = len(part.positions)
-        if rows > 1:
-            self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
+        sample_count = len(part.positions)
+        if sample_count > 1:
+            self._split(part, [slice(0, sample_count // 2), slice(sample_count // 2, sample_count)])
         else:
             self._fail(part, f"MemoryError: {reason}")
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
         """Queue a chunk again after its worker died. The sample that the worker was processing becomes a separate
         chunk. A sample that was already alone in its chunk fails once too many workers have died on it."""
-        rows = len(part.positions)
-        if lost.row is None or lost.row >= rows:
+        sample_count = len(part.positions)
+        if lost.row is None or lost.row >= sample_count:
             self._requeue(part)
-        elif rows > 1:
-            ends = sorted({0, lost.row, lost.row + 1, rows})
+        elif sample_count > 1:
+            ends = sorted({0, lost.row, lost.row + 1, sample_count})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
             if not part.count_solo_death(killed_externally=lost.killed_externally):
