@@ -316,8 +316,8 @@ class Feed:
                 self._waiting.popleft()
                 self._halve(
                     part,
-                    f"a slot of {slot_bytes:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) while "
-                    "the program still holds earlier batches; delete these batches, or raise ring_bytes",
+                    f"a slot of {slot_bytes:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) "
+                    "while the program still holds earlier batches; delete these batches, or raise ring_bytes",
                 )
                 return None
             slot_bytes //= 2
