@@ -60,7 +60,7 @@ SEARCHED_SAMPLES = 16  # the number of samples per worker that are searched for 
 Region = list[int]  # top, left, height, width
 
 
-class Resized(NamedTuple):
+class DecodeResize(NamedTuple):
     """A resize that is part of decoding an image: the decoder's scale in eighths, the final size, and the filter."""
 
     eighths: int
@@ -72,8 +72,8 @@ class Resized(NamedTuple):
 class Picture:
     """An image or mask of a sample, with its header if it is a file.
 
-    `kind`, the dtype and number of axes, is set for masks and for images that are not uint8. `channels` is the number
-    of bytes per pixel of the result.
+    `dtype_axes`, the dtype and number of axes, is set for masks and for images that are not uint8. `channels` is the
+    number of bytes per pixel of the result.
     """
 
     leaf: Encoded | Image | Mask
@@ -81,19 +81,19 @@ class Picture:
     height: int
     width: int
     channels: int
-    kind: tuple[str, int] | None = None
+    dtype_axes: tuple[str, int] | None = None
     region: Region = field(default_factory=list)  # the region to decode; empty until it is drawn
-    resized: Resized | None = None
+    resize: DecodeResize | None = None
     encoded_fields: tuple[Any, ...] = ()  # the fields of `EncodedImage` after `row`; empty if workers decode the image
     offset: int = -1  # the offset of the decoded pixels in the slot
-    part: Cut | None = None  # the bytes that `SampleReader.cut_files` cut out of the file, if any
+    cut: Cut | None = None  # the bytes that `SampleReader.cut_files` cut out of the file, if any
 
     @property
     def is_device_decodable(self) -> bool:
         """Return whether a device can decode the picture. It must be a uint8 image in a complete JPEG file with a
         single scan."""
         leaf, header = self.leaf, self.header
-        if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
+        if self.dtype_axes is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
         keeps_mode = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
         return keeps_mode and jpeg.single_scan and has_end(leaf.data, jpeg)
@@ -101,7 +101,7 @@ class Picture:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Return the shape of the decoded region, after any resize."""
-        height, width = self.region[2:] if self.resized is None else self.resized.size_hw
+        height, width = self.region[2:] if self.resize is None else self.resize.size_hw
         return height, width, self.channels
 
 
@@ -312,7 +312,7 @@ class SampleReader:
             filter, (top, left, height, width) = FILTERS[code], box
             eighths = self._decoder.eighths(picture.leaf, picture.header, (top, left, height, width), size, filter)
             if eighths:
-                picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
+                picture.resize, picture.region = DecodeResize(eighths, (size[0], size[1]), filter), box
 
     def reserve_encoded(self, sample: Sample, offset: int) -> int:
         """Choose the images that the device decodes, and reserve space in the slot for their files from `offset` on.
@@ -336,14 +336,14 @@ class SampleReader:
         while count < len(samples) and nbytes < CUT_BYTES:
             for picture in samples[count].images.values():
                 leaf, (top, left, height, width) = picture.leaf, picture.region
-                if isinstance(leaf, Encoded) and picture.resized is None and not picture.encoded_fields:
+                if isinstance(leaf, Encoded) and picture.resize is None and not picture.encoded_fields:
                     pictures.append(picture)
                     requests.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
             count += 1
         with contextlib.suppress(Exception):  # raised again when the bad file is decoded
-            for picture, part in zip(pictures, self._decoder.cuts(requests), strict=True):
-                picture.part = part
+            for picture, cut in zip(pictures, self._decoder.cuts(requests), strict=True):
+                picture.cut = cut
         return count
 
     def decode(self, sample: Sample, slot: np.ndarray, offset: int) -> int:
@@ -372,18 +372,18 @@ class SampleReader:
 
     def _decode(self, picture: Picture, out: np.ndarray) -> None:
         """Decode the region of an image to H×W×C, or of a mask to H×W×N."""
-        leaf, header, resized = picture.leaf, picture.header, picture.resized
+        leaf, header, resize = picture.leaf, picture.header, picture.resize
         top, left, height, width = picture.region
         region_tlhw = top, left, height, width
-        if picture.kind is not None:
-            out = out.view(picture.kind[0])
-        if resized is not None:
+        if picture.dtype_axes is not None:
+            out = out.view(picture.dtype_axes[0])
+        if resize is not None:
             assert isinstance(leaf, Encoded)
             out = out.reshape(picture.shape)
-            self._decoder.decode_resized(leaf, header, region_tlhw, resized.eighths, resized.interpolation, out)
+            self._decoder.decode_resized(leaf, header, region_tlhw, resize.eighths, resize.interpolation, out)
         elif isinstance(leaf, Encoded):
-            part, picture.part = picture.part, None
-            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), part)
+            cut, picture.cut = picture.cut, None
+            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), cut)
         elif isinstance(leaf, Image):
             out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
         elif header is not None:
@@ -430,7 +430,7 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
         table_rows = [(p.offset, *p.shape, p.height, p.width, *p.region) for _, p in entries]
         table = np.array(table_rows, np.int64).view(IMAGE)[:, 0]
         leaves = merge_equal([leaf for leaf, _ in entries])
-        kinds = [picture.kind for _, picture in entries]
+        kinds = [picture.dtype_axes for _, picture in entries]
         kinds = merge_equal(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns
