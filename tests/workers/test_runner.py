@@ -201,7 +201,7 @@ def test_memory_of_a_chunk_that_is_not_wanted_any_more_is_free(tmp_path):
     rows, ordinary = runners(stored(tmp_path))
     for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # at the first row that is written
         wanted = iter(answers)
-        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20, is_wanted=lambda left=wanted: next(left, False))[0]
+        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
         assert reply.status is Status.UNWANTED
         assert own_files() == 0
 
