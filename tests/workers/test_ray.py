@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
             ValueError,
             "RayWorkers(cpus_per_worker=…) must be a number of at least 0, got -1",
         ),
-        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client every"),
+        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
         (
             {"count": 1, "actor_options": {"num_cpus": 2}},
