@@ -59,7 +59,7 @@ from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, separable
 from gpuload.stage.transfer import CpuTransfer, round_up_bytes
 from gpuload.workers import feed, planned
-from gpuload.workers.protocol import next_request
+from gpuload.workers.protocol import peek_request
 
 _LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
@@ -276,7 +276,7 @@ def _batch_times(
 def _wait_for_workers(active: Any) -> None:
     """Sleep until no worker has a chunk left to do."""
     while (active.feed._in_flight or active.feed.plans.in_flight) and not (
-        next_request(active.engine._queues[0].read_end, active.engine._memory) is None
+        peek_request(active.engine._queues[0].read_end, active.engine._memory) is None
         and all(_is_idle(active.engine, worker) for worker in active.engine._team)
     ):
         time.sleep(0.002)

@@ -69,7 +69,9 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
     if planned is not None and planned.columns is not None:
         columns = planned.columns
     else:
-        chunks = [(part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.samples]
+        chunks = [
+            (part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.sample_count
+        ]
         contents = [content for _, content, _ in chunks if content is not None]
         spread = spread or bool(batch.errors) or any(content.has_targets for content in contents)
         leaves = (
@@ -294,7 +296,9 @@ class Assembly:
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
-        lends_slots = bool(self._lends_slots and columns.images and not (columns.has_targets or batch.on_device))
+        lends_slots = bool(
+            self._lends_slots and columns.images and not (columns.has_targets or batch.has_device_images)
+        )
         loads_slots = bool((columns.images and not lends_slots) or (columns.blocks and pool is None))
         started_at = perf_counter()
         with profiler_range(COPY):
@@ -518,7 +522,9 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
     """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
     otherwise copies in memory from the `pool`."""
     parts = [
-        (part, start) for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False) if part.samples
+        (part, start)
+        for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False)
+        if part.sample_count
     ]
     arrays = {
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore

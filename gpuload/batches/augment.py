@@ -37,7 +37,7 @@ from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
-from gpuload.workers.sample import SampleReader, as_columns
+from gpuload.workers.sample import SampleReader, make_columns
 
 __all__ = ["Augment"]
 
@@ -117,7 +117,7 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
-        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
+        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 
@@ -288,13 +288,13 @@ class Augment(torch.nn.Module):
                     raise type(error)(f"image {row} of the batch: {error}") from None
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
-            columns = as_columns(samples)
+            columns = make_columns(samples)
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
-        remarks = [reader.remark]
-        reader.clear_remark()
+        remarks = [reader.warning]
+        reader.clear_warning()
         if columns.has_targets and not self._warned:
             self._warned, remarks = True, [*remarks, warning_on_targets(self._chain, columns)]
         for remark in filter(None, remarks):

@@ -151,7 +151,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
                 logged_s = perf_counter()
                 log.cache_progress(done, count)
         del batch  # its arrays are views of the ring
-    samples.end()
+    samples.finish()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
@@ -179,7 +179,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 @contextlib.contextmanager
 def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
+    job = replace(job_for(options, 0, decodes_full_images=True), dataset=cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()

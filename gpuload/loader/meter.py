@@ -28,7 +28,7 @@ from gpuload.loader.options import Options
 from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
 from gpuload.stage import Stage
 from gpuload.stage.decode import ImageDecoder
-from gpuload.workers.counters import FIELDS, place_of
+from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import ErrorLog
 from gpuload.workers.feed import Feed
 
@@ -89,7 +89,7 @@ class Span:
         in_process, seconds = not self.gauges["num_workers"], float(counters.main["time_s"])
         rows = _limit_to_epochs(counters.workers, int(1e9 * seconds))
         numbers = Counter({**counters.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
-        numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
+        numbers["started"] = int(np.count_nonzero(rows[:, field_indices["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
         stats = Stats(
             epoch=epoch,
@@ -224,8 +224,8 @@ class Meter:
     def _gauges(self) -> dict[str, Any]:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
         return {
-            "chunks_ready": sum(batch.done_parts for batch in feed.batches),
-            "batches_ready": sum(not batch.open_parts for batch in feed.batches) + len(self.launched),
+            "chunks_ready": sum(batch.done_part_count for batch in feed.batches),
+            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self.launched),
             "ring_used_bytes": ring.used_bytes,
             "ring_bytes": ring.slot_bytes,
             "ring_limit_bytes": ring.ring_bytes,
@@ -264,7 +264,7 @@ def _untried(options: Options) -> tuple[str, ...]:
 def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
     """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
     rows = workers.copy()
-    busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
+    busy_ns, start_ns, idle_ns = (rows[:, field_indices[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
     remaining_ns = np.maximum(0, time_ns - busy_ns)
     start_ns[:] = np.minimum(start_ns, remaining_ns)
     idle_ns[:] = np.minimum(idle_ns, remaining_ns - start_ns)
@@ -291,7 +291,7 @@ def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
     """Yield the statistics of current and past workers."""
-    places = [place_of[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
+    places = [field_indices[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
     for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, places].tolist()):
         if number < count or busy_ns or idle_ns or start_ns or restarts:
             ready_ns = max(1e9 * seconds - start_ns, 1)

@@ -24,7 +24,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.stage.device import upload_arrays
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.device_cache import WINDOW, CachedSamples, span_of
+from gpuload.workers.device_cache import WINDOW, CachedSamples, total_pixel_bytes
 
 __all__ = ["PixelMemory", "ResidentTransfer", "make_cached_transfer"]
 
@@ -79,8 +79,8 @@ class PixelMemory:
         on its current stream. The bytes between windows in `out` are undefined."""
         on_host = isinstance(out, np.ndarray)
         is_single = len(self._segments) == 1
-        if is_single and not on_host and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
-            for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
+        if is_single and not on_host and len(windows) and total_pixel_bytes(windows) <= SMALL_BYTES * len(windows):
+            for piece in np.array_split(windows, -(-total_pixel_bytes(windows) // GATHER_BYTES)):
                 _gather(self._segments[0], piece, out)
             return
         segment_indices = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
@@ -130,7 +130,7 @@ class ResidentTransfer(CudaTransfer):
         del self._memory
 
     def _packed_offsets(self, batch: Batch) -> list[int]:
-        return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
+        return [*accumulate((total_pixel_bytes(windows) for windows in _windows(batch)), initial=0)]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
         for windows, start in zip(_windows(batch), starts, strict=True):

@@ -207,13 +207,13 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
         (
             (np.zeros((48, 64), np.uint8), 7),
             "the sample, (uint8 array 48×64, int), has no image for the transforms: sample[0], uint8 "
-            "array 48×64, is an image only as gpuload.Image(array); return gpuload.Encoded(bytes), gpuload.Image, a ",
+            "array 48×64, counts as an image only as gpuload.Image(array); return gpuload.Encoded(bytes),",
         ),
         (
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
-            "sample[\"x\"], float32 tensor 3×40×50, is an image only as gpuload.Image(tensor, layout='CHW'); for uint8 "
-            "remove the dataset's ToTensor, or whatever else scales the image; return",
+            "sample[\"x\"], float32 tensor 3×40×50, counts as an image only as gpuload.Image(tensor, layout='CHW'); "
+            "to return uint8 instead, remove ToTensor or other scaling from the dataset; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
@@ -245,7 +245,7 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
     with (
         gl.Loader(Floats(broken), 1, **options) as loader,
         pytest.raises(
-            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, is an image only as gpuload.Image\(array\)"
+            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, counts as an image only as gpuload.Image\(array\)"
         ),
     ):
         list(loader)

@@ -284,7 +284,7 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
     from gpuload.workers.feed import Feed
 
     def ready(feed):  # the workers are always ahead of the consumer
-        while feed._batches and feed._batches[0].open_parts:
+        while feed._batches and feed._batches[0].open_part_count:
             feed.pump(1.0)
         return take_if_ready(feed)
 

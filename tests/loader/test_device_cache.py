@@ -253,7 +253,7 @@ def test_an_image_that_a_transform_refuses_is_an_error_of_that_sample():
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("name", "TypeError: the keys of a DeviceCached are the numbers 0 to 19, but the sampler yielded 'name'"),
+        ("name", "TypeError: the keys of a DeviceCached are the integers 0 to 19, but the sampler yielded 'name'"),
         (20, "IndexError: there is no sample 20 among the 20 of DeviceCached"),
     ],
 )

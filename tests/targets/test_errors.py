@@ -28,7 +28,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             lambda: (image(), gl.Mask(MASK[..., None])),
             [],
             r"the mask sample\[1\] has shape 40 × 50 × 1, and its image is 40 × 50: the last axis looks like channels.*"
-            "give H×W",
+            "return H×W",
         ),
         (
             lambda: (image(), gl.Mask(pixels())),
@@ -53,7 +53,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (lambda: (image(), gl.Keypoints([[1, 2, 3]])), [], r"keypoints must be a \(…, 2\) array.*got shape \(1, 3\)"),
         (lambda: (image(), gl.Mask(np.zeros(5))), [], r"H×W, or N×H×W .*got shape \(5,\)"),
         (lambda: (image(), gl.Mask(np.array(["a"]))), [], r"Mask\(\) takes an array of numbers, got <U1"),
-        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image that they belong to"),
+        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image to which they belong"),
         (
             lambda: (gl.Image(pixels()), gl.Image(pixels(20)), gl.Boxes(boxes(1))),
             [],
@@ -63,7 +63,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandAugment()],
-            "RandAugment moves only the pixels.*remove it, or return no",
+            "RandAugment moves only the pixels.*remove RandAugment, or return no",
         ),
         (
             lambda: (image(), gl.Mask(MASK)),
