@@ -116,7 +116,7 @@ class Coco(_CocoImages):
         remote = remote_options([images, annotations], storage_options)
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
-        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)
+        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", allow_streams=True)
         selection = (root, names, crowds)
         arrays = cached(
             self.annotations,

@@ -69,13 +69,9 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     checksums = np.zeros(0, np.uint32)  # one CRC-32 per sample; empty if the checksum file is unusable
     if SUMS in present_names and SUMS not in damaged_names:
         with contextlib.suppress(OSError, ValueError, SyntaxError, EOFError):
-            stored_checksums = np.load(os.path.join(root, SUMS), mmap_mode="r", allow_pickle=False)
-            if (
-                isinstance(stored_checksums, np.ndarray)
-                and stored_checksums.dtype == np.uint32
-                and stored_checksums.ndim == 1
-            ):
-                checksums = stored_checksums
+            array = np.load(os.path.join(root, SUMS), mmap_mode="r", allow_pickle=False)
+            if isinstance(array, np.ndarray) and array.dtype == np.uint32 and array.ndim == 1:
+                checksums = array
     checksum_bounds = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
     start_offsets = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
     sample_stops = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]
@@ -94,10 +90,10 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         return f"{name} is damaged{_describe_damage(path, manifest, checksums[first:end], first)} {where}"
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for checked_parts, problem in enumerate(pool.map(check_part, range(len(parts))), 1):
+        for checked_count, problem in enumerate(pool.map(check_part, range(len(parts))), 1):
             problems += [problem] if problem else []
             if progress is not None:
-                progress(checked_parts, len(parts))
+                progress(checked_count, len(parts))
     return [visible(problem) for problem in problems]
 
 
