@@ -90,7 +90,7 @@ class Scanner:
         """Return the result of `build`, which uses this scanner. For a large root, the result is cached under
         `cache_key` until a folder changes: adding, removing or renaming a file changes its folder's modification
         time."""
-        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
+        from gpuload.datasets.stores.cached import load_or_build  # slow to import, and not needed by workers
 
         started = time.time_ns()
 
@@ -106,7 +106,7 @@ class Scanner:
         def is_cacheable(arrays: dict[str, np.ndarray]) -> bool:
             return int(arrays["times"].max()) < started - SETTLED_NS
 
-        return cached(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
+        return load_or_build(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
 
     def _time_of(self, folder: bytes) -> int:
         return os.stat(os.path.join(self._root_bytes, folder)).st_mtime_ns

@@ -82,11 +82,11 @@ def make_cuttable(data: bytes) -> bytes:
         return data
     if header.single_scan and not header.restart_interval:
         return add_index(data, header) or data
-    rewritten = _merge_scans(data)
-    new_header = scan_markers(rewritten)
+    rewritten_data = _merge_scans(data)
+    new_header = scan_markers(rewritten_data)
     if new_header is None or new_header[1:5] != header[1:5]:
         return data
-    return add_index(rewritten, new_header) or data
+    return add_index(rewritten_data, new_header) or data
 
 
 def _merge_scans(data: bytes) -> bytes:
@@ -122,19 +122,19 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     if data[stop : stop + 2] != EOI or not MIN_SCAN_BYTES <= len(encoded_scan) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
     scan = np.frombuffer(encoded_scan, np.uint8)
-    stuffed = np.flatnonzero(scan == 0xFF) + 1
-    if scan[-1] == 0xFF or scan[stuffed].any():
+    stuffed_at = np.flatnonzero(scan == 0xFF) + 1
+    if scan[-1] == 0xFF or scan[stuffed_at].any():
         return None
     tables, table_segments = read_tables(data, header)
     blocks = read_blocks(data, header, tables)
     if blocks is None:
         return None
     mcus_per_row, rows = mcus(header, mcu)
-    scan_blocks = walk_scan(np.delete(scan, stuffed), blocks, mcus_per_row * rows)
+    scan_blocks = walk_scan(np.delete(scan, stuffed_at), blocks, mcus_per_row * rows)
     if scan_blocks is None:
         return None
     mcu_starts = scan_blocks[0][:: len(blocks)]  # the first bit of each MCU, and the bit after the last
-    bit_offsets = mcu_starts + 8 * np.searchsorted(stuffed - np.arange(len(stuffed)), (mcu_starts >> 3) + 1)
+    bit_offsets = mcu_starts + 8 * np.searchsorted(stuffed_at - np.arange(len(stuffed_at)), (mcu_starts >> 3) + 1)
     predictors = _predictors(scan_blocks[1], blocks)
     full_tables = _complete_tables(data, header, tables)
     blocks = None if full_tables is None else read_blocks(data, header, full_tables)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["cache_folder", "cached"]
+__all__ = ["cache_folder", "load_or_build"]
 
 LEAST_BYTES: Final = 1 << 20  # building a smaller index takes no longer than loading it
 IDENTITY: Final = "identity.json"
@@ -56,7 +56,7 @@ def _temporary_folder() -> str | None:
     return path if is_private else None
 
 
-def cached(
+def load_or_build(
     path: str,
     identity: Any,
     build: Callable[[], Arrays],

@@ -33,7 +33,7 @@ from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Lazy, Paths
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, replace_errors, stamp, value_of
 from gpuload.errors import import_optional
@@ -184,7 +184,7 @@ class FileList(ImageFileDataset):
             )
             source = Source(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None
-            arrays = cached(
+            arrays = load_or_build(
                 file,
                 [INDEX_VERSION, *stamp(file, remote), *scope_of(remote), folder, *selection, delimiter],
                 lambda: _pack_rows(read_rows(file, source, remote), source),

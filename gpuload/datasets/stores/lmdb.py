@@ -28,7 +28,7 @@ import numpy as np
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url
 from gpuload.datasets.stores.store import (
     Store,
@@ -121,7 +121,7 @@ class LMDB(Store):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
         self._transaction_id = _Snapshot(self._file).transaction_id
         identity = [image, database, self._transaction_id, *stamp(self._file)]
-        index = cached(self._file, identity, lambda: _list_keys_in_subprocess(self._file, database, image))
+        index = load_or_build(self._file, identity, lambda: _list_keys_in_subprocess(self._file, database, image))
         self.keys = Paths("", index["data"], index["offsets"])
         self.labels = labels_array(labels, len(self.keys), f"the {len(self.keys)} keys of {self.path!r}")
 

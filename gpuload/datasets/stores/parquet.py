@@ -21,7 +21,7 @@ from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import without_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import client, display_path, is_url, open_seekable, remote_options, scope_of
 from gpuload.datasets.stores.store import (
     Store,
@@ -106,7 +106,7 @@ class Parquet(Store):
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, selected, *scope_of(self._remote)]
-        index = cached(self.path, identity, lambda: self._read_footers(selected), min_bytes=LEAST_BYTES)
+        index = load_or_build(self.path, identity, lambda: self._read_footers(selected), min_bytes=LEAST_BYTES)
         self._column_names = list(dict.fromkeys(selected))
         self._image_key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)

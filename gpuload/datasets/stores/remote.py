@@ -241,7 +241,7 @@ class Client:
         """Query the sizes and versions of files.
 
         Raises:
-            OSError: a file is missing or is a folder, or the server does not state its size.
+            OSError: a file is missing or is a folder, or the server does not state the size of a file.
         """
         remote_files = []
         for url, info in zip(urls, self._send([self._make_request(url, "info") for url in urls]), strict=True):
@@ -250,14 +250,14 @@ class Client:
             if info.get("size") is None:
                 raise OSError(
                     5,
-                    "the server does not state its size, so it cannot be read in parts; copy it first",
+                    "the server does not state the file's size, so the file cannot be read in parts; copy it first",
                     display_url(url),
                 )
             version = next((str(info[name]) for name in VERSION_KEYS if info.get(name)), "")
             digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
             version_hash = int.from_bytes(digest, "little") >> 1 if version else 0
-            modified = next((info[name] for name in TIME_KEYS if info.get(name)), None)
-            remote_files.append(RemoteFile(self, url, int(info["size"]), version_hash, _timestamp_s(modified)))
+            mtime = next((info[name] for name in TIME_KEYS if info.get(name)), None)
+            remote_files.append(RemoteFile(self, url, int(info["size"]), version_hash, _timestamp_s(mtime)))
         return remote_files
 
     def list_files(self, root: str) -> list[tuple[str, str]]:

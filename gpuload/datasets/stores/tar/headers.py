@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 class Damage(ValueError):
-    """The error for an archive that is truncated, damaged, or has an unsupported member; its message says where.
+    """The error for an archive that is truncated or damaged, or has an unsupported member; its message says where.
 
     Attributes:
         member: the name of the affected member, if known.
