@@ -113,8 +113,8 @@ def short_repr(value: Any) -> str:
 
 def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a hash of its content added."""
-    hashed = {name: value for name, value in manifest.items() if name != "sha256"}
-    return {**hashed, "sha256": sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()}
+    hashed_entries = {name: value for name, value in manifest.items() if name != "sha256"}
+    return {**hashed_entries, "sha256": sha256(json.dumps(hashed_entries, sort_keys=True).encode()).hexdigest()}
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
-        unfinished = os.path.isdir(os.path.join(folder, WORK_FOLDER))
-        state = "is not finished: run the same `gpuload pack` command again" if unfinished else "is not a packed set"
+        is_unfinished = os.path.isdir(os.path.join(folder, WORK_FOLDER))
+        state = "is not finished: run the same `gpuload pack` command again" if is_unfinished else "is not a packed set"
         raise FileNotFoundError(f"{folder!r} {state}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
@@ -181,11 +181,11 @@ def plan_schema(to: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def record_schema(to: str, number: int) -> dict[str, Any]:
+def record_schema(to: str, part_number: int) -> dict[str, Any]:
     """Return the schema of a part's record."""
     store_fields = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
-        "part": number,
+        "part": part_number,
         "crc32": re.compile("([0-9a-f]{8})*"),
         "bad": SKIPPED_SCHEMA,
         "kept": {TEXT: int},

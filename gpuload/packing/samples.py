@@ -133,7 +133,7 @@ def array_entry_of(sample: Any, converter: ImageConverter) -> tuple[np.ndarray, 
         )
     image, *target = sample if isinstance(sample, tuple) else (sample,)
     if not isinstance(image, Encoded | Image | np.ndarray) or len(target) > 1:
-        raise UnfitSample(f"an array holds images, or images and labels, got {_describe(sample)}; pack to a tar")
+        raise UnfitSample(f"an array holds images, or images and labels, got {_describe_sample(sample)}; pack to a tar")
     label = _convert_to_plain(target[0]) if target else None
     if target and not isinstance(label, bool | int | float):
         raise UnfitSample(
@@ -148,7 +148,8 @@ def _split_sample(sample: Any, store: str) -> tuple[Any, ...]:
         is_decoded = parts and isinstance(parts[0], Image | np.ndarray)
         hint = "; decoded images go to an array (to='array')" if is_decoded else ""
         raise UnfitSample(
-            f"{store} takes samples of Encoded, (Encoded, target), or dicts with Encoded, got {_describe(sample)}{hint}"
+            f"{store} takes samples of Encoded, (Encoded, target), or dicts with Encoded, got "
+            f"{_describe_sample(sample)}{hint}"
         )
     return parts
 
@@ -229,7 +230,7 @@ def _relative_path(source: str | None, root: str | None) -> str | None:
     return os.fsencode(source[len(prefix) :]).decode("utf-8", "replace")
 
 
-def _describe(sample: Any) -> str:
+def _describe_sample(sample: Any) -> str:
     if isinstance(sample, tuple):
         return f"a tuple of ({', '.join(type(part).__name__ for part in sample)})"
     return f"a {type(sample).__name__}"

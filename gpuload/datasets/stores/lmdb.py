@@ -198,10 +198,10 @@ class _Snapshot:
         self._path = path
         self._environment = env = _shared_environment(path)
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
-        if (expected := (last_page + 1) * page_bytes) > size:
+        if (expected_bytes := (last_page + 1) * page_bytes) > size:
             raise ValueError(
-                f"{path!r} is truncated: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
-                "(if that does not help, with mdb_copy -c)"
+                f"{path!r} is truncated: its last page ends at {expected_bytes:,} bytes, but the file has {size:,}; "
+                "copy it again (if that does not help, with mdb_copy -c)"
             )
         with replace_errors(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
             named_database = None if database is None else env.open_db(database.encode(), create=False)
@@ -285,17 +285,17 @@ def write_keys(path: str, database: str | None, image: str | None) -> None:
 
 def _list_keys(snapshot: _Snapshot, path: str, image: str | None) -> Paths:
     prefix, suffix = (b"", b"") if image is None else _split_pattern("image", image)
-    joined, lengths = bytearray(), array("I")
+    key_bytes, lengths = bytearray(), array("I")
     for key in snapshot.iterate_keys(prefix):
         if not key.startswith(prefix):
             break
         if image is None and key.startswith(b"__") and key.endswith(b"__"):
             continue
         if key.endswith(suffix) and len(key) >= len(prefix) + len(suffix):
-            joined += key
+            key_bytes += key
             lengths.append(len(key))
     if not lengths:
         problem = f"no keys that match {image!r}" if image is not None else "no keys"
         example_keys = ", ".join(repr(key) for key, _ in zip(snapshot.iterate_keys(), range(3), strict=False)) or "none"
         raise ValueError(f"{path!r} has {problem}; its first keys are: {example_keys}")
-    return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))
+    return Paths.pack("", bytes(key_bytes), np.frombuffer(lengths, np.uint32))

@@ -195,9 +195,7 @@ def test_a_file_that_is_no_database(tmp_path: Path, kind: str) -> None:
     if kind == "cut off":
         os.truncate(path, 4096 * 4)
         pages = size // 4096
-        message = (
-            f"{str(path)!r} is truncated: its last page ends at {pages * 4096:,} bytes, but it has 16,384; copy it"
-        )
+        message = f"{str(path)!r} is truncated: its last page ends at {pages * 4096:,} bytes, but the file has 16,384; "
     else:
         path.write_bytes(b"" if kind == "empty" else b"x" * 10_000)
         message = f"{str(path)!r} cannot be opened as an LMDB database: "

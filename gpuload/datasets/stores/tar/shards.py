@@ -82,7 +82,7 @@ def open_shards(
 
     Args:
         paths: the paths of the archives, which may repeat.
-        workers: the number of processes that build indexes; None means the CPUs that this process may use, up to 16.
+        workers: the number of processes that build indexes; None means one per CPU that this process may use, up to 16.
         rebuild: build all indexes, even those that are up to date.
         progress: called with the path of each shard that is ready, and whether its index was built.
         remote: the options for reading URLs.
@@ -144,14 +144,14 @@ def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, lis
     try:
         with open(read_end, "rb") as lines:
             with open(write_end, "wb") as pipe:
-                for index in range(count):
+                for start in range(count):
                     command = [sys.executable, "-P", "-c", PROGRAM]
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
                     processes.append(process)
                     assert process.stdin is not None
                     with process.stdin:
                         process.stdin.write(
-                            json.dumps({"path": sys.path, "shards": indexed_paths[index::count]}).encode()
+                            json.dumps({"path": sys.path, "shards": indexed_paths[start::count]}).encode()
                         )
             pieces = defaultdict(str)
             for index, piece, is_last in map(json.loads, lines):
