@@ -24,7 +24,7 @@ from gpuload.stage.noise import batch_normals, normals
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
-from gpuload.transforms.program.windows import boxes_within
+from gpuload.transforms.program.windows import clip_to_windows
 
 __all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels", "neighbours", "random_numbers"]
 
@@ -171,7 +171,7 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
     """Return a copy of windows of images, N×C×H×W, with boxes erased. `dtype` is the images' dtype; if it is not uint8,
     `levels` is float32."""
-    levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
+    levels, boxes = levels.clone(), clip_to_windows(record.boxes_tlhw, windows_tlhw)
     kind = np.uint8 if dtype == "uint8" else np.float32
     constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():

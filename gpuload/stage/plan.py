@@ -228,12 +228,12 @@ def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanS
         return tuple(steps)
     # Images are finished by the segment that writes them, which is the last segment on levels.
     for number, transform in enumerate(transforms[:end]):
-        if transform.makes and reasons[number] is not None:
+        if transform.output_state and reasons[number] is not None:
             for later in range(number + 1, end):
                 reason = reasons[later] or f"combined with {type(transform).__name__} before it"
                 steps[later] = PlanStep(transforms[later], REFERENCE, reason)
         last_step = steps[end - 1]
-        if transform.makes and last_step.backend != steps[number].backend:
+        if transform.output_state and last_step.backend != steps[number].backend:
             reason = (
                 None if last_step.reason is None else f"combined with {type(last_step.transform).__name__} after it"
             )

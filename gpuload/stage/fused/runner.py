@@ -34,7 +34,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erasing
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erase_records
 from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
@@ -81,7 +81,7 @@ class FusedRunner:
         if int(images.shapes[0, 2]) not in CHANNELS:
             return self._reference(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
         images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
-        erasing = leading_erasing(on_finished)
+        erasing = leading_erase_records(on_finished)
         self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
         if on_finished is None or len(erasing) == len(on_finished.records):
             return None
@@ -114,7 +114,7 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.LevelRunner`.
             on_finished: the records that erase boxes of finished images.
         """
-        plan, arrays = Plan.of(
+        plan, arrays = Plan.build(
             images.table, program, windows_tlhw, *_strides(outputs), on_finished, self.tile, images.steps
         )
         tensors = upload_together(list(arrays.values()), self._device)
@@ -142,8 +142,8 @@ class FusedRunner:
                 source = pixels if launch.number == 0 else buffers[(launch.number - 1) % 2]
                 target = results if launch.finished else buffers[launch.number % 2]
                 statistics = pixels
-                if launch.counted:
-                    start, end = launch.counted_first, launch.counted_first + launch.counted
+                if launch.counted_images:
+                    start, end = launch.counted_first, launch.counted_first + launch.counted_images
                     counted = _part(arrays["counted"], start * COUNTED, end * COUNTED)
                     factors = _part(arrays["factors"], start, end)
                     statistics = tables(source, counted, factors, launch.counted_pixels, plan.channels)
