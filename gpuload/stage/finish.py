@@ -173,7 +173,7 @@ def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, 
     `levels` is float32."""
     levels, boxes = levels.clone(), clip_to_windows(record.boxes_tlhw, windows_tlhw)
     kind = np.uint8 if dtype == "uint8" else np.float32
-    constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
+    constant = upload(np.array(record.values_for(TOPS[dtype]), kind)[:, None, None], levels.device)
     for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
         _inside(levels[row], boxes[row, number].tolist()).copy_(constant)
     return levels

@@ -99,7 +99,7 @@ class ChainPosition(NamedTuple):
             works on integer pixel values (0 … 255).
         unit: the integer pixel value that corresponds to 1 in images of the final type.
         only_custom_follows: whether the transform and all later ones are the user's own code.
-        after_custom: whether the user's own code has already been called with finished images.
+        after_custom: whether the user's own code has already been called with images of the final type.
     """
 
     state: str

@@ -16,7 +16,7 @@ FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
     text = (
         r"is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and std by 255, or "
-        r"put ToDtype\('float32'\) right before it"
+        r"put ToDtype\('float32'\), which does not scale, right before it"
     )
     for normalize in (LEVELS, T.Normalize((0.0,) * 3, (255.0,) * 3)):
         with pytest.raises(ValueError, match=text):

@@ -321,7 +321,7 @@ class Own(nn.Module):
             lambda: v2.Lambda(second),
             TypeError,
             "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
-            "sample; gpuload's T.Lambda(fn, per='image') calls",
+            "sample; with gpuload, write T.Lambda(fn, per='image') to call",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (

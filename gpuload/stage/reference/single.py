@@ -311,7 +311,7 @@ def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    corners, levels = boxes.tolist(), np.array(record.levels(TOPS[dtype.name]), dtype)
+    corners, levels = boxes.tolist(), np.array(record.values_for(TOPS[dtype.name]), dtype)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:

@@ -328,7 +328,7 @@ class Erase(Record):
     user_values: tuple[float, ...] = (0.0,)
     scaled: bool = False
 
-    def levels(self, top: int | None) -> tuple[float, ...]:
+    def values_for(self, top: int | None) -> tuple[float, ...]:
         """Return the values for images before their conversion to the final type. `top` is the maximum pixel value;
         None means float images of any range."""
         if top == 255:
