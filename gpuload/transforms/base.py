@@ -119,7 +119,7 @@ class Transform:
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
     operations: ClassVar[tuple[str, ...]] = ()  # sorted names from `program.ops.OPS`
     crops: ClassVar[bool] = False  # the output may use only part of the input
-    needs_full_image: ClassVar[bool] = False  # every pixel of the output depends on the whole input
+    needs_full_image: ClassVar[bool] = False  # each pixel of the output can depend on the entire input
     may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on images of the final type
     output_state: ClassVar[str | None] = None  # the state of its output images; None means unchanged

@@ -99,7 +99,7 @@ def filter_weights(
 
     Returns:
         (firsts, weights): the index of each output pixel's first input pixel, int64 (n, count), and the weights of this
-            and the following input pixels, int32 (n, count, taps), whose sum is about 2**22.
+        and the following input pixels, int32 (n, count, taps), whose sum is about 2**22.
     """
     scale = (lengths / outputs)[:, None]
     centres = (starts[:, None] + np.arange(count) + 0.5) * scale

@@ -135,7 +135,7 @@ class Passes:
         """Return an index that selects the images with a pass after pass `index`. There must be such images."""
         return slice(None) if self._common_last is not None else _find_entries(self.last > index)
 
-    def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
+    def pack_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all operations, grouped by job: codes, int64 (n,), and values, float64 (n, `VALUES`). Store the index
         of the first operation, and the number of operations, in each job."""
         if not self._operations:

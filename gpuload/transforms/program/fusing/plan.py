@@ -128,7 +128,7 @@ class Plan(NamedTuple):
         channels = channels_of(images, program)
         passes = Passes(images, windows_tlhw[0], max(channels), source_steps)
         passes.apply(program, windows_tlhw)
-        codes, values = passes.packed_operations()
+        codes, values = passes.pack_operations()
         scratch = _place_scratch(passes)
         channel, *down_across = steps
         if passes.transposed.any():
