@@ -32,9 +32,9 @@ from gpuload.datasets.tree import (
     assemble,
     describe,
     difference,
+    key_paths_of,
     leaf_count,
     names_of,
-    places_of,
     unflatten,
 )
 from gpuload.errors import CollateError, error_types
@@ -369,7 +369,7 @@ def _views_of_leaf(columns: Columns, finished: FinishedColumns, leaves: list[int
 
 
 def _describe_sample(outline: Outline, structure: Structure) -> str:
-    places = places_of(structure)
+    places = key_paths_of(structure)
     by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
         if mark is not None and mark[0] == "clip":

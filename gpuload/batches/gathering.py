@@ -20,7 +20,7 @@ import torch
 from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.batches.targets import TargetStage, moved_results, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
-from gpuload.datasets.tree import places_of
+from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
@@ -125,7 +125,7 @@ class GatheredTargets(TargetStage):
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
-                places = places_of(columns.structure(row))
+                places = key_paths_of(columns.structure(row))
                 old, new = (
                     ", ".join(places[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
                     for fields in (columns.fields[0], row_fields)

@@ -17,7 +17,7 @@ import torch
 
 from gpuload.datasets.recognise import MASK_NAME
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
-from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count, places_of, rebuild, unflatten
+from gpuload.datasets.tree import LEAF, Structure, describe, flatten, key_paths_of, leaf_count, rebuild, unflatten
 
 __all__ = ["BatchTree", "Leaf"]
 
@@ -103,7 +103,7 @@ class BatchTree:
         structure = flatten(batch, values)
         self._structure = _fold_lists(structure, iter(values), folded)
         self._sample_structure = _sample_structure(self._structure)
-        places = [place.replace("sample", "batch", 1) for place in places_of(self._sample_structure)]
+        places = [place.replace("sample", "batch", 1) for place in key_paths_of(self._sample_structure)]
         self.leaves = [
             Leaf(_kind_of(value, place), value, place, per_image)
             for (value, per_image), place in zip(folded, places, strict=True)

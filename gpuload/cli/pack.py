@@ -26,8 +26,10 @@ SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set. Return the exit status: 1 if samples are damaged, or packing failed. `options` are the options
-    of `source_of` and `pack`."""
+    """Pack a data set; `options` are the options of `source_of` and `pack`.
+
+    Return the exit status: 0 on success, also if damaged samples were skipped; `STOPPED` on ctrl-C; else 1.
+    """
     console = make_console()
     store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
@@ -73,8 +75,8 @@ def run_verify(folder: str) -> int:
 
 
 def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int:
-    """Build the indexes of shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing or
-    damaged."""
+    """Build the index of each given shard, and of each shard in a given folder. Return the exit status: 1 if a shard is
+    missing or damaged."""
     console = make_console()
     built_count = done_count = 0
     try:
@@ -94,13 +96,12 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     samples, members = (sum(getattr(shard, name) for shard in opened_shards) for name in ("samples", "members"))
     nbytes = sum(shard.table.nbytes for shard in opened_shards)
     size = sum(os.stat(path).st_size for path in paths)
-    files, old_count = count_of(members, "file"), len(opened_shards) - built_count
+    files, up_to_date_count = count_of(members, "file"), len(opened_shards) - built_count
     per_sample = f", {nbytes / samples:.0f} per sample" if samples else ""
-    say(console, f"{count_of(len(opened_shards), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} in {files}")
-    say(
-        console,
-        f"{count_of(built_count, 'index', 'indexes')} built, {old_count:,} up to date; {nbytes:,} bytes{per_sample}",
-    )
+    shard_count, sample_count = count_of(len(opened_shards), "shard"), count_of(samples, "sample")
+    index_count = count_of(built_count, "index", "indexes")
+    say(console, f"{shard_count} ({size:,} bytes in total): {sample_count} in {files}")
+    say(console, f"{index_count} built, {up_to_date_count:,} up to date: {nbytes:,} bytes in total{per_sample}")
     return 0
 
 
@@ -130,7 +131,7 @@ def _show(console: Console, packed: Packed) -> None:
 
 
 def _shards_in(pattern: str) -> list[str]:
-    """Return the shards in a folder, such as a folder that `gpuload pack` wrote; or the pattern itself.
+    """Return the paths of the shards in a folder. If `pattern` is not a folder, return it unchanged.
 
     Raises:
         FileNotFoundError: the folder has no shards.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import read_file, will_read
+from gpuload.datasets.files import prefetch, read_file
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import Lazy, Paths, full_path, normalize_index
@@ -57,7 +57,7 @@ class ImageFileDataset(Dataset):
         """Have the kernel prefetch the files of these samples, which will be read soon."""
         if self._remote is None:
             for index in indices:
-                will_read(self.paths[self._normalize_index(index)])
+                prefetch(self.paths[self._normalize_index(index)])
 
     def _forget(self, number: int) -> list[str]:
         """Drop a file from the cache of its remote, see `gpuload.datasets.kinds.forget`."""

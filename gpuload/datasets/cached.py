@@ -52,7 +52,8 @@ class CacheStatistics:
     """Counters of a cache, summed over all processes.
 
     Attributes:
-        hits, misses: the requested samples that were in the cache, and that were not, since the `Cached` was created.
+        hits, misses: the number of requested samples that were in the cache, and that were not, since the `Cached` was
+            created.
         entries: the number of samples in the cache.
         bytes_used: the size of all entries.
         bytes_allowed: the current limit, which adapts to the hit rate.
@@ -82,13 +83,13 @@ class Cached(View):
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
     bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
     augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again if that file has
-    changed. The least recently used samples are evicted first. All other attributes come from the dataset.
+    changed. The least recently used samples are evicted first. All other attributes are looked up in the dataset.
 
     Args:
         dataset: the dataset to cache.
         bytes_limit: the maximum number of bytes, in memory or on disk; a table of 16 bytes per sample is added to it.
-        where: ``"memory"`` caches until the program ends, shared by all its loaders. ``"disk"`` caches in the folder
-            `path`, for later runs and for all ranks on this machine.
+        where: ``"memory"`` keeps the cache in memory until the program ends; all its loaders share it. ``"disk"`` keeps
+            it in the folder `path`, for later runs and for all ranks on this machine.
         path: the folder, which must be on a local disk and hold this dataset only.
         version: for ``"disk"``: a name for the dataset and everything that its samples depend on; samples cached under
             another version are discarded. By default, it is derived from the files and options of gpuload's datasets;
@@ -98,7 +99,7 @@ class Cached(View):
         TypeError: the dataset is not map-style; it has ``set_epoch()``, so its samples change; it needs a `version`;
             or, from ``dataset[i]``, a sample contains another type. The message says where.
         ValueError: an argument is invalid; the folder is in use for another dataset, version or limit.
-        OSError: the folder is not writable, or its file system cannot free parts of a file.
+        OSError: the folder is not writable, or its file system does not support punching holes in a file.
     """
 
     @dataset_arguments
@@ -137,20 +138,20 @@ class Cached(View):
             normalize_index(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices
         ]
         entries = self._entries
-        samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
-        if missing_numbers := [number for number, entry in samples.items() if entry is None]:
-            started_ns = time.time_ns() - SETTLED_NS
+        stamped_samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
+        if missing_numbers := [number for number, entry in stamped_samples.items() if entry is None]:
+            settled_before_ns = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing_numbers, fetch_samples(self.dataset, missing_numbers), strict=True):
                 images = _encoded_images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
-                samples[number] = stamps, sample
-                packed = pack(samples[number])
+                stamped_samples[number] = stamps, sample
+                packed = pack(stamped_samples[number])
                 # Do not cache a login page or a truncated file that a server sent once.
-                if all(max(changed) < started_ns for _, _, *changed in stamps) and all(
+                if all(max(changed) < settled_before_ns for _, _, *changed in stamps) and all(
                     is_complete(i.data) for i in images
                 ):
                     entries.put(number, packed)
-        return [samples[number][1] for number in numbers]
+        return [stamped_samples[number][1] for number in numbers]
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of all processes since this object was created, and the current size of the cache."""
@@ -161,7 +162,8 @@ class Cached(View):
         return CacheStatistics(**(totals | new_counts), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
-        """Drop a sample from this cache and from inner caches, see `gpuload.datasets.kinds.forget`."""
+        """Drop a sample from this cache and from inner caches, and return the names of the caches that had it; see
+        `gpuload.datasets.kinds.forget`."""
         name = f"the cache in {self._place.folder!r}" if self._place.folder else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
@@ -206,7 +208,7 @@ def _identity(dataset: Any, version: str | None) -> bytes:
     else:
         raise TypeError(
             f"a cache on disk outlives the program, and gpuload cannot tell whether a {type(dataset).__name__} yields "
-            "the same samples next time: pass version=, a name that you change with its data and code"
+            "the same samples next time: pass version=, a name that you change whenever its data or code changes"
         )
     return digest.digest()
 
@@ -297,7 +299,10 @@ def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
     if kind is dict:
         for key in value:
             if type(key) not in PLAIN:
-                raise TypeError(f"{path or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_EXPECTED}")
+                raise TypeError(
+                    f"{path or 'the sample'} has the key {key!r}, a {type(key).__name__}; dict keys must be str, int, "
+                    "float, bool or None"
+                )
         parts = [_describe(part, f"{path}[{key!r}]", blobs) for key, part in value.items()]
         return ["dict", ["list", *value], ["list", *parts]]
     if kind in LEAVES:
@@ -341,7 +346,7 @@ def _rebuild(description: Any, blobs: Iterator[memoryview]) -> Any:
     if kind in ("array", "number"):
         dtype = np.dtype(parts[0])
         if dtype.kind not in NUMPY_KINDS:
-            raise ValueError(f"an array of {dtype}")
+            raise ValueError(f"it has an array of dtype {dtype}, which samples cannot contain")
         array = np.frombuffer(bytearray(next(blobs)), dtype).reshape(parts[1])
         return array if kind == "array" else array[()]
     if kind == "tensor":

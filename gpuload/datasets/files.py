@@ -24,23 +24,23 @@ __all__ = [
     "EXTENSIONS",
     "MAX_BYTES",
     "MAX_PIXELS",
-    "Disk",
+    "DiskReads",
     "byte_limit",
     "check_expanded",
     "check_large",
     "check_pixels",
     "check_size",
-    "damage_error",
+    "decode_error_at",
     "explain_large_file",
     "explain_non_image",
     "is_complete",
+    "prefetch",
     "read_file",
     "size_limits",
     "sniff",
-    "will_read",
 ]
 
-# The same endings as in torchvision, so that both libraries give the same numbers to the same files.
+# The same extensions as torchvision's, so that both libraries assign the same indices to the same files.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
@@ -64,10 +64,10 @@ STARTS: Final[dict[str, tuple[bytes, ...]]] = {
 
 # Files that are often found in place of images: the first bytes, then the kind of file and a remedy. Text is compared
 # in lower case, without leading whitespace.
-SERVER_PAGE: Final = "as a server sends instead of a file that it refuses; download it again"
+SERVER_PAGE: Final = "such as a server sends when it refuses a request; download the file again"
 IN_THE_DATASET: Final = "decode it in the dataset and return gpuload.Image(array)"
 NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"version https://git-lfs.github.com", "a pointer of Git LFS, not the file itself; run `git lfs pull` there"),
+    (b"version https://git-lfs.github.com", "a Git LFS pointer, not the file itself; run `git lfs pull` there"),
     (b"<!doctype html", f"an HTML page, {SERVER_PAGE}"),
     (b"<html", f"an HTML page, {SERVER_PAGE}"),
     (b"<svg", "an SVG drawing, which has no pixels; render it to PNG"),
@@ -81,7 +81,7 @@ NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"8bps", f"a Photoshop document; {IN_THE_DATASET}"),
     (b"\xff\n", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
     (b"\0\0\0\x0cjxl ", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
-    (b"\0\x05\x16\x07", "a file in which macOS stores metadata of the file without ._ in its name; remove it"),
+    (b"\0\x05\x16\x07", "a metadata file that macOS created (its name starts with ._), not the image; remove it"),
 )
 HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 
@@ -105,7 +105,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: the file is missing, or is not a regular file.
         ValueError: no file can have this name.
-        DecodeError: the file exceeds the limit, or is larger than 16 MiB and does not start like an image.
+        DecodeError: the file is larger than 16 MiB and exceeds the limit, or does not start like an image.
     """
     name, descriptors = os.fspath(path), []
     try:
@@ -115,7 +115,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         try:
             descriptors.extend(map(os.open, (path,), (FLAGS,)))
         except ValueError as error:  # a NUL byte, or half of a surrogate pair
-            raise ValueError(f"no file can have the name {name!r} ({error}); correct the list of names") from error
+            raise ValueError(f"no file can have the name {name!r} ({error}); correct the path") from error
         descriptor = descriptors[0]
         status = os.fstat(descriptor)
         size = status.st_size
@@ -130,7 +130,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             os.close(descriptor)
 
 
-def will_read(path: str | os.PathLike[str]) -> None:
+def prefetch(path: str | os.PathLike[str]) -> None:
     """Have the kernel prefetch a file. A file that cannot be read is ignored here: reading it raises the error."""
     descriptors: list[int] = []
     with contextlib.suppress(OSError, ValueError):
@@ -159,20 +159,20 @@ def byte_limit() -> float:
 
 
 def check_size(nbytes: int, source: str) -> None:
-    """Apply the limit for file sizes, as in `read_file`, to a part of a file.
+    """Check a number of bytes against the limit for file sizes.
 
     Raises:
         DecodeError: `nbytes` exceeds the limit; the error's `filename` is `source`.
     """
     if nbytes > byte_limit():
-        raise damage_error(source, explain_large_file(nbytes, byte_limit()))
+        raise decode_error_at(source, explain_large_file(nbytes, byte_limit()))
 
 
 def check_large(nbytes: int, start: bytes, source: str) -> None:
     """Refuse a file of more than 16 MiB that exceeds the limit, or does not start like an image."""
     check_size(nbytes, source)
     if sniff(start) is None:
-        raise damage_error(source, explain_non_image(start, nbytes))
+        raise decode_error_at(source, explain_non_image(start, nbytes))
 
 
 def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
@@ -188,7 +188,7 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
         DecodeError: `nbytes` exceeds `Decode.max_bytes`.
     """
     if nbytes > byte_limit():
-        raise damage_error(
+        raise decode_error_at(
             path,
             f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={byte_limit():,}: perhaps a "
             f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
@@ -209,7 +209,7 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
         )
 
 
-def damage_error(path: str | None, complaint: str) -> DecodeError:
+def decode_error_at(path: str | None, complaint: str) -> DecodeError:
     """Return a DecodeError with this complaint, preceded by the file's path if it is known."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
@@ -287,7 +287,7 @@ def is_complete(data: bytes) -> bool:
             return kind is not None
 
 
-class Disk:
+class DiskReads:
     """A monitor of this thread's reads from this machine's disks, including read-ahead. The kernel does not count reads
     from network file systems."""
 

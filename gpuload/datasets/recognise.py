@@ -25,13 +25,13 @@ from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoin
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
+    describe_leaf,
     dtype_of,
     is_tensor,
-    kind_of,
+    key_paths_of,
     leaf_count,
-    places_of,
     unfold,
-    walk_places,
+    walk_key_paths,
 )
 from gpuload.errors import DecodeError
 
@@ -70,7 +70,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
         elif kind not in UNDECLARED:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                images[number] = _from_pil(leaf, places_of(structure)[number])
+                images[number] = _from_pil(leaf, key_paths_of(structure)[number])
             elif module.startswith("torchvision.tv_tensors"):
                 try:
                     if kind.__name__ in ("Image", "Video"):
@@ -79,7 +79,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
                     elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
                         targets[number] = target
                 except (TypeError, ValueError) as error:
-                    raise type(error)(f"{places_of(structure)[number]}: {error}") from None
+                    raise type(error)(f"{key_paths_of(structure)[number]}: {error}") from None
     if plain and not images:  # torchvision's targets have no image to move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
     elif not images:
@@ -199,7 +199,7 @@ def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -
     candidates = [n for n in possible_images if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
-    places, names = places_of(structure), _names_of(structure)
+    places, names = key_paths_of(structure), _names_of(structure)
     unmasked = [n for n in candidates if not MASK_NAME.search(names[n])]
     if not unmasked:
         _refuse(places[candidates[0]], leaves[candidates[0]], "has the name of a mask")
@@ -211,7 +211,7 @@ def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -
     for rival in possible_images:
         is_unmasked = rival not in frames and not MASK_NAME.search(names[rival])
         if is_unmasked and (rival in unmasked or _fits_image(leaves[rival], leaves[number])):
-            reason = f"may be the image, and so may {places[rival]}, {kind_of(leaves[rival])}"
+            reason = f"may be the image, and so may {places[rival]}, {describe_leaf(leaves[rival])}"
             _refuse(places[number], leaves[number], reason)
     images = {frame: leaves[frame] for frame in frames}
     return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
@@ -229,7 +229,7 @@ def _fits_image(leaf: Any, image: Any) -> bool:
 
 def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
     raise TypeError(
-        f"{place}, {kind_of(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
+        f"{place}, {describe_leaf(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
         "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
     )
 
@@ -237,7 +237,7 @@ def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
 @functools.lru_cache(64)
 def _names_of(structure: Structure) -> list[str]:
     """Return the innermost name in each leaf's place."""
-    return [name for node, _, name in walk_places(structure) if node == LEAF]
+    return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
 
 
 def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
@@ -301,7 +301,7 @@ def find_unrecognized_targets(
     coloured = {size for leaf, size in sizes_hw.items() if leaf not in grey}
     numbers = itertools.count()
     remarks: dict[str, str] = {}
-    for node, place, name in walk_places(structure):
+    for node, place, name in walk_key_paths(structure):
         remark = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
@@ -328,9 +328,11 @@ def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
     shape = tuple(value.shape)
     kind = "array" if isinstance(value, np.ndarray) else "tensor"
     if BOX_NAME.search(name) and len(shape) == 2 and shape[1] == 4:
-        return _unchanged_remark(kind_of(value), f"gpuload.Boxes({kind}, format='xyxy')")
+        return _unchanged_remark(describe_leaf(value), f"gpuload.Boxes({kind}, format='xyxy')")
     if POINT_NAME.search(name) and len(shape) > 1 and shape[-1] in (2, 3):
-        return _unchanged_remark(kind_of(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
+        return _unchanged_remark(
+            describe_leaf(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})"
+        )
     fits_chw, fits_hwc = shape[-2:] in sizes_hw, shape[-3:-1] in sizes_hw
     if not fits_chw and not fits_hwc:
         return ""
@@ -338,7 +340,7 @@ def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
     layout = ", layout='CHW'" if fits_chw and len(shape) > 2 else ""
     may_be_image = dtype_of(value) in PIXELS and not MASK_NAME.search(name)
     image = f"; if it is an image, gpuload.Image({kind}{layout})" if may_be_image else ""
-    return _unchanged_remark(f"{kind_of(value)} of the image's size", mask, "it is a mask") + image
+    return _unchanged_remark(f"{describe_leaf(value)} of the image's size", mask, "it is a mask") + image
 
 
 def _unchanged_remark(leaf: str, remedy: str, condition: str = "it belongs to the image") -> str:

@@ -25,24 +25,24 @@ __all__ = [
     "assemble",
     "convert_to_type",
     "describe",
+    "describe_leaf",
     "difference",
     "dtype_of",
     "flatten",
     "is_plain_tensor",
     "is_tensor",
     "is_tensor_type",
-    "join_places",
-    "kind_of",
+    "join_key_paths",
+    "key_paths_of",
     "labels_of",
     "leaf_count",
     "names_of",
-    "places_of",
     "rebuild",
     "sorted_keys",
     "transpose_samples",
     "unflatten",
     "unfold",
-    "walk_places",
+    "walk_key_paths",
 ]
 
 LEAF = "*"
@@ -62,28 +62,28 @@ class Keys(tuple[Any, ...]):
 
 def flatten(sample: Any, leaves: list[Any]) -> Structure:
     """Append the leaves of a sample to `leaves`, depth first, and return its structure."""
-    kind = type(sample)
-    if kind is tuple and PLAIN.issuperset(map(type, sample)):  # the fast path for most samples: the types suffice
+    sample_type = type(sample)
+    if sample_type is tuple and PLAIN.issuperset(map(type, sample)):  # fast path: most samples are tuples of leaves
         leaves += sample
         return ("tuple", None, None, (LEAF,) * len(sample))
-    if kind in PLAIN:
+    if sample_type in PLAIN:
         leaves.append(sample)
         return LEAF
     keys, children = None, sample
     if isinstance(sample, tuple):
-        name, cls = "tuple", kind if hasattr(sample, "_fields") else None
+        kind, cls = "tuple", sample_type if hasattr(sample, "_fields") else None
     elif isinstance(sample, list):
-        name, cls = "list", None if kind is list else kind
+        kind, cls = "list", None if sample_type is list else sample_type
     elif isinstance(sample, Mapping):
-        name, cls, keys = "dict", None if kind is dict else kind, sorted_keys(sample)
+        kind, cls, keys = "dict", None if sample_type is dict else sample_type, sorted_keys(sample)
         children = [sample[key] for key in keys]
-    elif hasattr(kind, "__dataclass_fields__") and not isinstance(sample, LEAVES):
-        name, cls, keys = "dataclass", kind, tuple(field.name for field in fields(sample) if field.init)
+    elif hasattr(sample_type, "__dataclass_fields__") and not isinstance(sample, LEAVES):
+        kind, cls, keys = "dataclass", sample_type, tuple(field.name for field in fields(sample) if field.init)
         children = [getattr(sample, key) for key in keys]
     else:
         leaves.append(sample)
         return LEAF
-    return (name, cls, keys, tuple([flatten(child, leaves) for child in children]))
+    return (kind, cls, keys, tuple([flatten(child, leaves) for child in children]))
 
 
 def transpose_samples(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
@@ -95,15 +95,15 @@ def transpose_samples(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[
 
 
 def _transpose(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure | None:
-    kinds = set(map(type, samples))
-    kind = next(iter(kinds))
-    if kinds <= VALUES or (len(kinds) == 1 and (issubclass(kind, np.generic) or is_plain_tensor(kind))):
+    types = set(map(type, samples))
+    cls = next(iter(types))
+    if types <= VALUES or (len(types) == 1 and (issubclass(cls, np.generic) or is_plain_tensor(cls))):
         leaves.append(samples)
         return LEAF
-    if len(kinds) > 1 or kind not in (tuple, list, dict):
+    if len(types) > 1 or cls not in (tuple, list, dict):
         return None
     keys = None
-    if kind is dict:
+    if cls is dict:
         order = tuple(samples[0])
         if any(tuple(sample) != order for sample in samples):
             return None
@@ -114,38 +114,38 @@ def _transpose(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure
             return None
         columns = zip(*samples, strict=True)
     children = [_transpose(column, leaves) for column in columns]
-    return None if None in children else (kind.__name__, None, keys, tuple(children))
+    return None if None in children else (cls.__name__, None, keys, tuple(children))
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
-    """Replace leaves with clips whose frames are leaves; `lengths` has the number of frames, keyed by leaf number."""
+    """Replace leaves with clips whose frames are leaves; `lengths` maps the index of a leaf to its number of frames."""
     return _unfold(structure, itertools.count(), lengths)
 
 
-def _unfold(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int]) -> Structure:
+def _unfold(node: Structure, leaf_indices: Iterator[int], lengths: Mapping[int, int]) -> Structure:
     if node == LEAF:
-        length = lengths.get(next(numbers))
+        length = lengths.get(next(leaf_indices))
         return LEAF if length is None else ("clip", None, None, (LEAF,) * length)
     kind, cls, keys, children = node
-    return (kind, cls, keys, tuple([_unfold(child, numbers, lengths) for child in children]))
+    return (kind, cls, keys, tuple([_unfold(child, leaf_indices, lengths) for child in children]))
 
 
-def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
+def sorted_keys(keys: Iterable[Any]) -> tuple[Any, ...]:
     """Return the keys of a dict as stored in its structure: sorted if possible, else in their original order."""
-    order = tuple(order)
+    keys = tuple(keys)
     try:
-        keys = tuple(sorted(order))
+        sorted_tuple = tuple(sorted(keys))
     except TypeError:  # keys of different types keep their order
-        return order
-    if keys == order:
-        return order
-    keys = Keys(keys)
-    keys.order = order
-    return keys
+        return keys
+    if sorted_tuple == keys:
+        return keys
+    result = Keys(sorted_tuple)
+    result.order = keys
+    return result
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """Build a container of a sample or batch from its children; a dict's keys keep their original order."""
+    """Build one container, in a sample or a batch, from its children; a dict's keys keep their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
         return parts if cls is None else convert_to_type(cls, parts)
@@ -174,8 +174,7 @@ def convert_to_type(cls: type, plain: Any) -> Any:
 
 
 def _clip(frames: list[Any]) -> Any:
-    """Stack finished frames C×H×W into a tensor T×C×H×W. If each frame is a list of views, return one tensor per
-    view."""
+    """Stack C×H×W frames into a T×C×H×W tensor. If each frame is a list of views, return one tensor per view."""
     if isinstance(frames[0], list):
         return [_clip(list(view)) for view in zip(*frames, strict=True)]
     return sys.modules["torch"].stack(frames)
@@ -188,10 +187,10 @@ def leaf_count(node: Structure) -> int:
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """Rebuild a sample from its structure and its leaves in depth-first order."""
     remaining = iter(leaves)
-    return assemble(structure, lambda within: next(remaining), keep_tuples=True)
+    return assemble(structure, lambda container_kind: next(remaining), keep_tuples=True)
 
 
-def assemble(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
+def assemble(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, container_kind: str = "") -> Any:
     """Build an object of this structure. `leaf` is called for each leaf in depth-first order, with the kind of the
     leaf's container, and returns the leaf. Plain tuples become lists unless `keep_tuples`.
 
@@ -199,16 +198,16 @@ def assemble(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, 
     collection.)
     """
     if node == LEAF:
-        return leaf(within)
+        return leaf(container_kind)
     kind, cls, _, children = node
-    parts = [assemble(child, leaf, keep_tuples=keep_tuples, within=kind) for child in children]
+    parts = [assemble(child, leaf, keep_tuples=keep_tuples, container_kind=kind) for child in children]
     return parts if kind == "tuple" and cls is None and not keep_tuples else rebuild(node, parts)
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
     """Describe a structure as text: ``(·, {'label': ·})``, or with leaves ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
-        return "·" if leaves is None else kind_of(next(iter(leaves)))
+        return "·" if leaves is None else describe_leaf(next(iter(leaves)))
     kind, cls, keys, children = structure
     leaves = None if leaves is None else iter(leaves)
     parts = [describe(child, leaves) for child in children]
@@ -225,7 +224,8 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
 
 
 def labels_of(node: Structure) -> list[str]:
-    """Return the labels of a container's children: dict keys, fields of a dataclass or named tuple, or numbers."""
+    """Return the labels of a container's children: dict keys, field names of a dataclass or named tuple, or
+    indices."""
     _, cls, keys, children = node
     return list(map(str, getattr(cls, "_fields", range(len(children))) if keys is None else keys))
 
@@ -238,9 +238,9 @@ def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
     return [name for label, child in children for name in names_of(child, (*path, label))]
 
 
-def walk_places(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
-    """Yield every container and leaf in depth-first order, with its place, such as ``sample[1]["masks"]``, and the
-    innermost name in that place, here ``masks``. The frames of a clip share one place."""
+def walk_key_paths(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
+    """Yield every container and leaf in depth-first order, with its key path, such as ``sample[1]["masks"]``, and
+    the innermost name in that path, here ``masks``. The frames of a clip share one key path."""
     yield node, place, name
     if node == LEAF:
         return
@@ -248,26 +248,26 @@ def walk_places(node: Structure, place: str = "sample", name: str = "") -> Itera
     fields = getattr(cls, "_fields", None) if kind == "tuple" else None
     for number, child in enumerate(children):
         if kind == "clip":
-            yield from walk_places(child, place, name)
+            yield from walk_key_paths(child, place, name)
         elif kind == "dict":
             key = keys[number]
-            yield from walk_places(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
+            yield from walk_key_paths(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
         elif kind == "dataclass" or fields:
             field = (keys or fields or ())[number]
-            yield from walk_places(child, f"{place}.{field}", field)
+            yield from walk_key_paths(child, f"{place}.{field}", field)
         else:
-            yield from walk_places(child, f"{place}[{number}]", name)
+            yield from walk_key_paths(child, f"{place}[{number}]", name)
 
 
 @functools.lru_cache(64)
-def places_of(structure: Structure) -> list[str]:
-    """Return the place of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
-    return [place for node, place, _ in walk_places(structure) if node == LEAF]
+def key_paths_of(structure: Structure) -> list[str]:
+    """Return the key path of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
+    return [place for node, place, _ in walk_key_paths(structure) if node == LEAF]
 
 
-def join_places(structure: Structure, leaves: Iterable[int]) -> str:
-    """Return the places of these leaves, joined with "or", for a message: ``sample[0] or sample[1]``."""
-    return " or ".join(dict.fromkeys(places_of(structure)[leaf] for leaf in leaves))
+def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:
+    """Return the key paths of these leaves, joined with "or", for a message: ``sample[0] or sample[1]``."""
+    return " or ".join(dict.fromkeys(key_paths_of(structure)[leaf] for leaf in leaves))
 
 
 def _quoted(key: Any) -> str:
@@ -302,11 +302,12 @@ def difference(first: Structure, second: Structure, path: tuple[str, ...] = ()) 
     return next(filter(None, (difference(left, right, (*path, label)) for label, left, right in children)), "")
 
 
-def kind_of(leaf: Any) -> str:
+def describe_leaf(leaf: Any) -> str:
     """Describe a leaf in words: ``uint8 array 48×64×3``."""
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
         container = "array" if isinstance(leaf, np.ndarray) else "tensor"
-        return f"{dtype_of(leaf)} {container} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
+        sizes = "×".join(map(str, leaf.shape))
+        return f"{dtype_of(leaf)} {container} {sizes}" if sizes else f"0-d {dtype_of(leaf)} {container}"
     return "None" if leaf is None else type(plain_meta(leaf)).__name__
 
 
@@ -315,16 +316,16 @@ def dtype_of(leaf: Any) -> str:
     return str(leaf.dtype).removeprefix("torch.")
 
 
-def is_plain_tensor(kind: type) -> bool:
+def is_plain_tensor(cls: type) -> bool:
     """Return whether a type is torch's Tensor itself, not a subclass."""
-    return (kind.__module__, kind.__name__) == ("torch", "Tensor")
+    return (cls.__module__, cls.__name__) == ("torch", "Tensor")
 
 
 def is_tensor(leaf: Any) -> bool:
     return is_tensor_type(type(leaf))
 
 
-def is_tensor_type(kind: type) -> bool:
+def is_tensor_type(cls: type) -> bool:
     """Return whether a type is torch's Tensor or a subclass."""
     torch = sys.modules.get("torch")
-    return torch is not None and issubclass(kind, torch.Tensor)
+    return torch is not None and issubclass(cls, torch.Tensor)

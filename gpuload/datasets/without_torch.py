@@ -1,7 +1,8 @@
 """Copies of torchvision's `ImageFolder` for workers, which can read them without importing torch or torchvision.
 
 A copy is created in the main process each time a dataset is sent to workers; the user's object does not change. A copy
-has the same attribute names as the dataset, so changes that a `Loader` sends to its workers later apply to the copy.
+has the same attribute names as the dataset, so changes that a `Loader` sends to its running workers also apply to
+the copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
 from gpuload.datasets.base import LabelledPaths, pack_labels
-from gpuload.datasets.files import will_read
+from gpuload.datasets.files import prefetch
 from gpuload.datasets.sample import Encoded, read
 from gpuload.datasets.scan import Paths
 
@@ -70,7 +71,7 @@ class FolderCopy:
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
         """Have the kernel prefetch the files of these samples, which will be read soon."""
         for index in indices:
-            will_read(self.samples[index][0])
+            prefetch(self.samples[index][0])
 
 
 class SubsetCopy:
@@ -99,6 +100,6 @@ def _pack_samples(samples: list[Any]) -> Sequence[Any]:
     folder = os.path.dirname(shared)
     prefix = os.path.join(folder, "")
     with contextlib.suppress(UnicodeEncodeError):
-        inner = [os.fsencode(name[len(prefix) :]) for name in names]
-        return LabelledPaths(Paths.of(folder, inner), pack_labels([target for _, target in samples]))
+        relative_names = [os.fsencode(name[len(prefix) :]) for name in names]
+        return LabelledPaths(Paths.of(folder, relative_names), pack_labels([target for _, target in samples]))
     return samples

@@ -1,9 +1,9 @@
-"""`wrap`: makes datasets of torchvision and Hugging Face yield the bytes of images instead of decoded images.
+"""`wrap`: makes torchvision and Hugging Face datasets yield the bytes of images instead of decoded images.
 
 Runs in the main process; the result is copied to the workers, which read the files. Neither library is imported here:
 their classes are recognised by name. A wrapped torchvision dataset consists of a few buffers: packed paths
 (`gpuload.datasets.scan`), an array of labels, and COCO's annotations as JSON (`gpuload.datasets.coco`). So workers
-share one copy, and do not import torch to read it. Hugging Face's datasets are in `gpuload.datasets.hugging_face`.
+share one copy, and do not import torch to read it. `gpuload.datasets.hugging_face` wraps Hugging Face's datasets.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["WrappedFolder", "wrap"]
 
 FOLDER: Final = "torchvision.datasets.folder"
 COCO: Final = "torchvision.datasets.coco"
-TENSORS: Final = ("torchvision.tv_tensors._dataset_wrapper", "VisionDatasetTVTensorWrapper")
+TV_TENSOR_WRAPPER: Final = ("torchvision.tv_tensors._dataset_wrapper", "VisionDatasetTVTensorWrapper")
 TORCH: Final = "torch.utils.data.dataset"
 ROWS: Final = "datasets.arrow_dataset"
 STREAM: Final = "datasets.iterable_dataset"
 CONTAINERS: Final = {(TORCH, "Subset"), (TORCH, "ConcatDataset")}
 SEQUENCE: Final = ("__getitem__", "__len__", "__getitems__")
-# Loaders that only load an image, so reading its bytes instead has no side effects.
+# Loaders that do nothing but load the image, so nothing is lost if its bytes are read instead.
 LOADERS: Final = {
     (FOLDER, "default_loader"),
     (FOLDER, "pil_loader"),
@@ -45,7 +45,7 @@ SUPPORTED = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
-OTHER_DATASETS = "For any other dataset, return gpuload.read(path) instead of the image from its __getitem__"
+OTHER_DATASETS = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
 
 
 def wrap(
@@ -55,7 +55,7 @@ def wrap(
     annotations: Literal["raw"] | Collection[str] | None = None,
     crowds: bool = True,
 ) -> Any:
-    """Make a dataset of torchvision or Hugging Face yield `Encoded` bytes instead of decoded images.
+    """Make a torchvision or Hugging Face dataset yield `Encoded` bytes instead of decoded images.
 
     The length, order and structure of the samples stay the same: ``(image, label)``, ``(image, target)``, or a dict of
     columns::
@@ -86,12 +86,12 @@ def wrap(
     `datasets`, which divides it among ranks and workers; its state is part of the loader's state (docs/data.md).
 
     Hugging Face turns images upright according to their EXIF tags; torchvision does not. To get Hugging Face's pixels,
-    pass ``decode=Decode(exif=True)`` to the Loader. Missing images (None) stay None. While reading, OSError names a
-    missing file.
+    pass ``decode=Decode(exif=True)`` to the Loader. Missing images (None) stay None. Reading a missing file
+    raises an OSError that names it.
 
     Raises:
-        TypeError: the dataset has an unsupported type, a transform or a format, or its class overrides the reading of
-            samples; the message says which, with a remedy.
+        TypeError: the dataset has an unsupported type, a transform or a format, or its class overrides a method that
+            reads samples; the message says which, with a remedy.
         ValueError: a COCO file name points outside the dataset's root; annotations lack a box, or lack masks that
             other annotations have; an argument is invalid.
 
@@ -116,7 +116,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
         raise TypeError(f"{got}; annotations= and crowds= apply to torchvision's CocoDetection only; remove them")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
-    if TENSORS in base_classes and base_classes & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
+    if TV_TENSOR_WRAPPER in base_classes and base_classes & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
         inner = cls.__bases__[1].__name__  # its bases are the wrapper's class and the dataset's class
         targets = ", which has boxes, labels and masks in its targets too" if is_detection else ""
         raise TypeError(
@@ -195,11 +195,11 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
         method = getattr(cls, name, None)
         if method is not None and getattr(method, "__module__", None) != module:
             if module == TORCH:
-                problem, advice = "which may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
+                problem, advice = "may not support Encoded", "Wrap the inner dataset with gpuload.wrap() instead"
             else:
-                problem = "whose effect on images would be lost"
-                advice = "Return gpuload.read(path) from it instead of the image; this does not need wrap()"
-            raise TypeError(f"{got}, whose class overrides {name}, {problem}. {advice}")
+                problem = "would be bypassed"
+                advice = "Make __getitem__ return gpuload.read(path) instead of the image, and omit wrap()"
+            raise TypeError(f"{got}, but its class overrides {name}, which {problem}. {advice}")
 
 
 def _check_transforms(dataset: Any, got: str) -> None:
@@ -217,6 +217,7 @@ def _check_transforms(dataset: Any, got: str) -> None:
 def _check_loader(loader: Any, got: str) -> None:
     if (getattr(loader, "__module__", None), getattr(loader, "__name__", None)) not in LOADERS:
         raise TypeError(
-            f"{got} with loader={one_line(repr(loader), 100)}, whose effect on images would be lost. If it only "
-            "reads an image, set dataset.loader = gpuload.read"
+            f"{got} with loader={one_line(repr(loader), 100)}, which would be bypassed. If it only reads an "
+            "image, set dataset.loader = gpuload.read; otherwise, make the dataset return gpuload.Image(array), and "
+            "omit wrap()"
         )

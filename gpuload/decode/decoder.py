@@ -1,4 +1,4 @@
-"""The decoder of one process: it reads the header, then decodes a region with the first decoder that does not complain.
+"""`Decoder`: reads an image's header, then decodes a region with the first library that accepts the file.
 
 A decoder belongs to one thread. It holds no pixels between calls except nvImageCodec's image memory; see `jpeg`.
 """
@@ -46,7 +46,7 @@ ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's text; simplejpeg r
 
 
 class Decoder:
-    """A decoder of images, one at a time.
+    """A decoder that decodes one image at a time.
 
     Args:
         options: the limits, and whether to turn images upright.
@@ -77,7 +77,7 @@ class Decoder:
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders that JPEGs are passed to before Pillow, and for each unusable decoder the reason."""
+        """The usable decoders that JPEGs are passed to before Pillow, and a message for each unusable decoder."""
         usable: list[JpegDecoder] = []
         unusable: list[str] = []
         for kind in (NvImageCodec, SimpleJpeg):
@@ -107,8 +107,8 @@ class Decoder:
         """Return the number of channels that `decode` returns for an `Encoded` of this mode.
 
         Raises:
-            DecodeError: the image has more than 8 bits, or with ``mode="unchanged"``, channels of a type that images
-                cannot have.
+            DecodeError: the image has more than 8 bits per channel; or, with ``mode="unchanged"``, a part of the file's
+                content would be lost, or its channels cannot be represented.
         """
         if mode == "unchanged" and (lost := _lost_content(header)) is not None:
             raise DecodeError(f"mode='unchanged' returns everything in a file, but this TIFF has {lost}; {REMEDY}")
@@ -129,20 +129,20 @@ class Decoder:
         return CHANNELS[header.mode]
 
     def dtype(self, header: Header) -> str:
-        """Return the dtype that `decode` returns with ``mode="unchanged"``; it is uint8 for all other modes."""
+        """Return the dtype that `decode` returns with ``mode="unchanged"``; other modes return uint8."""
         return "uint8" if header.opened is None else header.opened.dtype
 
     def mask_dtype(self, header: Header) -> str:
-        """Return the dtype that `decode_mask` returns; raises DecodeError if a pixel has more than one number."""
+        """Return the dtype that `decode_mask` returns; raise DecodeError if a pixel has more than one value."""
         if header.mode not in VALUES:
             raise DecodeError(
-                f"a mask must be a file with one number for each pixel (grey or with a palette), but the Pillow mode "
+                f"a mask must be a file with one value per pixel (grey or with a palette), but the Pillow mode "
                 f"of this {header.format} is {header.mode!r}; if its colours are classes, decode it in the dataset and "
                 "yield gpuload.Mask(array)"
             )
         if (lost := _lost_content(header)) is not None:
             raise DecodeError(
-                f"a mask must be a file with one number for each pixel, but this TIFF has {lost}; read it in the "
+                f"a mask must be a file with one value per pixel, but this TIFF has {lost}; read it in the "
                 "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
             )
         return VALUES[header.mode]
@@ -162,18 +162,19 @@ class Decoder:
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, requests: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut the parts that regions need out of JPEGs, for the argument `part` of `decode`. Each request holds the
-        first three arguments of `decode`. If cutting does not pay off, the cut is the entire file. Files that are not
-        JPEGs yield None.
+        """For each request, cut out the part of the JPEG that its region needs, to pass to `decode` as `part`.
 
-        Cutting several files before the first is decoded takes less than half the time, because CPU caches do not hold
-        the code of both a decoder and a cut.
+        A request holds the first three arguments of `decode`. If cutting does not pay off, the cut is the entire file.
+        For a file that is not a JPEG, the result is None.
+
+        Cutting several files in a row takes less than half as long as cutting and decoding them in turn, because the
+        CPU's cache cannot hold the code of both.
         """
-        stored = [(encoded.data, header.jpeg, self._as_stored(header, region)) for encoded, header, region in requests]
-        parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in stored])
+        files = [(encoded.data, header.jpeg, self._as_stored(header, region)) for encoded, header, region in requests]
+        parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in files])
         return [
             part if part is not None or jpeg is None else Cut(data, jpeg, region)
-            for part, (data, jpeg, region) in zip(parts, stored, strict=True)
+            for part, (data, jpeg, region) in zip(parts, files, strict=True)
         ]
 
     def decode(
@@ -194,7 +195,7 @@ class Decoder:
             part: the result of `cuts` for the region; None means that `decode` cuts the file if that pays off.
 
         Raises:
-            DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or see `channels`.
+            DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or as for `channels`.
             ValueError: the region is empty or exceeds the image, or `out` has the wrong dtype or shape.
         """
         size_hw = full_height, full_width = self.size_hw(header)
@@ -210,7 +211,7 @@ class Decoder:
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
         region, is_turned = self._as_stored(header, region_tlhw), header.orientation != 1
-        stored = self._stored(encoded, header, region, part, None if is_turned else out)
+        stored = self._decode_as_stored(encoded, header, region, part, None if is_turned else out)
         if not np.may_share_memory(stored, out):
             np.copyto(out, upright(stored, header.orientation))
         return out
@@ -245,7 +246,7 @@ class Decoder:
         if usable and isinstance(decoder := usable[-1], SimpleJpeg):
             scaled = decode_scaled(decoder.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
-            pixels = self._stored(encoded, header, region, None)
+            pixels = self._decode_as_stored(encoded, header, region, None)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
@@ -254,7 +255,7 @@ class Decoder:
     def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
         return stored_region(region_tlhw, header.orientation, self.size_hw(header))
 
-    def _stored(
+    def _decode_as_stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Return a region as stored, converted to the mode, in `out` or in memory that the next call can overwrite."""
@@ -280,14 +281,14 @@ class Decoder:
                         self.counts["whole"] += 1
                     return pixels if is_direct else _convert(pixels, mode)
             reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + unusable
-        pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
+        pixels, complaint = listen(_decode_with_pillow, data, header, mode, region_tlhw)
         if pixels is None:
             reasons.append(f"Pillow: {complaint}")
             if jpeg is not None and not has_end(data, jpeg):
-                pixels, complaint = listen(_before_damage, data, jpeg, mode, region_tlhw)
+                pixels, complaint = listen(_decode_before_damage, data, jpeg, mode, region_tlhw)
                 if pixels is None and not complaint:
                     top, _, height, _ = region_tlhw
-                    reasons.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
+                    reasons.append(f"the damage extends into the needed rows of the file, {top} to {top + height}")
         if pixels is None:
             hints = f"{remedy(header.format, data)}{hint_on_truncated()}"
             raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(reasons)}{hints}")
@@ -321,14 +322,14 @@ def _is_direct(jpeg: JpegHeader, mode: Mode) -> bool:
     return _is_grey(jpeg, mode) or mode in ("RGB", "unchanged")
 
 
-def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
+def _decode_with_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
     opened = header.opened if header.opened is not None else open_image(data, header.format)
     return opened.pixels(mode, region_tlhw)
 
 
-def _before_damage(data: bytes, jpeg: JpegHeader, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
-    # Stop at the first marker, from which libjpeg would fill the rest of the picture with grey. A download that was
-    # interrupted in a preallocated file ends in zeros, which would decode as pixels.
+def _decode_before_damage(data: bytes, jpeg: JpegHeader, mode: Mode, region_tlhw: Region) -> np.ndarray | None:
+    # Stop at the first marker: libjpeg would fill the picture with grey from there on. An interrupted download into a
+    # preallocated file ends in zeros, which would decode as pixels.
     scan = data[: end_of_scan(data, jpeg)].rstrip(b"\0")
     # The early end must be the only problem: a premature restart marker also leaves grey areas within the picture.
     _, complaint = SimpleJpeg().decode(scan, jpeg, jpeg.components == 1, region_tlhw)

@@ -186,7 +186,7 @@ class PillowImage:
         return numbers if numbers.ndim == 3 else numbers[:, :, None]
 
     def pixels_before_damage(self, mode: str, region_tlhw: Region) -> np.ndarray | None:
-        """Return `pixels` of a file that ends early; None if the damage reaches into the region.
+        """Return `pixels` of a file that ends early; None if the damage extends into the region.
 
         Pillow writes complete rows into zeroed memory until the data ends. So a region is complete if its last row or a
         row below it has a non-zero pixel. A picture that is black from there on is treated as damaged.

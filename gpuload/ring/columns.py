@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gpuload.datasets.sample import Boxes, to_xyxy
-from gpuload.datasets.tree import LEAF, Structure, places_of
+from gpuload.datasets.tree import LEAF, Structure, key_paths_of
 from gpuload.errors import ErrorRecord, visible
 from gpuload.order.place import IterablePlace
 from gpuload.transforms.program.draws import concat_tables
@@ -287,7 +287,7 @@ class Columns:
 
     def name(self, row: int, leaf: int | None = None) -> str:
         """Return the name of a sample in a batch, or of one of its leaves, for error messages."""
-        place = "sample" if leaf is None else places_of(self.structure(row))[leaf]
+        place = "sample" if leaf is None else key_paths_of(self.structure(row))[leaf]
         where = "" if place == "sample" else f"{place} of "
         source = self.source_list[row]
         return f"{where}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")

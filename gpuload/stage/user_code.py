@@ -5,8 +5,9 @@ On the CPU, a subclass of `Custom` is called with a few images at a time, so tha
 cache.
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
-and restored afterwards, so its draws depend only on the loader's seed, the epoch and the batch. Runs in the stage's
-process, on its stream.
+and restored afterwards, so its draws depend only on the loader's seed, the epoch and the batch.
+
+This module runs in the stage's process, and its GPU work on the stage's stream.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from gpuload.transforms.program.ops import Call, map_params
 __all__ = ["apply_module", "note_input", "run_call", "split_at_calls"]
 
 Write = Callable[[np.ndarray, torch.Tensor], None]
-LEVELS: Final = (
-    ": images are levels at that point, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
+UINT8_REMEDY: Final = (
+    ": images are uint8 at that point (0 to 255). Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
     "float_levels = True in a subclass of T.Custom, or put the transform after ToDtype"
 )
-PIECE_BYTES: Final = 1 << 20  # size of the images, as float32, that a call on the CPU gets at a time
+PIECE_BYTES: Final = 1 << 20  # total size, as float32, of the images passed to one call on the CPU
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
-    """Apply an ``nn.Module`` or a function to a batch N×C×H×W.
+    """Apply an ``nn.Module`` or a function to an N×C×H×W batch.
 
     The result carries gradients if a parameter of the module requires them. `seed` seeds torch's generators for the
     call; None leaves them alone.
@@ -46,13 +47,13 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
     with torch.set_grad_enabled(requires_grad):
         if seed is None:
             return module(batch)
-        with _generators(batch.device) as seed_all:
+        with _preserved_generators(batch.device) as seed_all:
             seed_all(seed)
             return module(batch)
 
 
 @contextlib.contextmanager
-def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
+def _preserved_generators(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Yield a function that seeds torch's generators of the CPU and of a device; restore their states afterwards."""
     generators = {torch.default_generator, generator_of(device)}
 
@@ -69,11 +70,11 @@ def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
-    """Add a note to an exception from the user's code: the dtype and shape of its input and, if images are levels, how
-    to get floats."""
+    """Add a note to an exception from the user's code: the dtype and shape of its input and, for uint8 images, how to
+    get floats."""
     note = f"{name} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
-    has_levels = images.dtype == torch.uint8
-    error.add_note(f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if has_levels else note)
+    is_uint8 = images.dtype == torch.uint8
+    error.add_note(f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if is_uint8 else note)
 
 
 def split_at_calls(program: Program) -> list[Program | Call]:
@@ -91,11 +92,11 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
     """Call a method of the user's transform with images or masks, and replace the images or masks with the results.
 
     Args:
-        record: the call's rows, seeds and drawn parameters.
-        images: N×C×H×W, or a list of C×H×W, all rows of the batch.
+        record: the call's images (`rows`), seeds and random parameters.
+        images: all images or masks of the batch, as an N×C×H×W tensor or a list of C×H×W tensors.
         method: ``"apply"`` or ``"apply_masks"``.
-        write: a function that is called with rows and their results while these are in the CPU cache; they are then
-            not written to `images`. The results are uint8, or levels as float32.
+        write: called with the indices of images and their results, while the results are in the CPU's cache; the
+            results are then not written to `images`. They are uint8, or float32 values from 0 to 255.
 
     Raises:
         TypeError, ValueError: the method returned another type, shape or dtype, or it takes a batch but the images
@@ -111,7 +112,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
     floats = torch.empty(0, dtype=torch.float32, device=device)
-    with _generators(device) as seed_all:
+    with _preserved_generators(device) as seed_all:
         for piece in _pieces(images, rows, transform):
             batch = _gather(images, rows[piece])
             if needs_floats:  # all pieces reuse the same memory, because new memory costs as much as a call
@@ -139,7 +140,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
 
 
 def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.ndarray]:
-    """Yield the indices into `rows` of the images for each call."""
+    """For each call, yield the indices of its images in `rows`."""
     if transform.per == "image":
         yield from np.arange(len(rows))[:, None]
         return
@@ -150,7 +151,7 @@ def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.nd
     if transform.per == "batch" and len(groups) > 1:
         shape1, shape2 = list(groups)[:2]
         raise ValueError(
-            f"{transform.display_name} is called with a batch, whose images must be of one size, but there are "
+            f"{transform.display_name} takes a batch, so all images must have the same size, but there are "
             f"{shape1[1]}×{shape1[2]} and {shape2[1]}×{shape2[2]} (height × width); put a crop or a "
             "Resize((height, width)) before it, or use T.Lambda(…, per='image')"
         )
@@ -191,7 +192,8 @@ def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
         if result.device == batch.device:
             return
         raise ValueError(
-            f"{_location(record, method)} returned a tensor on {result.device}, but its input is on {batch.device}"
+            f"{_location(record, method)} returned a tensor on {result.device}, but its input is on {batch.device}; "
+            "create new tensors with device=images.device"
         )
     shape, got = tuple(batch.shape), "None" if result is None else type(result).__name__
     if record.transform.per == "image":
@@ -199,12 +201,10 @@ def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
     if isinstance(result, torch.Tensor):
         tensor = result[0] if record.transform.per == "image" else result
         got = f"{_dtype(tensor)} of shape {tuple(tensor.shape)}"
-    is_float_of_levels = (
-        isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
-    )
+    returned_floats = isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
     raise (ValueError if isinstance(result, torch.Tensor) else TypeError)(
         f"{_location(record, method)} was given {_dtype(batch)} of shape {shape} and returned {got}; it must return a "
-        "tensor of the same shape and dtype" + (LEVELS if is_float_of_levels else "")
+        "tensor of the same shape and dtype" + (UINT8_REMEDY if returned_floats else "")
     )
 
 

@@ -166,8 +166,8 @@ class Lambda(Custom):
             same number of images, of the same size and dtype. It can change its argument in place; gpuload overwrites
             that argument after the call. At the end of a chain, a function with ``per="batch"`` can return any tensor
             with one entry per image.
-        per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must be of one size; ``"image"`` calls `fn`
-            with each C×H×W image.
+        per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must have the same size; ``"image"`` calls
+            `fn` with each C×H×W image.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

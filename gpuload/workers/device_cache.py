@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.resident import cached_indices
-from gpuload.datasets.tree import join_places
+from gpuload.datasets.tree import join_key_paths
 from gpuload.errors import ErrorRecord
 from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
@@ -150,7 +150,7 @@ class CacheEngine(SequentialEngine):
                 break
             except DrawError as error:
                 refused = columns.take(np.array([error.row]))
-                place = join_places(refused.structure(0), [column.leaves[0] for column in refused.images])
+                place = join_key_paths(refused.structure(0), [column.leaves[0] for column in refused.images])
                 chunk.fail(int(rows[error.row]), error, refused.source_list[0], place)
                 rows = np.delete(rows, error.row)
         if columns.images:

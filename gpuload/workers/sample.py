@@ -22,12 +22,12 @@ from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask
 from gpuload.datasets.tree import (
     Structure,
     describe,
+    describe_leaf,
     dtype_of,
     flatten,
     is_tensor,
-    join_places,
-    kind_of,
-    places_of,
+    join_key_paths,
+    key_paths_of,
     unflatten,
 )
 from gpuload.decode import Decoder
@@ -115,7 +115,7 @@ class Sample:
     @property
     def place(self) -> str:
         """Return the place of its images in the sample, for error messages."""
-        return join_places(self.structure, self.images)
+        return join_key_paths(self.structure, self.images)
 
     def plain(self) -> Any:
         """Return the original sample, with metadata as plain objects."""
@@ -203,7 +203,7 @@ class SampleReader:
             try:
                 images[leaf] = self._picture(image)
             except Exception as error:
-                raise ImageFailure(source, places_of(structure)[leaf]) from error
+                raise ImageFailure(source, key_paths_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         sample = Sample(row, original, structure, images, values, source)
         if targets or self._needs_boxes:
@@ -248,7 +248,7 @@ class SampleReader:
         size = images[0][1].height, images[0][1].width
         for leaf, image in images[1:]:
             if (other_size := (image.height, image.width)) != size:
-                places = places_of(sample.structure)
+                places = key_paths_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must have the same size, "
                     f"but {places[images[0][0]]} has {size_text(size)} and {places[leaf]} has {size_text(other_size)} "
@@ -266,7 +266,7 @@ class SampleReader:
         sample.fields = find_fields(sample.original, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
-        place = places_of(sample.structure)[leaf]
+        place = key_paths_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
             sample.source = sample.source or mask.array.source
@@ -347,7 +347,7 @@ class SampleReader:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
                 leaf = [*sample.images, *sample.masks][number]
-                raise ImageFailure(source, places_of(sample.structure)[leaf]) from error
+                raise ImageFailure(source, key_paths_of(sample.structure)[leaf]) from error
             picture.offset, offset = offset, align(end, ALIGN)
         return offset
 
@@ -428,7 +428,7 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColum
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
     """Return a hint about the first leaf that is probably meant as an image but is not one; "" if there is none."""
-    located = zip(places_of(structure), leaves, strict=True)
+    located = zip(key_paths_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
@@ -445,5 +445,5 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
         if is_deep or (dtype == "uint8" and axes in (2, 3)):
             argument = "tensor, layout='CHW'" if is_tensor(leaf) and axes == 3 else "array"
             scaled = "; for uint8 remove the dataset's ToTensor, or whatever else scales the image" if is_deep else ""
-            return f": {place}, {kind_of(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
+            return f": {place}, {describe_leaf(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
     return ""

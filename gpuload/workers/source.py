@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.files import Disk
+from gpuload.datasets.files import DiskReads
 from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, lazy_reader
 from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
@@ -76,7 +76,7 @@ class Source:
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
         self._slow_chunks_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
-        self._disk = Disk()
+        self._disk = DiskReads()
         self._to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
         self._is_first_chunk = True  # whether no chunk was opened yet; the first chunk was not announced
         self._epoch_sent = -1

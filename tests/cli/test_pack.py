@@ -179,12 +179,12 @@ def test_indexes_are_made_once_and_counted(tmp_path: Path) -> None:
     assert status == 0
     assert text == (
         "1 of 3 shards\n2 of 3 shards\n3 of 3 shards\n"
-        f"3 shards of {size:,} bytes: 6 samples in 12 files\n"
-        f"3 indexes built, 0 up to date; {nbytes:,} bytes, {nbytes / 6:.0f} per sample\n"
+        f"3 shards ({size:,} bytes in total): 6 samples in 12 files\n"
+        f"3 indexes built, 0 up to date: {nbytes:,} bytes in total, {nbytes / 6:.0f} per sample\n"
     )
     os.remove(tmp_path / "train-001.tar.gpuload-index")
-    assert "\n1 index built, 2 up to date; " in index(f"{tmp_path}/*.tar")[1]
-    assert "\n3 indexes built, 0 up to date; " in index(f"{tmp_path}/*.tar", "--again", "--workers", "2")[1]
+    assert "\n1 index built, 2 up to date: " in index(f"{tmp_path}/*.tar")[1]
+    assert "\n3 indexes built, 0 up to date: " in index(f"{tmp_path}/*.tar", "--again", "--workers", "2")[1]
 
 
 def test_damaged_and_missing_shards_are_told(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_folder_is_all_of_its_shards(tmp_path: Path) -> None:
     (tmp_path / "a" / "._train-000.tar").write_bytes(b"of another program")
     status, text = index(str(tmp_path / "a"), "--workers", "1")
     assert status == 0
-    assert "2 shards of " in text
+    assert "2 shards (" in text
     (tmp_path / "none").mkdir()
     assert index(str(tmp_path / "none")) == (
         1, f"the folder '{tmp_path}/none' has no shards; expected files whose names end in .tar\n",
@@ -227,4 +227,4 @@ def test_what_pack_wrote_and_printed_is_taken(tmp_path: Path) -> None:
     for named in (f"{tmp_path}/set", pattern):
         status, text = index(named)
         assert status == 0
-        assert "0 indexes built, 1 up to date; " in text
+        assert "0 indexes built, 1 up to date: " in text

@@ -479,7 +479,7 @@ class Own:
             "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store; expected",
         ),
         ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
-        ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; expected tuples, lists and dicts of gpuload.Encoded"),
+        ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; dict keys must be str, int, float, bool or None"),
     ],
 )
 def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:

@@ -19,7 +19,7 @@ from descriptors import open_below
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets.files import MAX_BYTES, Disk, read_file, size_limits, sniff, will_read
+from gpuload.datasets.files import MAX_BYTES, DiskReads, prefetch, read_file, size_limits, sniff
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
 
@@ -143,7 +143,7 @@ OTHERS = {
     "a HEIC photograph": ftyp(b"heic", b"mif1", b"heic"),
     "a HEIC photograph; save it as JPEG": ftyp(b"mif1", b"mif1", b"miaf", b"heic"),
     "a video; decode its frames in the dataset": ftyp(b"isom", b"isom", b"mp41"),
-    "a pointer of Git LFS, not the file itself; run `git lfs pull`": b"version https://git-lfs.github.com/spec/v1\n",
+    "a Git LFS pointer, not the file itself; run `git lfs pull`": b"version https://git-lfs.github.com/spec/v1\n",
     "an HTML page": b"\r\n<!DOCTYPE html><html>",
     "XML": b"\xef\xbb\xbf<?xml version='1.0'?><Error><Code>AccessDenied",
     "JSON or other text": b'{"message": "not found"}',
@@ -155,7 +155,7 @@ OTHERS = {
     "a Photoshop document": b"8BPS\0\1",
     "JPEG XL": b"\xff\n\xfa\x7f",
     "JPEG XL; decode it in the dataset": b"\0\0\0\x0cJXL \r\n\x87\n",
-    "a file": b"\0\x05\x16\x07\0\2\0\0",
+    "a metadata file that macOS created": b"\0\x05\x16\x07\0\2\0\0",
     "zeros, as in a file that was never written": bytes(100),
 }
 
@@ -183,7 +183,7 @@ def test_a_name_that_no_file_can_have_is_shown(name, tmp_path):
     path = os.path.join(tmp_path, name)
     with pytest.raises(ValueError, match=re.escape(f"no file can have the name {path!r} (")):
         read_file(path)
-    will_read(path)  # reading ahead leaves the error to the sample
+    prefetch(path)  # reading ahead leaves the error to the sample
 
 
 class Named:
@@ -227,13 +227,13 @@ def interrupted_after(call: int, use: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("what", ["read_file", "will_read", "OpenFile"])
+@pytest.mark.parametrize("what", ["read_file", "prefetch", "OpenFile"])
 def test_a_ctrl_c_loses_no_descriptor(tmp_path: Path, what: str) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"\xff\xd8\xff" * 9)
     functions: dict[str, Callable[[str], object]] = {
         "read_file": read_file,
-        "will_read": will_read,
+        "prefetch": prefetch,
         "OpenFile": OpenFile,
     }
     use = partial(functions[what], str(path))
@@ -255,7 +255,7 @@ def test_what_the_page_cache_has_is_not_read(tmp_path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        found = Disk()
+        found = DiskReads()
         for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_DONTNEED):
             os.posix_fadvise(descriptor, 0, 0, advice)
             os.pread(descriptor, 1 << 20, 0)

@@ -217,7 +217,7 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
-            "the sample, (float32, int64 array of no axes, uint16 array 3×4), has no image for the transforms; return",
+            "the sample, (float32, 0-d int64 array, uint16 array 3×4), has no image for the transforms; return",
         ),
         (list(range(1000)), "int, int…, has no image for the transforms; return gpuload.Encoded(bytes)"),
     ],

@@ -34,7 +34,7 @@ TAKES = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
-OWN = "For any other dataset, return gpuload.read(path) instead of the image from its __getitem__"
+OWN = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
 
 
 def starting(text: str) -> str:
@@ -271,14 +271,15 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
 
     name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
     message = (
-        f"got a {name}, whose class overrides __getitem__, whose effect on images would be lost. Return "
-        "gpuload.read(path) from it instead of the image; this does not need wrap()"
+        f"got a {name}, but its class overrides __getitem__, which would be bypassed. Make __getitem__ return "
+        "gpuload.read(path) instead of the image, and omit wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(Cropped(folder))
     message = (
-        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}, whose effect on images would be "
-        "lost. If it only reads an image, set dataset.loader = gpuload.read"
+        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}, which would be bypassed. If "
+        "it only reads an image, set dataset.loader = gpuload.read; otherwise, make the dataset return "
+        "gpuload.Image(array), and omit wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(vision.DatasetFolder(folder, np.load, (".jpg",)))
@@ -403,7 +404,7 @@ def test_cocos_transforms_are_refused(vision: ModuleType, coco: Coco) -> None:
         message = f"got a torchvision.datasets.coco.CocoDetection with {option}=<built-in function print>, which takes"
         with pytest.raises(TypeError, match=starting(message)):
             gl.wrap(theirs)
-    with pytest.raises(TypeError, match="Mine, whose class overrides _load_target"):
+    with pytest.raises(TypeError, match="Mine, but its class overrides _load_target"):
         gl.wrap(Mine(coco.root, str(coco.file)))
 
 
@@ -758,7 +759,7 @@ def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
             return [None] * len(indices)
 
     message = (
-        "Mapped, whose class overrides __getitem__, which may not support Encoded. Wrap the inner dataset with "
+        "Mapped, but its class overrides __getitem__, which may not support Encoded. Wrap the inner dataset with "
         "gpuload.wrap() instead"
     )
     with pytest.raises(TypeError, match=re.escape(message)):

@@ -45,7 +45,7 @@ def test_a_truncated_jpeg_is_good_above_the_damage_only(decoder, picture, encode
         good = bottom
     assert 24 <= good <= 0.75 * 83
     for bottom in range(good + 1, 84):
-        with pytest.raises(DecodeError, match="the damage reaches into the region, stored rows"):
+        with pytest.raises(DecodeError, match="the damage extends into the needed rows of the file"):
             decode(decoder, truncated, (0, 0, bottom, 122))
 
 
@@ -100,7 +100,7 @@ def test_the_message_says_what_each_decoder_said(picture, encode):
         r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: there is no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
         r"Pillow: OSError: image file is truncated \(\d+ bytes not processed\); "
-        r"the damage reaches into the region, stored rows 0 to 83"
+        r"the damage extends into the needed rows of the file, 0 to 83"
     )
     with pytest.raises(DecodeError, match=text):
         decode(Decoder(Decode()), truncated)

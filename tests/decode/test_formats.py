@@ -285,8 +285,8 @@ def test_an_mpo_is_its_first_jpeg(picture, encode):
         (b"", "the file is empty (0 bytes); expected an image"),
         (
             b"<html><body>404 Not Found",
-            "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 ', an HTML page, as a "
-            "server sends instead of a file that it refuses; download it again",
+            "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 ', an HTML page, such "
+            "as a server sends when it refuses a request; download the file again",
         ),
         (
             b"some other text",

@@ -99,7 +99,7 @@ def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags],
 def test_pages_of_a_mask_are_refused() -> None:
     decoder = Decoder(Decode())
     text = (
-        "a mask must be a file with one number for each pixel, but this TIFF has 2 pages, of which Pillow returns the "
+        "a mask must be a file with one value per pixel, but this TIFF has 2 pages, of which Pillow returns the "
         "first; read it in the dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
     )
     with pytest.raises(DecodeError, match=f"^{re.escape(text)}$"):

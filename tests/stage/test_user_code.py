@@ -224,7 +224,7 @@ def returning(value):
             [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
             ValueError,
             "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
-            "levels at that point, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
+            "uint8 at that point (0 to 255). Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
         ),
         (
             [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
@@ -245,7 +245,7 @@ def returning(value):
         (
             [T.Lambda(lambda images: images), T.CenterCrop(8)],
             ValueError,
-            "Lambda(<lambda>) is called with a batch, whose images must be of one size, but there are ",
+            "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are ",
         ),
         (
             [T.CenterCrop(8), T.Lambda(lambda images: None)],

@@ -43,7 +43,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), gl.Mask(png(pixels()))),
             [],
-            r"one number for each pixel .*mode of this .* is 'RGB'.*gpuload.Mask\(array\)",
+            r"one value per pixel .*mode of this .* is 'RGB'.*gpuload.Mask\(array\)",
         ),
         (lambda: (image(), gl.Boxes([[1, 2, np.nan, 4]])), [], r"finite numbers, but box 0 is \[1.0, 2.0, nan, 4.0\]"),
         (lambda: (image(), gl.Boxes([[9, 2, 3, 4]])), [], r"box 0 ends before it begins.*'xyxy'; is the format right"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.files import Disk
+from gpuload.datasets.files import DiskReads
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
 from gpuload.datasets.stores.opening import client, open_file, open_seekable, remote_options
@@ -281,7 +281,7 @@ class _MappedArray:
 
     def __init__(self, array: np.ndarray, mapping: mmap.mmap | None) -> None:
         self.array, self.mapping = array, mapping
-        self._disk, self._chunks_left = Disk(), COLD_CHUNKS
+        self._disk, self._chunks_left = DiskReads(), COLD_CHUNKS
 
     def is_cold(self) -> bool:
         """Return whether one of the last few chunks was read from disk. Before the first chunk, return True."""

@@ -23,7 +23,7 @@ from gpuload.datasets.stores.opening import display_path, is_url, open_seekable,
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
-    damage_error,
+    decode_error_at,
     existing_file,
     labels_array,
     naming_file,
@@ -247,7 +247,8 @@ class HDF5(Store):
 
     def _row(self, dataset: Any, number: int) -> np.ndarray:
         with naming_file(
-            self.path, lambda text: damage_error(self.path, f"row {number} of {dataset.name!r} cannot be read: {text}")
+            self.path,
+            lambda text: decode_error_at(self.path, f"row {number} of {dataset.name!r} cannot be read: {text}"),
         ):
             return np.asarray(dataset[number])
 

@@ -30,7 +30,15 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute_path, damage_error, labels_array, naming_file, stamp, value_of
+from gpuload.datasets.stores.store import (
+    Store,
+    absolute_path,
+    decode_error_at,
+    labels_array,
+    naming_file,
+    stamp,
+    value_of,
+)
 from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
@@ -126,7 +134,7 @@ class LMDB(Store):
     def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
         samples = [self._sample(handle, number) for number in numbers]
         if (last := handle.last_number()) != self._transaction:
-            raise damage_error(
+            raise decode_error_at(
                 self._file,
                 f"it was written to after the dataset was created (transaction {self._transaction} then, {last} now). "
                 "It is read without a lock, so no process may write to it meanwhile: create the dataset again when "
@@ -140,7 +148,7 @@ class LMDB(Store):
         if self.decode is not None:
             return self.decode(key, data)
         if data.startswith(PICKLES):
-            raise damage_error(
+            raise decode_error_at(
                 self._file,
                 f"the value of key {key!r} looks like a pickle, which gpuload never loads, since unpickling can run "
                 "arbitrary code; store the bytes of the image files, or read the values yourself with decode=",
@@ -163,7 +171,7 @@ class LMDB(Store):
                 "int": "a whole number; for other values, use target_type='text' or decode=",
                 "text": "text in UTF-8; for other values, use decode=",
             }[self.target_type]
-            raise damage_error(
+            raise decode_error_at(
                 self._file, f"the target under key {key!r} is {value[:40]!r}; expected {expected}"
             ) from None
 
@@ -205,11 +213,11 @@ class _View:
             value = self._transaction.get(key)
         except Exception:
             with naming_file(
-                self._path, lambda text: damage_error(self._path, f"the value of key {key!r} cannot be read: {text}")
+                self._path, lambda text: decode_error_at(self._path, f"the value of key {key!r} cannot be read: {text}")
             ):
                 raise
         if value is None:
-            raise damage_error(self._path, f"it lacks the key {key!r}, which a sample needs")
+            raise decode_error_at(self._path, f"it lacks the key {key!r}, which a sample needs")
         return value
 
     def last_number(self) -> int:

@@ -143,7 +143,7 @@ class OpenFile:
             offset += len(part)
         return b"".join(parts)
 
-    def will_read(self, offset: int, nbytes: int) -> None:
+    def prefetch(self, offset: int, nbytes: int) -> None:
         """Ask the kernel to prefetch a range."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 

@@ -27,7 +27,7 @@ from gpuload.datasets.stores.store import (
     Store,
     absolute_path,
     check_stamp,
-    damage_error,
+    decode_error_at,
     existing_file,
     naming_file,
     stamp,
@@ -160,7 +160,7 @@ class Parquet(Store):
                 if group_numbers[at] == number:
                     problem = f"row {row - begin} of row group {group} cannot be read"
                     with naming_file(
-                        path, lambda text, path=path, problem=problem: damage_error(path, f"{problem}: {text}")
+                        path, lambda text, path=path, problem=problem: decode_error_at(path, f"{problem}: {text}")
                     ):
                         samples[at] = self._sample(columns, file, group, row - begin)
         return samples
@@ -168,7 +168,7 @@ class Parquet(Store):
     def _columns(self, handle: _GroupCache, file_number: int, group: int) -> dict[str, Any]:
         path = self.files[file_number]
         file = handle.file(path, tuple(self._stamps[file_number].tolist()))
-        with naming_file(path, lambda text: damage_error(path, f"row group {group} cannot be read: {text}")):
+        with naming_file(path, lambda text: decode_error_at(path, f"row group {group} cannot be read: {text}")):
             table = self._read_group(file, path, group)
             return {name: _column(table, name) for name in self._column_names}
 
@@ -196,7 +196,7 @@ class Parquet(Store):
                 hint = "; if the row has only the path of its image, rewrite the file with the bytes"
                 is_nested_image = name == self.image and "." in name
                 complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
-                raise damage_error(self.files[file], complaint)
+                raise decode_error_at(self.files[file], complaint)
         data = values[self.image].as_py()
         encoded = Encoded(data, self.mode, f"{display_path(self.files[file])}: row group {group}, row {row}")
         if self.columns:

@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import KINDS, damage_error
+from gpuload.datasets.files import KINDS, decode_error_at
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.scan import full_path, normalize_index
 from gpuload.datasets.stores.opening import client, is_url
@@ -26,7 +26,7 @@ __all__ = [
     "Store",
     "absolute_path",
     "check_stamp",
-    "damage_error",
+    "decode_error_at",
     "existing_file",
     "labels_array",
     "naming_file",
@@ -144,7 +144,7 @@ def stamp(path: str, remote: Any = None) -> tuple[int, int]:
 def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
     """Raise a `DecodeError` if a file has changed since the dataset was created."""
     if (current := stamp(path, remote)) != expected:
-        raise damage_error(
+        raise decode_error_at(
             path,
             f"it was changed after the dataset was created (it had {expected[0]:,} bytes, and now has {current[0]:,}); "
             "create the dataset again when the file is complete",

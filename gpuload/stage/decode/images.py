@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from gpuload.datasets import sample
-from gpuload.datasets.tree import places_of
+from gpuload.datasets.tree import key_paths_of
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
@@ -197,7 +197,7 @@ class ImageDecoder:
         except Exception as error:
             row_in_part = content.rows[sample_row]
             location = part.batch.spec.epoch, part.positions[row_in_part], part.indices[row_in_part]
-            return sample_row, record_of(*location, source, error, places_of(content.structure(sample_row))[leaf])
+            return sample_row, record_of(*location, source, error, key_paths_of(content.structure(sample_row))[leaf])
         start = int(images.places["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None

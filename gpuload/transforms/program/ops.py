@@ -1,8 +1,8 @@
 """The records of a program: a batch's random parameters, and everything that a backend needs to apply them.
 
 Drawing a transform gives a record with the random parameters of each image. Resize, CenterCrop, RandomResizedCrop, Pad
-and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`, whose order can
-differ between images. A record applies to some images of a batch or to all images: a transform that contains other transforms
+and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`, whose order can differ
+between images. A record applies to some images of a batch or to all images: a transform that contains other transforms
 becomes several records, each with its own images. An `Outline` describes in advance the records that a transform will
 draw.
 
@@ -407,9 +407,9 @@ class Gather(WholeImageRecord):
             windows_tlhw: int64 (n, 4), the requested windows of the results.
 
         Returns:
-            (rows, corners, visible): the images' batch indices, int64 (n, 4); their top left corners in the result, int64
-            (n, 4, 2), which can be outside the result; and the visible parts in the result, int64 (n, 4, 4), with height
-            or width 0 if the image is not visible.
+            (rows, corners, visible): the images' batch indices, int64 (n, 4); their top left corners in the result,
+            int64 (n, 4, 2), which can be outside the result; and the visible parts in the result, int64 (n, 4, 4), with
+            height or width 0 if the image is not visible.
         """
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]

@@ -211,7 +211,7 @@ class TarShards(Store):
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)
-                self._handle.get(self._shards[plan.shard].path).will_read(begin, end - begin)
+                self._handle.get(self._shards[plan.shard].path).prefetch(begin, end - begin)
 
     def _locate(self, number: int) -> tuple[int, int]:
         """Return the number of a sample's shard, and the sample's number within that shard."""

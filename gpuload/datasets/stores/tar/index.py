@@ -5,11 +5,11 @@ An index is one array of bytes, identical in memory and on disk; workers map a s
 - a header of 80 bytes: magic; size and mtime_ns of the archive; number of samples and of members; lengths of `keys` and
   of `names`; bytes per number in each of the five columns below (1, 2, 4 or 8); CRC-32 of all other bytes; number of
   skipped files of other programs;
-- `first` (samples + 1): the number of each sample's first member;
+- `first` (samples + 1): the index of each sample's first member, and the number of members;
 - `key_ends` (samples + 1): the offsets in `keys` at which each key begins, and the offset at which the last key ends;
 - `blocks` (members): the offset of each member's data, in blocks of 512 bytes;
 - `sizes` (members): the size of each member's data in bytes;
-- `fields` (members): the number of the field's name in `names`;
+- `fields` (members): the index of the field's name in `names`;
 - `keys`: all keys, concatenated; `names`: the names of the fields, separated by zero bytes.
 
 Each part begins at a multiple of 8 bytes. A sample with an image and a class takes 18 to 26 bytes plus its key.
@@ -78,7 +78,8 @@ class Shard:
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
-        table.flags.writeable = False  # tables from files are read-only too, and a `Cached` on disk compares pickles
+        # Tables from files are read-only as well. A `Cached` on disk hashes pickles, which must not differ.
+        table.flags.writeable = False
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.skipped_files = HEAD.unpack_from(table.data)
 
     @functools.cached_property
@@ -122,8 +123,8 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
     field_numbers: dict[bytes, int] = {}  # keyed by name
     keys, key, skipped_files = bytearray(), b"", SkippedFiles()
-    count = lambda: f"; it has {len(first)} samples"  # noqa: E731
-    archive = members(buffered_read_at(file, WINDOW), path, file.size, warn=warn, suffix=count)
+    count_suffix = lambda: f"; it has {len(first)} samples"  # noqa: E731
+    archive = members(buffered_read_at(file, WINDOW), path, file.size, warn=warn, suffix=count_suffix)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, skipped_files, {}), itemgetter(0, 1)):
             first.append(len(blocks))
@@ -135,9 +136,9 @@ def build(path: str, warn: Callable[[str], None] = lambda text: None, remote: Re
             ends.append(len(keys))
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
-        complete = len(first) - bool(first and split is not None and split[0] == key)
+        complete_count = len(first) - bool(first and split is not None and split[0] == key)
         hint = (
-            f". {complete} complete samples precede the damage; repair the shard, or remove it from the list"
+            f". {complete_count} complete samples precede the damage; repair the shard, or remove it from the list"
             if first
             else ""
         )

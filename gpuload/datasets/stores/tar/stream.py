@@ -2,7 +2,7 @@
 
 Each epoch orders the shards and divides them among the workers of all ranks. Each worker reads its share
 (`TarPass`), decompresses shards if necessary (`SequentialReader`), and draws samples from a buffer (`ShuffleBuffer`).
-The order depends only on the seed, the epoch, the share, and the number of samples drawn before. So a state is a few
+The order depends only on the seed, the epoch, the share, and the number of samples drawn so far. So a state is a few
 numbers: how many samples were drawn and read, and the position of the oldest sample in the buffer. On resuming, the
 contents of the buffer are read again, starting at that position.
 """
@@ -89,7 +89,7 @@ class _RawSample(NamedTuple):
 
     Attributes:
         place: the index of its shard in this pass, its offset in the shard, and its number in the pass.
-        parts: for each field its bytes, None if the field is not needed, or the error if it is refused.
+        parts: maps each field to its bytes, to None if it is not needed, or to the error if it is refused.
     """
 
     place: tuple[int, int, int]
@@ -109,17 +109,18 @@ class TarPass:
             raise ValueError(
                 f"{len(stream.shards)} shard(s) cannot be divided among {shares} readers (world_size="
                 f"{info.world_size if info else 1} × {info.num_workers if info else 1} workers), which read entire "
-                f"shards. Write more shards, use fewer workers, or omit stream=True, which allows any number of workers"
+                "shards. Write more shards, use fewer workers, or omit stream=True: without it, any number of workers "
+                "can read the shards"
             )
         seed, epoch, _ = current_sample() or (0, 0, 0)
         key = epoch_key(seed, epoch)
         order = shard_order(key, len(stream.shards)) if stream.shuffle_buffer else np.arange(len(stream.shards))
         self._stream = stream
         self._share = [share, shares]
-        self._shards = [stream.shards[number] for number in order[share::shares]]
+        self._shards = [stream.shards[index] for index in order[share::shares]]
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._skipped_files = SkippedFiles()
-        self._damaged_shards: list[int] = []  # the numbers of shards whose damage was reported
+        self._damaged_shards: list[int] = []  # the indices of shards whose damage was reported
         self._last_place, self._samples_read = (0, 0, 0), 0
         self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
@@ -150,7 +151,7 @@ class TarPass:
     def _samples_from(
         self, first: int, offset: int, number: int, is_needed: Callable[[int], bool]
     ) -> Iterator[_RawSample | BaseException]:
-        """Yield the samples starting at a place, with the bytes only of samples for which `is_needed` is true. For a
+        """Yield the samples from a position on, including the bytes only of those for which `is_needed` is true. For a
         damaged shard (reported once) or an interrupt, yield the exception, and continue with the next shard."""
         for shard in range(first, len(self._shards)):
             try:
@@ -207,8 +208,9 @@ class TarPass:
             if state.get(name) != expected:
                 raise ValueError(
                     f"the state was saved with {name}={state.get(name)!r}, but this stream has {expected!r}: use the "
-                    "same shards in the same order, ranks, workers and shuffle_buffer (shards= is a checksum of the "
-                    "shards' names in the epoch's order)"
+                    "same shards in the same order, the same numbers of ranks and workers, and the same "
+                    "shuffle_buffer (share= is the index of the worker among all ranks' workers, and their number; "
+                    "shards= is a checksum of the shards' names in the epoch's order)"
                 )
         read = state["read"]
         self._buffer.restore(state["given"], read, state["ended"])
@@ -251,7 +253,7 @@ def _text(name: bytes) -> str:
 
 
 def shard_order(key: Key, count: int) -> np.ndarray:
-    """Return the numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
+    """Return the shard indices in the order of an epoch: int64 (count,), the same for all ranks and workers."""
     draws = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
     return np.argsort(draws[:, 0] << np.uint64(32) | draws[:, 1], kind="stable")
 
@@ -308,8 +310,8 @@ class ShuffleBuffer:
         return item
 
     def restore(self, items_drawn: int, read: int, ended: bool) -> None:
-        """Restore the state after these numbers of items were drawn and read. The slots then hold the numbers of the
-        items, counted in the order of reading, instead of the items."""
+        """Restore the state after `items_drawn` items were drawn and `read` items were read. Each slot then holds the
+        index of its item in the order of reading, instead of the item."""
         replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
         for start in range(0, replaced, REPLAY_DRAWS):
@@ -375,10 +377,14 @@ class SequentialReader:
                 remaining -= len(part)
         except Exception as error:  # each decompression library has its own errors
             raise Damage(
-                f"{self.path!r} cannot be read beyond {self.position:,} bytes: {type(error).__name__}: {error}"
+                f"{self.path!r} cannot be read beyond {self.position:,} bytes: {type(error).__name__}: {error}; copy "
+                "or download the shard again"
             ) from error
         if self.position < offset:
-            raise Damage(f"{self.path!r} is truncated at {self.position:,} bytes, in a member before offset {offset:,}")
+            raise Damage(
+                f"{self.path!r} is truncated at {self.position:,} bytes, before the member at offset {offset:,}; copy "
+                "or download the shard again"
+            )
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self.position += len(data)
         return data

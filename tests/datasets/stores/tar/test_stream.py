@@ -358,7 +358,7 @@ def test_it_is_unpacked_by_what_it_begins_with_not_by_its_name(tmp_path: Path, k
     assert file.read_at(150_000, 140_000) == DATA[150_000:290_000]
     assert file.read_at(299_990, 100) == DATA[299_990:]
     assert file.position == 300_000
-    with pytest.raises(Damage, match=r"x.bin' is truncated at 300,000 bytes, in a member before offset 400,000$"):
+    with pytest.raises(Damage, match=r"x.bin' is truncated at 300,000 bytes, before the member at offset 400,000"):
         file.read_at(400_000, 1)
     file.close()
 
