@@ -483,7 +483,7 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     for index, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all images of the final type.
         tail, after_custom = transforms[index:], first_finished is not None and _is_custom(transforms[first_finished])
-        finished = (
+        is_finished = (
             state == "normalized"
             or first_finished is not None
             or (state == "float" and all("normalized" in later.works_on for later in tail))
@@ -491,7 +491,9 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
         only_custom_follows = all(map(_is_custom, tail))
         bound.append(
             transform.bind(
-                ChainPosition(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
+                ChainPosition(
+                    state, is_finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom
+                )
             )
         )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:

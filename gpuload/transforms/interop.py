@@ -103,7 +103,7 @@ class _Converter:
 
     def convert_chain(self, transforms: Any) -> list[Transform]:
         chain: list[Transform] = []
-        for transform in self._read_all(transforms, "transforms"):
+        for transform in self._convert_all(transforms, "transforms"):
             if not isinstance(transform, ToDtype) or not transform.output_state:
                 chain.append(transform)
             elif self._to_float is None:
@@ -117,11 +117,11 @@ class _Converter:
                 chain[index] = self._to_float
         return chain
 
-    def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
+    def _convert_all(self, entry: Any, path: str) -> Iterator[Transform]:
         for inner, inner_path in _flatten(entry, path):
-            yield from self._read(inner, inner_path)
+            yield from self._convert(inner, inner_path)
 
-    def _read(self, entry: Any, path: str) -> Iterator[Transform]:
+    def _convert(self, entry: Any, path: str) -> Iterator[Transform]:
         name, location = type(entry).__name__, f"from_torchvision: {path}"
         if isinstance(entry, Transform):
             yield entry
@@ -168,10 +168,11 @@ class _Converter:
         if a child becomes several transforms, wrap them in a `Compose`."""
         children_path, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
-            children = list(self._read_all(list(entry.transforms), children_path))
+            children = list(self._convert_all(list(entry.transforms), children_path))
         else:
             child_chains = [
-                list(self._read_all(inner, f"{children_path}[{index}]")) for index, inner in enumerate(entry.transforms)
+                list(self._convert_all(inner, f"{children_path}[{index}]"))
+                for index, inner in enumerate(entry.transforms)
             ]
             children = [
                 chain[0] if len(chain) == 1 else Compose(chain) if chain else Identity() for chain in child_chains

@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 
 class Table:
-    """The operations of a library; all attributes except `names` are arrays indexed by kind."""
+    """The operations of a library. All attributes except `names` and `has_integers` are arrays indexed by kind."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self.names = tuple(kinds)
@@ -76,7 +76,7 @@ class Table:
         return np.array([self.names.index(name) for name in names], np.int64)
 
     def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the row and column indices of the shifts among kinds (B, n), and the side that each is relative to."""
+        """Return the indices (rows, columns) of the shifts among kinds (B, n), and the image's length along each."""
         rows, columns = self.shifts[kinds].nonzero()
         return rows, columns, sizes_hw[rows, self.sides[kinds[rows, columns]]]
 
@@ -98,16 +98,20 @@ class Table:
         else:
             amounts += self.offsets[kinds]
         values[..., 0] = amounts
-        warps = codes == WARP
-        if warps.any():
-            amounts, columns, sizes_hw = amounts[warps], self.coefficients[kinds[warps]], sizes_hw[warps.nonzero()[0]]
+        is_warp = codes == WARP
+        if is_warp.any():
+            amounts, columns, sizes_hw = (
+                amounts[is_warp],
+                self.coefficients[kinds[is_warp]],
+                sizes_hw[is_warp.nonzero()[0]],
+            )
             coefficients = np.empty((len(columns), VALUES))
             coefficients[:] = IDENTITY
             coefficients[np.arange(len(columns)), columns] = amounts
-            rotations = columns == ROTATE
-            if rotations.any():
-                coefficients[rotations] = rotation_coefficients(amounts[rotations], None, sizes_hw[rotations])[0]
-            values[warps] = coefficients
+            is_rotation = columns == ROTATE
+            if is_rotation.any():
+                coefficients[is_rotation] = rotation_coefficients(amounts[is_rotation], None, sizes_hw[is_rotation])[0]
+            values[is_warp] = coefficients
         return codes, values
 
 
