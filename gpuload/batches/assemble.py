@@ -40,7 +40,7 @@ from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
-from gpuload.stage.device import COPY, profiler_range, views_of
+from gpuload.stage.device import COPY, profiler_range, view_arrays
 from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
@@ -184,7 +184,7 @@ class Assembly:
         self._transfer = transfer
         self.copy_s = self.stage_s = self.collate_s = 0.0
         self._by_row = options.by_row
-        self._pool = None if transfer.asynchronous else OutputPool()
+        self._pool = None if transfer.is_asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
         self._lends_slots = (
@@ -226,7 +226,7 @@ class Assembly:
                 raise _collate_error(columns, collated.error, collated.traceback, collated.error_classes)
             collect = partial(self._on_device, collated.value)
         else:
-            is_postponed = self._transfer.asynchronous and self._reads_state(columns)
+            is_postponed = self._transfer.is_asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
             finished = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
             collect = partial(self._collate, columns, outline, finished)
@@ -307,9 +307,9 @@ class Assembly:
 
         if (planned := batch.planned) is not None:
             assert pixels is not None
-            planned.arrays = views_of(pixels, planned.spans, starts[-1])
+            planned.arrays = view_arrays(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
-            if self._transfer.asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
+            if self._transfer.is_asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
                 finished.planned_columns = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
@@ -410,7 +410,7 @@ class Assembly:
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
+        if self._options.pin_memory and not self._transfer.is_asynchronous and devices.is_available():
             return tensor.pin_memory()
         return self._transfer.copy_to_device(tensor)
 

@@ -31,7 +31,7 @@ from gpuload.order.ranks import find_rank
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
-from gpuload.stage.masks import ragged_masks
+from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
@@ -344,7 +344,7 @@ class _Images:
         where = f" of {leaf.place}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
-        self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
+        self.planes = RaggedImages.from_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
 
 def _make_view(
@@ -406,7 +406,7 @@ def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> Ragged
     """Return the pixels of a column of masks."""
     leaf = tree.leaves[column.leaves[0]]
     masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
-    return ragged_masks(tree_map(partial(_to_device, device=device), masks))[0]
+    return pack_masks(tree_map(partial(_to_device, device=device), masks))[0]
 
 
 def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cached import Cached
-from gpuload.datasets.resident import DeviceCached, datasets_in
+from gpuload.datasets.resident import DeviceCached, walk_datasets
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
@@ -144,7 +144,7 @@ class Meter:
         names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
         self.counts: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
-        self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
+        self._caches = [part for part in walk_datasets(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
         self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
         self._awaits_first_batch = False
@@ -215,7 +215,7 @@ class Meter:
             main |= {"timed": times.batches, "device_copy_s": times.copy_s, "device_stage_s": times.stage_s}
         decoded, refused = Counter[str](), Counter[str]()
         if decoder is not None:
-            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
+            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.image_count}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refusals)
         return (
             Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline
@@ -248,7 +248,7 @@ class Meter:
 def _untried(options: Options) -> tuple[str, ...]:
     """Return the options that this loader could use but does not, for the advice: see `Stats.untried`."""
     order, dataset, untried = options.order, options.order.dataset, []
-    parts = list(datasets_in(dataset))
+    parts = list(walk_datasets(dataset))
     # Neighbouring samples are read together if a file contains several samples, or if the dataset has `blocks()`.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):

@@ -41,7 +41,7 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
-from gpuload.stage.device_cache import transfer_of
+from gpuload.stage.device_cache import make_cached_transfer
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
@@ -205,7 +205,7 @@ class Session:
             self.ring,
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
             chunk_size=options.chunk_size,
-            plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
+            plain_chunk_size=1 if self.transfer.is_asynchronous else options.plain_chunk_size,
             ahead=options.batches_ahead(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
@@ -251,7 +251,9 @@ class Session:
             resources.callback(self.ring.close)
             self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
             undo.callback(self.engine.close)
-            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.transfer = (
+                make_transfer(self.ring, device) if cached is None else make_cached_transfer(cached, self.ring)
+            )
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
                 self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
@@ -340,7 +342,7 @@ class Session:
         # The copies and stages of the following batches run while the consumer works on the current batch. Launching
         # two batches together takes the host less time than launching one in each `next()`, since the second one finds
         # all code and tables in the processor's cache. The `next()` in between launches nothing.
-        if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
+        if len(self.launched) <= 1 and self.transfer.is_asynchronous and not self.options.chain.holds_state:
             while (
                 len(self.launched) <= LAUNCHED_AHEAD
                 and (following_batch := self._take(self.feed.take_if_ready)) is not None

@@ -127,7 +127,7 @@ class CacheEngine(SequentialEngine):
         start = time.perf_counter_ns()
         columns = self._columns(chunk)
         nbytes = 0
-        if self._cached.memory.on_host and columns.windows is not None:
+        if self._cached.memory.is_on_host and columns.windows is not None:
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
                 return chunk.reject(Status.TOO_LARGE, nbytes)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gpuload.datasets.kinds import draws_nothing, is_iterable
+from gpuload.datasets.kinds import is_deterministic, is_iterable
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_info
 from gpuload.errors import error_types
 from gpuload.ring.ring import map_ring
@@ -154,7 +154,7 @@ def _init_user_code(worker: int, workers: int, runner: ChunkRunner) -> None:
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
     runner.source.set_worker_info = partial(_set_worker_info, job, worker, workers)
     # An iterable dataset may ask torch which share of the samples it should yield.
-    may_ask_torch = is_iterable(job.dataset) and not draws_nothing(job.dataset)
+    may_ask_torch = is_iterable(job.dataset) and not is_deterministic(job.dataset)
     _set_worker_info(job, worker, workers, job.epoch, needed=may_ask_torch)
     if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):
         # A collate_fn may draw even if samples do not; without a seed, all forked workers would draw the same numbers.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.recognise import fewer_frames, find_leaves, find_unrecognized_targets, unfold_clips
+from gpuload.datasets.recognise import find_leaves, find_unrecognized_targets, subsample_clips, unfold_clips
 from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
 from gpuload.datasets.tree import (
     Structure,
@@ -188,7 +188,7 @@ class SampleReader:
         declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
         structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets, self._frames)
         if self._frames:
-            structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
+            structure, leaves, declared, targets = subsample_clips(self._frames, structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"

@@ -151,7 +151,7 @@ class _Pickler(cloudpickle.Pickler):
         if is_remote:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
-            self._sharing[cache_file.CachePlace] = _reduce_cache
+            self._sharing[cache_file.CacheLocation] = _reduce_cache
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")
@@ -391,12 +391,12 @@ def _reduce_authkey(key: AuthenticationString) -> Reduced:
     return _take_authkey, (bytes(key),)
 
 
-def _reduce_cache(place: Any) -> Reduced | None:
-    """Reduce the `CachePlace` of an in-memory cache to a descriptor; None for a cache in a folder, which needs none."""
-    if place.folder:
+def _reduce_cache(location: Any) -> Reduced | None:
+    """Reduce the `CacheLocation` of an in-memory cache to a descriptor; None for a cache in a folder."""
+    if location.folder:
         return None
-    fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
-    return type(place), (place.samples, place.limit_bytes, place.key, "", fd)
+    fd = get_spawning_popen().duplicate_for_child(location.fd)  # pyright: ignore
+    return type(location), (location.samples, location.limit_bytes, location.key, "", fd)
 
 
 def _address(buffer: Any) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.files import DiskReads
-from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, lazy_reader
+from gpuload.datasets.kinds import fetch_samples, is_deterministic, lazy_reader, uses_getitems
 from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
@@ -68,8 +68,10 @@ class Source:
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
-        self.seeding = None if draws_nothing(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
-        self._fetches_many = fetches_many(dataset)
+        self.seeding = (
+            None if is_deterministic(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
+        )
+        self._uses_getitems = uses_getitems(dataset)
         self.counters = Counters()
         self._lacks_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
@@ -119,10 +121,10 @@ class Source:
         seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
         read = (
             (lambda key: fetch_samples(self._dataset, [key])[0])
-            if self._fetches_many
+            if self._uses_getitems
             else partial(getitem, self._dataset)
         )
-        if self._fetches_many and len(keys) > 1:
+        if self._uses_getitems and len(keys) > 1:
             with contextlib.suppress(Exception):  # read the samples one by one instead, to find the one that fails
                 if (read_row := lazy_reader(self._dataset, keys)) is None:
                     return self._fetch(request, keys, seed).__getitem__

@@ -64,7 +64,7 @@ def test_an_image_is_kept_as_height_width_channels():
             np.zeros((13, 20, 30), np.float32),
             None,
             ValueError,
-            "pass layout='CHW' for an array C×H×W, layout='HWC' fo",
+            "pass layout='CHW' for a C×H×W array, layout='HWC' fo",
         ),
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
         (np.zeros((3, 20, 30), np.uint8), "NCHW", ValueError, "layout=…. must be 'HWC' or 'CHW', got 'NCHW'"),
@@ -128,11 +128,11 @@ def test_formats_are_taken_in_any_case(name):
         (lambda: gl.Mask(np.zeros((0, 5))), ValueError, r"must have pixels, got shape \(0, 5\)"),
         (lambda: gl.Mask(np.zeros((1, 1, 4, 5))), ValueError, "must be H×W, or N×H×W"),
         (lambda: gl.Boxes(np.ones((1, 4), bool)), TypeError, "takes an array of numbers, got bool"),
-        (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an array \(n, 4\).*got shape \(4,\)"),
+        (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an \(n, 4\) array.*got shape \(4,\)"),
         (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
         (lambda: gl.Boxes([[3, 2, 1, 4]]), ValueError, "box 0 ends before it begins"),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "xyx"), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got 'xyx'"),
-        (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be an array \(…, 2\)"),
+        (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be a \(…, 2\) array"),
     ],
 )
 def test_what_is_no_target_is_refused_with_the_reason(make, error, text):

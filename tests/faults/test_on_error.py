@@ -289,7 +289,7 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
         return take_if_ready(feed)
 
     take_if_ready = Feed.take_if_ready
-    monkeypatch.setattr(CpuTransfer, "asynchronous", True)
+    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)
     monkeypatch.setattr(Feed, "take_if_ready", ready)
     with loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader_:
         batches, seen = iter(loader_), 0

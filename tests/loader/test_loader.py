@@ -476,7 +476,7 @@ def test_importing_gpuload_is_light():
             {"pad_to": 32},
             ValueError,
             "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'error'; set "
-            "ragged='pad', or leave pad_to out",
+            "ragged='pad', or omit pad_to",
         ),
         (
             {"pad_to": 32, "collate_fn": list},

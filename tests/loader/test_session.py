@@ -231,7 +231,7 @@ def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
     next(batches)
     device._event = lambda stream, number: Breaks()
     device.synchronize = lambda stream: Breaks().query()
-    copied = loader._session.transfer._copied
+    copied = loader._session.transfer._copies
     with pytest.raises(RuntimeError, match="illegal memory access"):
         for _ in batches:
             pass
