@@ -35,7 +35,7 @@ from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, sof
 from gpuload.batches.targets import TargetStage, warning_on_targets
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import convert_to_type
-from gpuload.errors import CollateError, error_types, one_line
+from gpuload.errors import CollateError, error_class_names, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
@@ -389,7 +389,7 @@ class Assembly:
             value = collate_fn(argument)
         except Exception as error:
             problem = one_line(f"{type(error).__name__}: {error}")
-            raise _collate_error(columns, problem, "", error_types(error)) from error
+            raise _collate_error(columns, problem, "", error_class_names(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:

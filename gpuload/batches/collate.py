@@ -37,7 +37,7 @@ from gpuload.datasets.tree import (
     names_of,
     unflatten,
 )
-from gpuload.errors import CollateError, error_types
+from gpuload.errors import CollateError, error_class_names
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
@@ -403,7 +403,7 @@ def _collate_column(
         subject = f"field {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
             f"{subject} cannot be collated into a batch: {reason} ({error}); {_find_remedy(column, name(), shapes)}",
-            error_types(error),
+            error_class_names(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
@@ -465,7 +465,7 @@ def convert_arrays(value: Any, name: Callable[[], str]) -> Any:
         reason = "" if leaf is None else f": it has a {_describe_kind(leaf)}"
         remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
-            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_types(error)
+            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_class_names(error)
         ) from error
 
 

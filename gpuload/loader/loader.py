@@ -26,7 +26,7 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
-from gpuload.loader.device_cache import cached_samples, describe_cache
+from gpuload.loader.device_cache import describe_cache, load_cached_samples
 from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
@@ -308,7 +308,7 @@ class Loader:
                 set_epoch(epoch)
         if session is not None:
             session.changes.ignore_changes()  # workers call the dataset's set_epoch() themselves
-        self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
+        self._cursor = self._cursor.set_epoch(epoch, is_running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
@@ -355,7 +355,7 @@ class Loader:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable_progress is None
-        self._cursor = self._cursor.go_to(place, running=session is not None, is_loaded=True)
+        self._cursor = self._cursor.go_to(place, is_running=session is not None, is_loaded=True)
         log.state_loaded(loaded_state)
 
     def _state(self, place: Place) -> State:
@@ -428,7 +428,7 @@ class Loader:
         schedule = schedule_of(options.order, self.num_workers)
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        progress = self._cursor.start(schedule)
+        progress = self._cursor.start_progress(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
@@ -444,7 +444,7 @@ class Loader:
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
-            cached = cached_samples(options)
+            cached = load_cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._cancel_finalizer = on_collected(self, self._session.make_finalizer())

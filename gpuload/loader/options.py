@@ -23,7 +23,7 @@ from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.datasets.without_torch import without_torch
 from gpuload.decode import Decode
-from gpuload.errors import explains_foreign_arguments
+from gpuload.errors import explain_unknown_arguments
 from gpuload.loader.limits import (
     WORKER_BYTES,
     Placement,
@@ -392,7 +392,7 @@ class Options:
         if address is None or self.workers.ray_workers is not None or sys.platform != "linux":
             return Placement()
         if self.workers.affinity == "none":
-            return Placement(why="affinity='none': nothing is placed")
+            return Placement(reason="affinity='none': nothing is placed")
         return find_placement(address, device=str(device), ranks=local_ranks())
 
     def plan(self) -> Plan:
@@ -528,5 +528,5 @@ def _replacement(argument: str) -> str | None:
     return None
 
 
-loader_arguments = explains_foreign_arguments(_replacement)
+loader_arguments = explain_unknown_arguments(_replacement)
 """A decorator for `Loader.__init__`: the error for another library's argument names gpuload's equivalent."""

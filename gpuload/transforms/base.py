@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transfor
 
 import numpy as np
 
-from gpuload.errors import explains_foreign_arguments
+from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, format_argument, integer
@@ -229,7 +229,7 @@ def declaration(cls: Class) -> Class:
     """Turn a class into a transform: a frozen dataclass. If an argument's name comes from another library, the error
     suggests gpuload's name."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    declared.__init__ = explains_foreign_arguments(_equivalent)(declared.__init__)
+    declared.__init__ = explain_unknown_arguments(_equivalent)(declared.__init__)
     return declared
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from gpuload.errors import closest
+from gpuload.errors import did_you_mean
 
 __all__ = [
     "ARGUMENTS",
@@ -205,7 +205,7 @@ def missing_name_error(module: str, name: str) -> AttributeError:
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
     if not name.startswith("_"):
         hint = _in_transforms(name) if "." in module else _in_gpuload(name)
-        if hint := hint or closest(name, obj.__all__):
+        if hint := hint or did_you_mean(name, obj.__all__):
             text, obj = f"{text}; {hint}", None  # otherwise Python would add its own suggestion from `obj`
     return AttributeError(text, name=name, obj=obj)
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
-from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, error_types, one_line, visible
+from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, error_class_names, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, standard_streams_taken
@@ -488,7 +488,7 @@ def record_of(
         cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
         + (f" (in {place})" if place not in ("", "sample") else ""),
         traceback=error_traceback(error),
-        kinds=error_types(error),
+        kinds=error_class_names(error),
     )
 
 
