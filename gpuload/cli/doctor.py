@@ -207,12 +207,12 @@ def check_memory(workers: int, *, root: str = "/") -> Finding:
     free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
     if free is None:
         return Finding("memory", "works", "no known limit")
-    details = f"{size_of(free)} free {'within the cgroup limit' if free == left else 'on the machine'}"
+    details = f"{format_bytes(free)} free {'within the cgroup limit' if free == left else 'on the machine'}"
     worker_bytes = workers * limits.WORKER_BYTES
     if free >= worker_bytes + SPARE_BYTES:
         return Finding("memory", "works", details)
     details += ", but" if free < worker_bytes else ", which leaves little for batches and decoded images;"
-    details += f" the default of {count_of(workers, 'worker')} uses about {size_of(worker_bytes)}"
+    details += f" the default of {count_of(workers, 'worker')} uses about {format_bytes(worker_bytes)}"
     fix = "raise the memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or use fewer workers"
     return Finding("memory", "broken" if free < worker_bytes else "improve", details, fix)
 
@@ -292,7 +292,7 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
     """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, `cuda` the newest CUDA
     version that it supports."""
     if devices := trial.get("devices", []):
-        names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
+        names = [f"{device['name']} with {format_bytes(device['bytes'])}" for device in devices]
         are_equal = len(set(names)) == 1 and len(names) > 1
         details = f"{len(names)} × {names[0]}" if are_equal else "; ".join(names)
         return Finding("GPUs", "works", details + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
@@ -314,12 +314,14 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
     runtime's error code, or None without a GPU.
     """
     name = "page-locked memory"
-    limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else size_of(limit_bytes))
+    limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else format_bytes(limit_bytes))
     if code is None:
         return Finding(name, "not needed", f"{limit}; not used without a GPU")
     if code == 0:
-        return Finding(name, "works", f"{size_of(locked_bytes)} were locked as a test; {limit}")
-    details = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
+        return Finding(name, "works", f"{format_bytes(locked_bytes)} were locked as a test; {limit}")
+    details = (
+        f"{format_bytes(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
+    )
     fix = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
     return Finding(name, "broken", f"{details}the training loop waits for them", fix)
 
@@ -432,7 +434,7 @@ def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
     """Check the kernel, page size and interpreter; `problem` says why workers cannot be processes here, or is ""."""
-    details = f"gpuload {__version__}, kernel {kernel}, {size_of(page_bytes)} pages, Python {python}"
+    details = f"gpuload {__version__}, kernel {kernel}, {format_bytes(page_bytes)} pages, Python {python}"
     if problem:
         return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", details)
@@ -453,7 +455,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def size_of(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Format a number of bytes: ``64 KB``, ``1.5 GB``. Units are powers of 1000, as for disks and in docker, or powers
     of 1024 if the number is an exact multiple of one."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):

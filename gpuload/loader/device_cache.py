@@ -149,13 +149,13 @@ def _read_samples(options: Options, cached: DeviceCached, device: torch.device) 
             feed.release(batch)
             if perf_counter() - logged_s > PROGRESS_S:
                 logged_s = perf_counter()
-                log.cache_progress(read_count, count)
+                log.report_cache_progress(read_count, count)
         del batch  # its arrays are views of the ring
     samples.end()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
-    log.cache_filled(samples, device, perf_counter() - began_s)
+    log.report_filled_cache(samples, device, perf_counter() - began_s)
     return samples
 
 
@@ -170,7 +170,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
         feed.release(batch)
     pixel_bytes, other_bytes = (nbytes * budget.samples // len(indices) for nbytes in (ends[-1], probes.host_bytes))
     budget.check(pixel_bytes, other_bytes, f"estimated from {len(indices)} samples")
-    log.cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
+    log.report_cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
     if len(set(np.diff(ends))) == 1:
         return pixel_bytes
     return budget.add_headroom(pixel_bytes)
@@ -179,7 +179,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 @contextlib.contextmanager
 def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
+    job = replace(job_for(options, 0, entire_images=True), dataset=cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()

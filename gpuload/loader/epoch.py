@@ -80,7 +80,7 @@ class Epoch(Iterator[Any]):
                         if progress.end_reason
                         else StopIteration
                     )
-                if session.ready is None and not session.advance(self._loader.info):
+                if session.next_batch is None and not session.advance(self._loader.info):
                     is_over = True
                     progress.end_reason, progress.remaining_batches, progress.has_begun = "", 0, True
                     if progress.place.epoch == progress.start.epoch:
@@ -91,7 +91,7 @@ class Epoch(Iterator[Any]):
                 raise StopIteration
             # From here on, no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
             # arrives before this line, the next `__next__` yields the batch.
-            batch, session.ready = session.ready, None
+            batch, session.next_batch = session.next_batch, None
             if batch is not None:
                 progress.has_begun = True
                 if progress.remaining_batches is not None:

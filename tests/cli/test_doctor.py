@@ -207,7 +207,7 @@ def test_the_system() -> None:
      (34_359_738_368, "32 GB"), (2_000_000, "2 MB"), (25_270_000_000, "25 GB")],
 )  # fmt: skip
 def test_sizes_read_as_people_write_them(nbytes: int, text: str) -> None:
-    assert doctor.size_of(nbytes) == text
+    assert doctor.format_bytes(nbytes) == text
 
 
 # -- torch and GPUs ----------------------------------------------------------------------------------------------------
