@@ -38,7 +38,7 @@ __all__ = [
     "visible",
 ]
 
-LINES = "\n\t"  # characters that are not escaped in a multi-line text
+UNESCAPED_WHITESPACE = "\n\t"  # characters that are not escaped in a multi-line text
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -46,7 +46,7 @@ class GpuloadError(Exception):
     """Base class of gpuload's errors. Invalid arguments raise a `ValueError` or `TypeError` instead."""
 
     def __str__(self) -> str:
-        return visible(super().__str__(), LINES)
+        return visible(super().__str__(), UNESCAPED_WHITESPACE)
 
 
 class BackendError(GpuloadError, ImportError):
@@ -93,7 +93,7 @@ class _ForwardedError(GpuloadError):
         Exception.__init__(self, text)  # the original class's __init__ may need other arguments
 
     def __str__(self) -> str:
-        return visible(str(self.args[0]), LINES)
+        return visible(str(self.args[0]), UNESCAPED_WHITESPACE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CollateError, self.args

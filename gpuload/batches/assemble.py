@@ -184,12 +184,12 @@ class Assembly:
         self._stage = stage
         self._transfer = transfer
         self.copy_s = self.stage_s = self.collate_s = 0.0
-        self._by_row = options.by_row
+        self._rebuilds_samples = options.rebuilds_samples
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
         self._lends_slots = (
-            self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+            self._pool is not None and options.ragged == "list" and not has_transforms and not self._rebuilds_samples
         )
         self._targets: TargetStage | None = None  # created for the first sample with targets
         self._has_checked_targets = False  # whether `target_warning` has been called
@@ -219,7 +219,7 @@ class Assembly:
             self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
-        columns = columns_of(batch, self._transfer.part_offsets(batch), splits_blocks=self._by_row)
+        columns = columns_of(batch, self._transfer.part_offsets(batch), splits_blocks=self._rebuilds_samples)
         is_postponed, outputs = False, None
         if columns.collated is not None:
             release()  # unpickling has copied the batch
@@ -228,8 +228,10 @@ class Assembly:
             collect = partial(self._move_to_device, collated.value)
         else:
             is_postponed = self._transfer.asynchronous and self._reads_state(columns)
-            outline = None if self._by_row else outline_of(columns)
-            outputs = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
+            outline = None if self._rebuilds_samples else outline_of(columns)
+            outputs = self.finish(
+                batch, columns, release, uses_cells=self._rebuilds_samples, calls_module=not is_postponed
+            )
             collect = partial(self._collate, columns, outline, outputs)
         warning = batch.spec.warning
         if columns.has_targets and not (self._has_checked_targets or warning):
@@ -243,7 +245,7 @@ class Assembly:
             assert outputs is not None
             with self._measure_collation():
                 start = perf_counter()
-                self._call_module(epoch, columns, outputs, by_row=self._by_row)
+                self._call_module(epoch, columns, outputs, uses_cells=self._rebuilds_samples)
                 self.stage_s += perf_counter() - start
                 return build_value()
 
@@ -284,12 +286,18 @@ class Assembly:
             return value if pairing is None else self._move_to_device(soften(value, pairing, columns.name))
 
     def finish(
-        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
+        self,
+        batch: Batch,
+        columns: Columns,
+        release: Callable[[], None],
+        *,
+        uses_cells: bool,
+        calls_module: bool = True,
     ) -> FinishedColumns:
-        """Finish the columns of a batch, and release the batch's slots. If `by_row`, put images into cells, and split
-        blocks into values. If `calls_module`, call `_call_module` too."""
+        """Finish the columns of a batch, and release the batch's slots. If `uses_cells`, put images into cells, and
+        split blocks into values. If `calls_module`, call `_call_module` too."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
-        has_cells = by_row or columns.has_targets  # otherwise, all rows share one empty dict
+        has_cells = uses_cells or columns.has_targets  # otherwise, all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
         outputs = FinishedColumns(chain.views, cells, self._combination_numbers(batch, columns))
         if chain.mixing is not None:
@@ -327,7 +335,7 @@ class Assembly:
             if lends_slots and pool is not None:
                 outputs.images = [[views] for views in _lend_images(self._transfer, batch, columns, pool)]
         if calls_module:
-            self._call_module(epoch, columns, outputs, by_row=by_row)
+            self._call_module(epoch, columns, outputs, uses_cells=uses_cells)
         self.stage_s += perf_counter() - loaded_at
         if columns.blocks and pool is not None:
             outputs.full_columns |= _lend_or_copy_blocks(self._transfer, batch, columns, pool)
@@ -338,7 +346,7 @@ class Assembly:
             release()  # everything in the slots has been copied or lent
         return outputs
 
-    def _call_module(self, epoch: int, columns: Columns, outputs: FinishedColumns, *, by_row: bool) -> None:
+    def _call_module(self, epoch: int, columns: Columns, outputs: FinishedColumns, *, uses_cells: bool) -> None:
         """Call the module at the end of the transforms, if any, on the images, on the current stream. If rows have
         separate cells, put each resulting image into the cell of its row."""
         if self._options.chain.module is not None:
@@ -347,13 +355,13 @@ class Assembly:
                     self._stage.call_last(images, module_seed(self._options.seed, epoch, columns, view))
                     for view, images in enumerate(views)
                 ]
-        if by_row or columns.has_targets:
+        if uses_cells or columns.has_targets:
             for images, views, programs in zip(columns.images, outputs.images, outputs.programs, strict=True):
                 for position, (row, leaf) in enumerate(images.rows_and_leaves()):
                     results = [
                         _get_image(view, position, program) for view, program in zip(views, programs, strict=True)
                     ]
-                    outputs.cells[row][leaf] = outputs.of_views(results)
+                    outputs.cells[row][leaf] = outputs.combine_views(results)
 
     def _run_stage(
         self,

@@ -274,7 +274,7 @@ class Augment(torch.nn.Module):
             ]
             outputs.images.append(views)
         results = iter(outputs.images)
-        values = [outputs.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
+        values = [outputs.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
         for number, target in self._collate_targets(tree, columns, outputs, stage.device).items():
             values[number] = target
         result = tree.rebuild(values)
@@ -338,7 +338,7 @@ class Augment(torch.nn.Module):
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
-            collated[index] = outputs.of_views(views)
+            collated[index] = outputs.combine_views(views)
         targets = {index: target for index, target in collated.items() if tree.leaves[index].kind != "value"}
         return collated | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
 

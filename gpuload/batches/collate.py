@@ -88,7 +88,7 @@ class BatchOptions:
             raise TypeError(
                 f"collate_fn must be callable or None, got {type(self.collate_fn).__name__}: {self.collate_fn!r}"
             )
-        if self.by_row and (self.ragged != "error" or self.pad_to is not None):
+        if self.rebuilds_samples and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
                 f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
@@ -98,7 +98,7 @@ class BatchOptions:
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
-    def by_row(self) -> bool:
+    def rebuilds_samples(self) -> bool:
         """Whether samples are rebuilt one by one, for a collate_fn or batch_size=None."""
         return self.collate_fn is not None or self.single
 
@@ -139,7 +139,7 @@ class FinishedColumns:
         """Return all results that may be on the device."""
         return [self.images, self.cells, self.full_columns, self.planned_columns]
 
-    def of_views(self, results: Sequence[Any]) -> Any:
+    def combine_views(self, results: Sequence[Any]) -> Any:
         """Return the batch's entry for one result per view: a list, or the only result without a `MultiView`."""
         return results[0] if self.views is None else list(results)
 
@@ -181,11 +181,11 @@ def outline_of(columns: Columns) -> Outline:
     """
     marks = _find_marks(columns)
     structures = columns.structures
-    outlines = [_outline(structures[0], marks[0])]
+    outlines = [_outline_sample(structures[0], marks[0])]
     for row in range(1, max(len(marks), len(structures))):
         row_marks, structure = entry(marks, row), entry(structures, row)
         is_same = row_marks == marks[0] and structure == structures[0]
-        outline = outlines[0] if is_same else _outline(structure, row_marks)
+        outline = outlines[0] if is_same else _outline_sample(structure, row_marks)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             scope_note = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
@@ -221,7 +221,7 @@ def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
     return marks
 
 
-def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
+def _outline_sample(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
     folded_structure, _ = _fold(structure, 0, marks, leaves)
@@ -292,15 +292,15 @@ def collate(
             continue
         full_column = outputs.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
-            collated[number] = outputs.of_views(outputs.images[image_index])
+            collated[number] = outputs.combine_views(outputs.images[image_index])
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _views_of_leaf(columns, outputs, leaves)
-            collated[number] = outputs.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
+            collated[number] = outputs.combine_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
             collated[number] = full_column
         elif kind == "points":
-            collated[number] = outputs.of_views(_views_of_leaf(columns, outputs, leaves))
+            collated[number] = outputs.combine_views(_views_of_leaf(columns, outputs, leaves))
     collated = move_merged(collated, to_device) | on_device
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
@@ -422,7 +422,7 @@ def _stack_clips(columns: Columns, outputs: FinishedColumns, clips: list[Group],
             "collate_fn"
         )
     frames = outputs.images[first_column : first_column + lengths[0]]
-    return outputs.of_views([_stack_frames(view) for view in zip(*frames, strict=True)])
+    return outputs.combine_views([_stack_frames(view) for view in zip(*frames, strict=True)])
 
 
 def _stack_frames(frames: Sequence[Any]) -> Any:

@@ -83,9 +83,11 @@ class GatheredTargets(TargetStage):
             values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
-        gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in outputs.programs]
+        gather_records = [
+            [step for step in first.records if isinstance(step, Gather)] for first, *_ in outputs.programs
+        ]
         program, start = outputs.first_programs[0], 0
-        for record in [*gathers[0], None]:
+        for record in [*gather_records[0], None]:
             end = len(program.records) if record is None else program.records.index(record)
             part = program.part(start, end)
             if start:
@@ -100,7 +102,7 @@ class GatheredTargets(TargetStage):
             if record is not None:
                 record.groups = groups_of(outputs.numbers, 4 if record.keys is None else 2)
                 scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, ownership)
-        for record, *other_records in zip(*gathers, strict=True):
+        for record, *other_records in zip(*gather_records, strict=True):
             for other_record in other_records:  # the records of the samples' other images
                 other_record.groups, other_record.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):

@@ -67,10 +67,10 @@ class TargetStage:
         views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in outputs.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
         for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
-            outputs.cells[row][leaf] = outputs.of_views(results)
+            outputs.cells[row][leaf] = outputs.combine_views(results)
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
-            outputs.full_columns[leaf] = outputs.of_views(tensors)
+            outputs.full_columns[leaf] = outputs.combine_views(tensors)
 
 
 def _move_points(columns: Columns, outputs: FinishedColumns) -> None:
@@ -87,7 +87,7 @@ def _move_points(columns: Columns, outputs: FinishedColumns) -> None:
     cells, selections = outputs.cells, []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
         views = [restore_targets(targets, sample_targets) for sample_targets in samples]
-        cells[row] |= {leaf: outputs.of_views([results[leaf] for results in views]) for leaf in targets}
+        cells[row] |= {leaf: outputs.combine_views([results[leaf] for results in views]) for leaf in targets}
         if outputs.views is None and columns.fields:
             selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
     values = [

@@ -53,46 +53,46 @@ def load_cached_samples(options: Options) -> CachedSamples | None:
         LimitError: the samples do not fit into memory.
         WorkerError: workers died too often.
     """
-    if (cached := options.device_cached) is None:
+    if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    key = _cache_key(options, cached, device)
-    if key not in cached.on_device:
-        cached.on_device[key] = _read_samples(options, cached, device)
-    return cached.on_device[key]
+    key = _cache_key(options, device_cached, device)
+    if key not in device_cached.on_device:
+        device_cached.on_device[key] = _read_samples(options, device_cached, device)
+    return device_cached.on_device[key]
 
 
 def describe_cache(options: Options) -> str | None:
     """Describe where the samples of the loader's `DeviceCached` are; None if the dataset has none."""
-    if (cached := options.device_cached) is None:
+    if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    samples = cached.on_device.get(_cache_key(options, cached, device))
+    samples = device_cached.on_device.get(_cache_key(options, device_cached, device))
     if samples is None:
-        return f"{len(cached):,} will be cached on {device} at the first iter()"
+        return f"{len(device_cached):,} will be cached on {device} at the first iter()"
     on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
-    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
+    return f"{len(device_cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
 
 
-def _cache_key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
+def _cache_key(options: Options, device_cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
     """Return a key for how the loader reads samples; loaders with the same key share the cache."""
     chain = options.chain
-    seed = None if draws_nothing(cached.dataset) else options.order.seed
+    seed = None if draws_nothing(device_cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
-    settings = options.plain, chain.moves_pixels, collates, options.workers.decode, seed
-    return str(device), len(cached), *settings, *flattening_key(chain)
+    settings = options.is_plain, chain.moves_pixels, collates, options.workers.decode, seed
+    return str(device), len(device_cached), *settings, *flattening_key(chain)
 
 
 class Budget:
     """The memory that a `DeviceCached` may use: at most `bytes_limit`, or half of the initially free memory.
 
     Args:
-        cached: the dataset.
+        device_cached: the dataset.
         device: the device for pixels; all other values are stored on the CPU.
     """
 
-    def __init__(self, cached: DeviceCached, device: torch.device) -> None:
-        limit, self.samples, self.device = cached.bytes_limit, len(cached), device
+    def __init__(self, device_cached: DeviceCached, device: torch.device) -> None:
+        limit, self.samples, self.device = device_cached.bytes_limit, len(device_cached), device
         # Bytes, whether the limit applies to pixels, whether it applies to other values, the reason, and a remedy.
         self._limits: list[tuple[int, bool, bool, str, str]] = []
         if limit is not None:
@@ -131,12 +131,12 @@ class Budget:
                 )
 
 
-def _read_samples(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
+def _read_samples(options: Options, device_cached: DeviceCached, device: torch.device) -> CachedSamples:
     """Read a few samples to estimate the total size, then all samples in order."""
-    count, began_s = len(cached), perf_counter()
-    budget = Budget(cached, device)
+    count, began_s = len(device_cached), perf_counter()
+    budget = Budget(device_cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
-    with _open_feed(options, cached, device) as feed:
+    with _open_feed(options, device_cached, device) as feed:
         if count:
             memory.reserve(_estimate_pixel_bytes(feed, budget))
         logged_s = perf_counter()
@@ -177,9 +177,9 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 
 
 @contextlib.contextmanager
-def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
+def _open_feed(options: Options, device_cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, entire_images=True), dataset=cached.dataset)
+    job = replace(job_for(options, 0, entire_images=True), dataset=device_cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()

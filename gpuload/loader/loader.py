@@ -328,7 +328,7 @@ class Loader:
             dataset_state = pickled_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
                 place = add_states(place, 0, {"dataset": dataset_state})
-        return self._state(place).to_dict()
+        return self._make_state(place).to_dict()
 
     @property
     def _iterates_in_process(self) -> bool:
@@ -346,7 +346,7 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
-        (loaded_state := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
+        (loaded_state := State.from_dict(state)).check(self._make_state(Place(0, 0)), strict=strict)
         place = adapt_to_workers(loaded_state.place, self.num_workers)
         if self._cursor.is_open:
             text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
@@ -358,7 +358,7 @@ class Loader:
         self._cursor = self._cursor.go_to(place, is_running=session is not None, is_loaded=True)
         log.report_loaded_state(loaded_state)
 
-    def _state(self, place: Place) -> State:
+    def _make_state(self, place: Place) -> State:
         options = self._options
         return State(
             place=place,
@@ -445,9 +445,9 @@ class Loader:
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
-            cached = load_cached_samples(options)
+            cached_samples = load_cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
-                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
+                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached_samples)
                 self._cancel_finalizer = on_collected(self, self._session.make_finalizer())
         self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)

@@ -290,7 +290,7 @@ class Options:
         return find_resident(self.order.dataset)
 
     @property
-    def sent_dataset(self) -> Any:
+    def dataset_to_send(self) -> Any:
         """Return the dataset to send to workers now: a copy that needs no torch if possible, but the original if there
         is a `worker_init_fn`, which may inspect it."""
         workers = self.workers
@@ -299,7 +299,7 @@ class Options:
         return without_torch(self.order.dataset)
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether images are neither transformed nor passed to a module."""
         return not len(self.chain) and self.chain.module is None
 
@@ -379,7 +379,7 @@ class Options:
             "backend": self.stage.backend,
             "dtype": self.stage.dtype,
             "memory_format": self.stage.memory_format,
-            "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "ragged": "views" if self.batches.rebuilds_samples else self.batches.ragged,
             "pad_to": self.batches.pad_to,
         }
 

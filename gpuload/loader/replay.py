@@ -118,7 +118,7 @@ def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:
 
 def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
-        outputs = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
+        outputs = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), uses_cells=True)
         cells = outputs.cells[row]
         for images in columns.images:  # clone, so that the result does not keep an entire batch alive
             for leaf in (leaf for image_row, leaf in images.rows_and_leaves() if image_row == row):

@@ -163,7 +163,7 @@ class Session:
         errors: the log of failed samples.
         epoch: the number of the first epoch.
         autotune: adjusts the options that are set to "auto".
-        cached: all samples, if the dataset is a `DeviceCached`; there are no workers then.
+        cached_samples: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
         is_outdated: whether the workers' state no longer matches the loader's, so that the next epoch needs a new
@@ -178,10 +178,10 @@ class Session:
         errors: ErrorLog,
         epoch: int = 0,
         autotune: Autotune | None = None,
-        cached: CachedSamples | None = None,
+        cached_samples: CachedSamples | None = None,
     ) -> None:
         started_at = time.monotonic()
-        if cached is not None:
+        if cached_samples is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.warned
         workers, device = options.workers, options.resolve_device()
@@ -199,7 +199,7 @@ class Session:
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
-        self._resources = self._open(job, choice, device, start.workers, cached)
+        self._resources = self._open(job, choice, device, start.workers, cached_samples)
         self.engine.started_at = started_at
         self.feed = Feed(
             self.engine,
@@ -231,7 +231,7 @@ class Session:
             stage=self.stage,
             placement=self.placement,
             launched_batches=self.launched_batches,
-            resident_bytes=None if cached is None else int(cached.memory.nbytes),
+            resident_bytes=None if cached_samples is None else int(cached_samples.memory.nbytes),
         )
         _sessions.add(self)
         log.report_session_start(
@@ -239,7 +239,7 @@ class Session:
         )
 
     def _open(
-        self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
+        self, job: Job, choice: Choice, device: torch.device, count: int, cached_samples: CachedSamples | None
     ) -> contextlib.ExitStack:
         """Create the parts that must be closed, with `count` workers. Return a stack that closes them in reverse order:
         first the workers that write, then the transfer that copies, last the memory.
@@ -252,9 +252,11 @@ class Session:
             resources.callback(_forget_tables)
             self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
             resources.callback(self.ring.close)
-            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached_samples)
             undo.callback(self.engine.close)
-            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.transfer = (
+                make_transfer(self.ring, device) if cached_samples is None else transfer_of(cached_samples, self.ring)
+            )
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
                 self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
@@ -620,14 +622,14 @@ def job_for(
         device_share: the share of the samples that the device decodes.
     """
     return Job(
-        options.sent_dataset,
+        options.dataset_to_send,
         options.chain,
         options.workers.decode,
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
         single=options.order.single,
-        plain=options.plain,
+        plain=options.is_plain,
         moves=options.chain.moves_pixels,
         epoch=epoch,
         **ranks_of(options.order),
@@ -653,14 +655,14 @@ def engine_for(
     ring: Ring,
     count: int,
     placement: Placement,
-    cached: CachedSamples | None = None,
+    cached_samples: CachedSamples | None = None,
 ) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
     """Create the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
     which reads the dataset or cached samples."""
     workers = options.workers
     pool_options = {"timeout_s": workers.timeout, "queue_per_worker": options.order.iterable}
-    if cached is not None:
-        return CacheEngine(job, ring, cached)
+    if cached_samples is not None:
+        return CacheEngine(job, ring, cached_samples)
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:

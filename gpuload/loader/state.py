@@ -28,7 +28,7 @@ from gpuload.order.place import Place
 
 __all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL: Final = frozenset({"sampler", "stream"})
+OPTIONAL_KEYS: Final = frozenset({"sampler", "stream"})
 # The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -78,7 +78,7 @@ class State:
             "sampler": sampler,
             "stream": stream,
         }
-        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL}
+        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL_KEYS}
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
@@ -91,14 +91,14 @@ class State:
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
                 "load it with the version of gpuload that saved it"
             )
-        if missing_keys := READERS.keys() - state.keys() - OPTIONAL:
+        if missing_keys := READERS.keys() - state.keys() - OPTIONAL_KEYS:
             raise ValueError(
                 f"the state lacks {', '.join(sorted(missing_keys))}; pass a complete dict from state_dict()"
             )
 
         def read(name: str) -> Any:
             value = state.get(name)
-            return None if value is None and name in {"samples", *OPTIONAL} else READERS[name](name, value)
+            return None if value is None and name in {"samples", *OPTIONAL_KEYS} else READERS[name](name, value)
 
         values = {name: read(name) for name in READERS}
         place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
