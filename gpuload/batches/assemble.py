@@ -47,7 +47,7 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
-MAX_DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
+MAX_DEPTH = 3  # nesting depth up to which user-defined objects are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller arrays are copied instead of lent
 TENSORLESS_TYPES = (int, float, str, bytes, type, type(None))  # types that contain no tensors
@@ -153,11 +153,11 @@ class AssembledBatch(NamedTuple):
     """An assembled batch, or one whose last steps are postponed.
 
     Attributes:
-        value: the finished batch; None if its last steps are postponed.
+        value: the batch to yield; None if its last steps are postponed.
         tensors: all tensors in the value, or all tensors that the postponed steps read.
         last_steps: a function that runs the postponed steps and returns the value, to be called on the consumer's
             stream; None if no step is postponed.
-        warning: the warning to issue with the batch; "" for none.
+        warning: the warning to issue with the batch; "" if there is none.
     """
 
     value: Any
@@ -275,7 +275,7 @@ class Assembly:
         return planned, planned.pack_input(chunks)
 
     def _collate(self, columns: Columns, outline: Any, outputs: FinishedColumns) -> Any:
-        """Collate the finished columns into the user's batch, row by row if `outline` is None."""
+        """Collate the finished columns into the user's batch. If `outline` is None, rebuild the samples first."""
         if outline is None:
             return self._move_to_device(self._collate_rows(columns, outputs))
         pairing, options = outputs.pairing, self._options
@@ -389,7 +389,8 @@ class Assembly:
         return rows if repeats == 1 else half_batch_numbers(rows, len(batch.spec.positions))
 
     def _collate_rows(self, columns: Columns, outputs: FinishedColumns) -> Any:
-        """Return the result of the `collate_fn` for the samples; without one, the converted samples."""
+        """Rebuild the samples, and return the result of the `collate_fn`; without a `collate_fn`, the converted
+        samples."""
         collate_fn, pairing = self._options.collate_fn, outputs.pairing
         samples = samples_of(columns, outputs.cells, keep_meta if takes_meta(collate_fn) else unwrap)
         argument = samples[0] if self._options.single else samples

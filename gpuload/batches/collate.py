@@ -149,12 +149,12 @@ class Group:
     """A container that becomes a list, or a clip: its structure, and the index of its first leaf."""
 
     node: Structure
-    leaf: int
+    first_leaf: int
 
     @property
     def leaf_indices(self) -> range:
         """Return the indices of the group's leaves."""
-        return range(self.leaf, self.leaf + leaf_count(self.node))
+        return range(self.first_leaf, self.first_leaf + leaf_count(self.node))
 
 
 @dataclass(slots=True)
@@ -225,12 +225,12 @@ def _outline_sample(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
     folded_structure, _ = _fold(structure, 0, marks, leaves)
-    kinds = [_mark_of_group(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
-    return Outline(folded_structure, kinds, [[entry] for entry in leaves])
+    folded_marks = [_mark_of_group(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
+    return Outline(folded_structure, folded_marks, [[entry] for entry in leaves])
 
 
 def _mark_of_group(group: Group, marks: dict[int, Mark]) -> Mark:
-    return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
+    return ("clip", marks[group.first_leaf][1]) if group.node[0] == "clip" else GROUP
 
 
 def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
@@ -264,7 +264,7 @@ def collate(
     """Build the batch.
 
     Args:
-        columns, outline, finished: the batch as columns, its outline, and its finished columns.
+        columns, outline, outputs: the batch as columns, its outline, and its finished columns.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
@@ -375,7 +375,7 @@ def _describe_sample(outline: Outline, structure: Structure) -> str:
     paths_by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
         if mark is not None and mark[0] == "clip":
-            paths_by_kind["image"].append(paths[leaf.leaf])
+            paths_by_kind["image"].append(paths[leaf.first_leaf])
         elif mark is not None and mark[0] in paths_by_kind:
             paths_by_kind[mark[0]].append(paths[leaf])
     images = f"with its images at {', '.join(paths_by_kind['image'])}" if paths_by_kind["image"] else "without images"

@@ -61,13 +61,13 @@ class GatheredTargets(TargetStage):
     def __call__(
         self, columns: Columns, outputs: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
     ) -> None:
-        """Transform the targets of a batch, and store them in the cells of `finished`. Also complete the records of
+        """Transform the targets of a batch, and store them in the cells of `outputs`. Also complete the records of
         combining transforms with the groups and the covered pixels, which the stage needs to combine the images.
 
         Raises:
             CollateError: samples that are combined do not have the same targets.
         """
-        for row, difference in self._differences(columns):
+        for row, difference in self._find_differences(columns):
             first_row = 0 if row else min(1, len(columns) - 1)
             raise CollateError(
                 f"{self._name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
@@ -84,7 +84,7 @@ class GatheredTargets(TargetStage):
             scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
         gather_records = [
-            [step for step in first.records if isinstance(step, Gather)] for first, *_ in outputs.programs
+            [step for step in program.records if isinstance(step, Gather)] for program, *_ in outputs.programs
         ]
         program, start = outputs.first_programs[0], 0
         for record in [*gather_records[0], None]:
@@ -111,7 +111,7 @@ class GatheredTargets(TargetStage):
         for leaf in fields:
             outputs.full_columns.pop(leaf, None)
 
-    def _differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
+    def _find_differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
         """Yield rows that cannot be combined with other rows, and the reasons."""
         rows = range(len(columns))
         for row in rows:
@@ -121,8 +121,8 @@ class GatheredTargets(TargetStage):
         checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
         checks += [(masks, masks.leaf is None, "have masks at different paths") for masks in columns.masks]
         for points in columns.points.values():
-            kinds = set(map(type, points.values))
-            checks.append((points, points.rows is not None or len(kinds) > 1, "have different targets"))
+            types = set(map(type, points.values))
+            checks.append((points, points.rows is not None or len(types) > 1, "have different targets"))
         for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):

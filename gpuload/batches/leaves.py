@@ -51,7 +51,7 @@ class Leaf:
         return [(f"{self.path}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
 
     def entry(self, row: int, count: int) -> Any:
-        """Return one image's entry, if the value has one entry for each of `count` images, otherwise the entire value.
+        """Return one image's entry if the value has one entry for each of `count` images, otherwise the entire value.
         For a list of another length, return None: in a sample, the list would become several leaves, and shift the
         indices of all later leaves."""
         entries = getattr(self.value, "array", self.value)
@@ -130,10 +130,10 @@ class BatchTree:
     def _check_count(self, leaf: Leaf) -> None:
         if leaf.kind == "value":
             return
-        kind, first_images = type(leaf.value).__name__, self.images[0]
-        if kind in ("Boxes", "BoundingBoxes"):
+        type_name, first_images = type(leaf.value).__name__, self.images[0]
+        if type_name in ("Boxes", "BoundingBoxes"):
             raise TypeError(
-                f"{leaf.path} is the {kind} of a single image; pass a list with one {kind} per image, empty for "
+                f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty for "
                 "images without boxes"
             )
         entries = getattr(leaf.value, "array", leaf.value)

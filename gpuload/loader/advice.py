@@ -24,9 +24,7 @@ MIN_BATCHES: Final = 3
 # Thresholds, as shares of the time.
 NEGLIGIBLE: Final = 0.05  # not worth mentioning
 BUSY: Final = 0.75  # workers are the bottleneck if they are at least this busy on average
-CPU_BOUND: Final = (
-    0.6  # work is CPU-bound if it computes for this share of the time in which it does not wait for a CPU
-)
+CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for this share of the time, excluding waits for a CPU
 CPU_CONTENTION: Final = 0.25  # CPUs are contended if workers wait for a CPU for this share of their work
 CPUS_FULL: Final = 0.9  # CPUs count as fully used from this utilization
 RING_FULL: Final = 0.2  # the ring is too small if it is full for this share of the time

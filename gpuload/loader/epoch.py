@@ -26,8 +26,8 @@ class Progress:
     Attributes:
         start: the place where the epoch began.
         remaining_batches: the number of remaining batches; None means unknown.
-        place: all samples before this place are done. A batch that raised an error counts as done once another batch
-            follows.
+        place: the place before which all samples are done. A batch that raised an error counts as done once another
+            batch follows.
         has_begun: whether a batch has been yielded.
         end_reason: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """

@@ -73,15 +73,15 @@ class SessionState(enum.Enum):
     """The state of a session: it can take another step, can only be closed, or is closed."""
 
     OPEN = enum.auto()
-    BROKEN = enum.auto()  # a step was interrupted with an event or a batch in hand: iter() starts a new session
-    CLOSED = enum.auto()  # or about to be
+    BROKEN = enum.auto()  # a step was interrupted, so an event or a batch may be lost: iter() starts a new session
+    CLOSED = enum.auto()  # or about to be closed
 
 
 class Steps:
     """The steps of a session, and the session's state.
 
-    A Ctrl-C, a finalizer, a fork or another thread can intervene at any line, and the state must be correct at each of
-    them. So the state is derived from attributes that each change in a single operation; `closed` and `ended` never
+    A Ctrl-C, a finalizer, a fork or another thread can intervene at any line, and the state must be correct at every
+    line. So the state is derived from attributes that each change in a single operation; `closed` and `ended` never
     become False again.
 
     The finalizer of the session's `Loader` shares this object, so it refers neither to the session nor to the Loader.
@@ -89,7 +89,7 @@ class Steps:
 
     Attributes:
         broken_by: what interrupted a step; empty if no step was interrupted.
-        closed: closing has begun; ended: everything has been freed, or is about to be.
+        closed: whether closing has begun; ended: whether everything has been freed, or is about to be freed.
     """
 
     def __init__(self) -> None:

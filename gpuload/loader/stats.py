@@ -111,7 +111,8 @@ class Stats:
         parts: the parts of the work, with their times.
         workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
             the main process does their work.
-        chunks_ready, batches_ready: chunks and batches that are ready but not yet yielded, at this moment.
+        chunks_ready, batches_ready: the number of chunks and batches that are ready but not yet yielded, at this
+            moment.
         ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, shared memory of all slots,
             and its limit, at this moment; ring_segments: the number of slots; ring_grown: the number of slots
             allocated so far; ring_spilled: the number of chunks moved from a full ring into ordinary memory.
