@@ -133,8 +133,8 @@ class BatchTree:
         type_name, first_images = type(leaf.value).__name__, self.images[0]
         if type_name in ("Boxes", "BoundingBoxes"):
             raise TypeError(
-                f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty for "
-                "images without boxes"
+                f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty "
+                "for images without boxes"
             )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
