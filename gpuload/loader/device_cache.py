@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.kinds import is_deterministic
 from gpuload.datasets.resident import DeviceCached
 from gpuload.errors import LimitError
 from gpuload.loader import log
@@ -57,9 +57,9 @@ def load_cached_samples(options: Options) -> CachedSamples | None:
         return None
     device = options.resolve_device()
     key = _cache_key(options, device_cached, device)
-    if key not in device_cached.on_device:
-        device_cached.on_device[key] = _read_samples(options, device_cached, device)
-    return device_cached.on_device[key]
+    if key not in device_cached.cached_data:
+        device_cached.cached_data[key] = _read_samples(options, device_cached, device)
+    return device_cached.cached_data[key]
 
 
 def describe_cache(options: Options) -> str | None:
@@ -67,7 +67,7 @@ def describe_cache(options: Options) -> str | None:
     if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    samples = device_cached.on_device.get(_cache_key(options, device_cached, device))
+    samples = device_cached.cached_data.get(_cache_key(options, device_cached, device))
     if samples is None:
         return f"{len(device_cached):,} will be cached on {device} at the first iter()"
     on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
@@ -77,7 +77,7 @@ def describe_cache(options: Options) -> str | None:
 def _cache_key(options: Options, device_cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
     """Return a key for how the loader reads samples; loaders with the same key share the cache."""
     chain = options.chain
-    seed = None if draws_nothing(device_cached.dataset) else options.order.seed
+    seed = None if is_deterministic(device_cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
     settings = options.is_plain, chain.moves_pixels, collates, options.workers.decode, seed
     return str(device), len(device_cached), *settings, *flattening_key(chain)
@@ -151,7 +151,7 @@ def _read_samples(options: Options, device_cached: DeviceCached, device: torch.d
                 logged_s = perf_counter()
                 log.report_cache_progress(read_count, count)
         del batch  # its arrays are views of the ring
-    samples.end()
+    samples.finish()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
@@ -179,7 +179,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 @contextlib.contextmanager
 def _open_feed(options: Options, device_cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, entire_images=True), dataset=device_cached.dataset)
+    job = replace(job_for(options, 0, decodes_full_images=True), dataset=device_cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()
