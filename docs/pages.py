@@ -71,7 +71,7 @@ def groups() -> dict[str, tuple[str, list[str]]]:
     for name in gpuload.__all__:
         if name in ("transforms", "__version__"):
             continue
-        home = gpuload._HOMES[name]
+        home = gpuload._MODULE_NAMES[name]
         page = next(page for page, _, modules in PAGES if home.startswith(modules))
         made[page][1].append(name)
     for _, names in made.values():

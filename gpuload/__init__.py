@@ -3,7 +3,7 @@
 Worker processes read files and decode only the region that the first crop needs; everything else runs on the device,
 for entire batches. See `Loader`.
 
-Names are imported on first use: worker processes import gpuload too, and must not spend time importing torch.
+Names are imported on first use, because worker processes also import gpuload and must not spend time importing torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_NAMES = {
     "ArrayFile": "gpuload.datasets.stores.array",
     "Augment": "gpuload.batches.augment",
     "BackendError": "gpuload.errors",
@@ -160,7 +160,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module_name = _HOMES.get(name)
+    module_name = _MODULE_NAMES.get(name)
     if module_name is None:
         from gpuload.transforms.names import missing_name_error
 

@@ -1,13 +1,13 @@
-"""The errors for users to catch. Each is a `GpuloadError` whose message gives the actual and the expected value,
+"""The errors that users can catch. Each is a `GpuloadError` whose message gives the actual and the expected value,
 the location, and a remedy.
 
 Text from data (names of files, members, columns and classes, messages of libraries) must be escaped before it reaches a
 terminal. `visible` does this for the text of every `GpuloadError` and for the output of commands. Other errors quote
 such text with `repr` or escape it with `visible`.
 
-The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It names the classes
-of the original exception, and the raised `SampleError` is also an instance of that class. The same holds for
-`CollateError` and `WorkerError`, so a training loop's `except` clauses work as with a DataLoader.
+The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It contains
+the name of the original exception's class, and the raised `SampleError` is also an instance of that class. The same
+holds for `CollateError` and `WorkerError`, so a training loop's `except` clauses work as with a DataLoader.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
     "SampleError",
     "TooManyErrors",
     "WorkerError",
-    "closest",
-    "error_types",
-    "explains_foreign_arguments",
+    "did_you_mean",
+    "error_class_names",
+    "explain_unknown_arguments",
     "import_optional",
     "one_line",
     "visible",
 ]
 
-LINES = "\n\t"  # characters that remain in a multi-line text
+UNESCAPED_WHITESPACE = "\n\t"  # characters that are not escaped in a multi-line text
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class GpuloadError(Exception):
-    """Base class of gpuload's errors, except for bad arguments, which are a `ValueError` or `TypeError`."""
+    """Base class of gpuload's errors. Invalid arguments raise a `ValueError` or `TypeError` instead."""
 
     def __str__(self) -> str:
-        return visible(super().__str__(), LINES)
+        return visible(super().__str__(), UNESCAPED_WHITESPACE)
 
 
 class BackendError(GpuloadError, ImportError):
@@ -60,56 +60,56 @@ class CompilerError(BackendError):
 class DecodeError(GpuloadError):
     """The bytes of an image cannot be decoded; the message contains the decoders' messages.
 
-    Raised by `gpuload.decode`, and for files that gpuload refuses to read. In a `Loader`, it becomes the cause of a
-    `SampleError`.
+    `gpuload.decode` raises this error, also for files that gpuload refuses to read. In a `Loader`, it becomes the cause
+    of a `SampleError`.
 
     Attributes:
-        filename: the file that was not read, or None.
+        filename: the path of the file that could not be read, or None.
     """
 
     filename: str | None = None
 
 
-def error_types(error: BaseException) -> tuple[str, ...]:
+def error_class_names(error: BaseException) -> tuple[str, ...]:
     """Return the names of an exception's class and its base classes, as ``"module:name"``, without `Exception` and its
     bases."""
-    classes = [kind for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]
-    return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in classes)
+    classes = [base for base in type(error).__mro__ if issubclass(base, Exception) and base is not Exception]
+    return tuple(f"{base.__module__}:{base.__qualname__}" for base in classes)
 
 
 class _ForwardedError(GpuloadError):
-    """An error that is also an instance of the original exception's class, if this process knows that class."""
+    """An error that is also an instance of the original exception's class, if this process has imported that class."""
 
-    def __new__(cls, text: Any = "", kinds: Iterable[str] = ()) -> Any:
-        for name in kinds:
+    def __new__(cls, text: Any = "", class_names: Iterable[str] = ()) -> Any:
+        for class_name in class_names:
             try:
-                combined = _combined_class(cls, name)
+                combined = _combine_classes(cls, class_name)
                 return super(_ForwardedError, combined).__new__(combined, text)  # pyright: ignore[reportCallIssue]
-            except Exception:  # the class is unknown in this process, or cannot be combined with others
+            except Exception:  # this process has not imported the class, or the class cannot be combined with others
                 continue
         return super().__new__(cls)
 
-    def __init__(self, text: str = "", kinds: Iterable[str] = ()) -> None:
+    def __init__(self, text: str = "", class_names: Iterable[str] = ()) -> None:
         Exception.__init__(self, text)  # the original class's __init__ may need other arguments
 
     def __str__(self) -> str:
-        return visible(str(self.args[0]), LINES)
+        return visible(str(self.args[0]), UNESCAPED_WHITESPACE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CollateError, self.args
 
 
-def _combined_class(base: type[_ForwardedError], name: str) -> Any:
-    module, _, path = name.partition(":")
-    kind: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
+def _combine_classes(base: type[_ForwardedError], class_name: str) -> Any:
+    module, _, path = class_name.partition(":")
+    original: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
     # A StopIteration from `__next__` would silently end the epoch.
     if (
-        not issubclass(kind, Exception)
-        or issubclass(kind, StopIteration | StopAsyncIteration)
-        or issubclass(base, kind)
+        not issubclass(original, Exception)
+        or issubclass(original, StopIteration | StopAsyncIteration)
+        or issubclass(base, original)
     ):
-        raise TypeError(name)
-    return type(base.__name__, (base, kind), {"__module__": base.__module__, "__qualname__": base.__qualname__})
+        raise TypeError(class_name)
+    return type(base.__name__, (base, original), {"__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
 class CollateError(_ForwardedError):
@@ -177,7 +177,7 @@ class SampleError(_ForwardedError):
         worker_traceback: the traceback in the process where the exception was raised, as text.
     """
 
-    # Also set on the class, so that a property of the original class cannot shadow them.
+    # These defaults are set on the class, so that a property of the original class cannot shadow the attributes.
     index: object = None
     position: int = -1
     source: str | None = None
@@ -236,11 +236,11 @@ def one_line(text: str, limit: int = 300) -> str:
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
-def explains_foreign_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
-    """Make a decorator for an ``__init__``: the error for an unknown argument then suggests the right name.
+def explain_unknown_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
+    """Return a decorator for an ``__init__`` whose error for an unknown argument suggests the right name.
 
     Args:
-        suggest: returns the replacement for another library's argument name; None if it does not know the name.
+        suggest: returns advice for an argument name of another library; None if it does not know the name.
     """
 
     def decorate(init: Any) -> Any:
@@ -249,20 +249,22 @@ def explains_foreign_arguments(suggest: Callable[[str], str | None]) -> Callable
         known_names = frozenset(names)
 
         @functools.wraps(init)
-        def checked(self: Any, *args: Any, **arguments: Any) -> None:
+        def checked_init(self: Any, *args: Any, **arguments: Any) -> None:
             if not arguments.keys() <= known_names:
                 unknown = next(name for name in arguments if name not in known_names)
-                hint = suggest(unknown) or closest(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
+                hint = (
+                    suggest(unknown) or did_you_mean(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
+                )
                 raise TypeError(f"{init.__qualname__.split('.')[-2]} has no argument {unknown!r}; {hint}")
             init(self, *args, **arguments)
 
-        return checked
+        return checked_init
 
     return decorate
 
 
 def import_optional(module: str, feature: str, extra: str) -> Any:
-    """Import a module of an optional library, for the given feature.
+    """Import a module of an optional library that ``gpuload.{feature}`` needs.
 
     Raises:
         ModuleNotFoundError: the library is not installed; the message says what to install.
@@ -278,13 +280,13 @@ def import_optional(module: str, feature: str, extra: str) -> Any:
         ) from error
 
 
-def closest(name: str, names: Iterable[str]) -> str | None:
-    """Return a question that suggests the most similar of `names`; None if no name is similar."""
+def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+    """Return the question "did you mean …?" for the most similar of `names`; None if no name is similar."""
     import difflib
 
-    by_key = {candidate.lower().replace("_", ""): candidate for candidate in names}
+    names_by_key = {candidate.lower().replace("_", ""): candidate for candidate in names}
     key = name.lower().replace("_", "")
-    matches = difflib.get_close_matches(key, by_key, 1, 0.75)
-    if not matches and len(key) > 3:  # Solarize matches RandomSolarize
-        matches = [candidate for candidate in by_key if candidate.endswith(key)]
-    return f"did you mean {by_key[matches[0]]}?" if len(matches) == 1 else None
+    similar_keys = difflib.get_close_matches(key, names_by_key, 1, 0.75)
+    if not similar_keys and len(key) > 3:  # Solarize matches RandomSolarize
+        similar_keys = [candidate for candidate in names_by_key if candidate.endswith(key)]
+    return f"did you mean {names_by_key[similar_keys[0]]}?" if len(similar_keys) == 1 else None

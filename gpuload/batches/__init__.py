@@ -1,1 +1,1 @@
-"""From the columns of a batch to the user's batch: collation, targets, mixing of labels, padding. Main process."""
+"""Building the user's batch from columns: collation, targets, label mixing, padding. Runs in the main process."""

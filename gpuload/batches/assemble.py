@@ -1,9 +1,9 @@
 """Assembling batches for the user: finishing the columns of a batch's chunks, and collating them.
 
-Runs in the main process, on the transfer stream. The batch's columns are read, images go through the stage,
+This module runs in the main process, on the transfer stream. The batch's columns are read, images go through the stage,
 masks, boxes and keypoints are transformed like the images, and blocks of arrays are concatenated in one copy. The
-finished columns are collated like torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row by
-row, unless a worker has already called it.
+finished columns are collated like torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt one by
+one, unless a worker has already called it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gpuload.batches.collate import (
     FinishedColumns,
     collate,
     convert_arrays,
+    keep_meta,
     outline_of,
     samples_of,
     unwrap,
-    with_tensor,
 )
-from gpuload.batches.gathering import target_stage
+from gpuload.batches.gathering import make_target_stage
 from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, soften
-from gpuload.batches.targets import TargetStage, warning_on_targets
+from gpuload.batches.targets import TargetStage, target_warning
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import convert_to_type
-from gpuload.errors import CollateError, error_types, one_line
+from gpuload.errors import CollateError, error_class_names, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
@@ -47,13 +47,13 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
-MAX_DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
+MAX_DEPTH = 3  # nesting depth up to which user-defined objects are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller arrays are copied instead of lent
 TENSORLESS_TYPES = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
-def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
+def columns_of(batch: Batch, starts: Sequence[int], *, splits_blocks: bool) -> Columns:
     """Return the successfully loaded samples of a batch, concatenated from its chunks, in the order of their positions.
 
     If no sample failed, this is the order of the chunks. In the chunks, substitutes for failed samples come after the
@@ -62,8 +62,8 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
     Args:
         batch: a complete batch.
         starts: the offset of each part's bytes in the batch's memory.
-        spread: split blocks into values, one array per sample. Even if False, all blocks are split if the batch has
-            targets or failed samples, and leaves whose blocks differ between chunks are always split.
+        splits_blocks: whether to split all blocks into values, one array per sample. If the batch has targets or failed
+            samples, all blocks are split in any case; leaves whose blocks differ between chunks are always split.
     """
     spec, planned = batch.spec, batch.planned
     if planned is not None and planned.columns is not None:
@@ -73,10 +73,10 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
             (part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.sample_count
         ]
         contents = [content for _, content, _ in chunks if content is not None]
-        spread = spread or bool(batch.errors) or any(content.has_targets for content in contents)
+        splits_blocks = splits_blocks or bool(batch.errors) or any(content.has_targets for content in contents)
         leaves = (
             {leaf for content in contents for leaf in content.blocks}
-            if spread
+            if splits_blocks
             else leaves_with_mismatched_blocks(contents)
         )
         for (part, _, _), content in zip(chunks, contents, strict=True):
@@ -85,13 +85,13 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
         if batch.errors:
             columns.positions = np.concatenate([part.positions[content.rows] for part, content, _ in chunks])  # pyright: ignore
             columns.indices = [part.indices[row] for part, content, _ in chunks for row in content.rows]  # pyright: ignore
-            return columns.take(np.argsort(planned_rows(batch, columns), kind="stable"))
+            return columns.take(np.argsort(find_requested_rows(batch, columns), kind="stable"))
     columns.positions, columns.indices = spec.positions, spec.indices
     return columns
 
 
-def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return each sample's row in the requested batch, int64 (N,). In a batch that wraps around, positions are not
+def find_requested_rows(batch: Batch, columns: Columns) -> np.ndarray:
+    """Return the row of each sample in the requested batch, int64 (N,). In a batch that wraps around, positions are not
     ascending."""
     order = np.argsort(batch.spec.positions, kind="stable")
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
@@ -100,8 +100,8 @@ def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
 def draw_programs(
     chain: Chain, seed: int, epoch: int, columns: Columns, *, entire_images: bool = False
 ) -> list[list[Program]]:
-    """Draw the programs for each column of images, one program per view. With `entire_images`, the
-    regions are entire images; otherwise they are in the tables, where a worker has stored the regions it drew.
+    """Draw the programs for each column of images, one program per view. With `entire_images`, the regions are the
+    entire images; otherwise, they are the regions that a worker has drawn and stored in the tables.
 
     Raises:
         DrawError: the parameters of a transform cannot be drawn for an image.
@@ -115,7 +115,7 @@ def draw_programs(
             and np.array_equal(rows, first_column.row_numbers)
             and np.array_equal(sizes, first_column.table["size_hw"])
         ):
-            programs.append(programs[0])  # both columns have the same rows and sizes
+            programs.append(programs[0])  # the columns have the same rows and sizes
             continue
         boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
         draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
@@ -137,11 +137,11 @@ class BatchInfo(NamedTuple):
 
     Attributes:
         epoch: the epoch's number.
-        step: the batch's number in the epoch, from 0.
+        step: the batch's index in the epoch.
         positions: int64 (N,), each sample's position in the epoch's order.
         indices: int64 (N,), each sample's index in the dataset; a list if a sampler yields keys that are not integers.
-            For an iterable dataset, the number of samples that its worker yielded before it.
-        valid: bool (N,), False for rows that only pad a batch.
+            For an iterable dataset, the number of samples that the worker had yielded before each sample.
+        valid: bool (N,), False for entries that only pad the batch.
     """
 
     epoch: int
@@ -155,11 +155,11 @@ class AssembledBatch(NamedTuple):
     """An assembled batch, or one whose last steps are postponed.
 
     Attributes:
-        value: the finished batch; None if its last steps are postponed.
+        value: the batch to yield; None if its last steps are postponed.
         tensors: all tensors in the value, or all tensors that the postponed steps read.
         last_steps: a function that runs the postponed steps and returns the value, to be called on the consumer's
             stream; None if no step is postponed.
-        warning: the warning to issue with the batch; "" for none.
+        warning: the warning to issue with the batch; "" if there is none.
     """
 
     value: Any
@@ -177,7 +177,8 @@ class Assembly:
         transfer: copies slots and tensors to the device.
 
     Attributes:
-        copy_s, stage_s, collate_s: host time of issuing copies, of transforms with their draws, and of all other steps.
+        copy_s, stage_s, collate_s: host time of issuing copies, of running transforms and drawing their parameters, and
+            of all other steps.
     """
 
     def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
@@ -185,33 +186,33 @@ class Assembly:
         self._stage = stage
         self._transfer = transfer
         self.copy_s = self.stage_s = self.collate_s = 0.0
-        self._by_row = options.by_row
+        self._rebuilds_samples = options.rebuilds_samples
         self._pool = None if transfer.is_asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
         self._lends_slots = (
-            self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
+            self._pool is not None and options.ragged == "list" and not has_transforms and not self._rebuilds_samples
         )
         self._targets: TargetStage | None = None  # created for the first sample with targets
-        self._warned = False  # whether `warning_on_targets` was called
+        self._has_checked_targets = False  # whether `target_warning` has been called
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         """Assemble a batch. On asynchronous devices, the module at the end of the transforms and a `collate_fn` are
         postponed, since they may depend on values that the consumer's stream is still computing.
 
         Args:
-            batch: a complete batch; its slots are released when they have been read.
+            batch: a complete batch; its slots are released once they have been read.
             info: also return a `BatchInfo`.
             release: releases the slots.
 
         Raises:
             CollateError: the samples cannot be collated.
         """
-        with self._collating():
+        with self._measure_collation():
             return self._assemble(batch, info, release)
 
     @contextlib.contextmanager
-    def _collating(self) -> Iterator[None]:
+    def _measure_collation(self) -> Iterator[None]:
         """Return a context that adds its time to `collate_s`, except time that is added to `copy_s` or `stage_s`."""
         began_s, issued_s = perf_counter(), self.copy_s + self.stage_s
         try:
@@ -220,37 +221,39 @@ class Assembly:
             self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
-        columns = columns_of(batch, self._transfer.part_offsets(batch), spread=self._by_row)
-        is_postponed, finished = False, None
+        columns = columns_of(batch, self._transfer.part_offsets(batch), splits_blocks=self._rebuilds_samples)
+        is_postponed, outputs = False, None
         if columns.collated is not None:
             release()  # unpickling has copied the batch
             if (collated := columns.collated).error:
                 raise _collate_error(columns, collated.error, collated.traceback, collated.error_classes)
-            collect = partial(self._on_device, collated.value)
+            collect = partial(self._move_to_device, collated.value)
         else:
             is_postponed = self._transfer.is_asynchronous and self._reads_state(columns)
-            outline = None if self._by_row else outline_of(columns)
-            finished = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
-            collect = partial(self._collate, columns, outline, finished)
+            outline = None if self._rebuilds_samples else outline_of(columns)
+            outputs = self.finish(
+                batch, columns, release, uses_cells=self._rebuilds_samples, calls_module=not is_postponed
+            )
+            collect = partial(self._collate, columns, outline, outputs)
         warning = batch.spec.warning
-        if columns.has_targets and not (self._warned or warning):
-            self._warned, warning = True, warning_on_targets(self._options.chain, columns)
-        epoch, batch_info = batch.spec.epoch, self._info(batch, columns) if info else None
+        if columns.has_targets and not (self._has_checked_targets or warning):
+            self._has_checked_targets, warning = True, target_warning(self._options.chain, columns)
+        epoch, batch_info = batch.spec.epoch, self._make_info(batch, columns) if info else None
 
         def build_value() -> Any:
             return collect() if batch_info is None else (collect(), batch_info)
 
         def run_last_steps() -> Any:
-            assert finished is not None
-            with self._collating():
+            assert outputs is not None
+            with self._measure_collation():
                 start = perf_counter()
-                self._call_module(epoch, columns, finished, by_row=self._by_row)
+                self._call_module(epoch, columns, outputs, uses_cells=self._rebuilds_samples)
                 self.stage_s += perf_counter() - start
                 return build_value()
 
-        if is_postponed and finished is not None:
+        if is_postponed and outputs is not None:
             return AssembledBatch(
-                None, _find_tensors([*finished.results, batch_info], MAX_DEPTH), run_last_steps, warning
+                None, _find_tensors([*outputs.results, batch_info], MAX_DEPTH), run_last_steps, warning
             )
         result = build_value()
         return AssembledBatch(result, _find_tensors(result, MAX_DEPTH), None, warning)
@@ -267,35 +270,41 @@ class Assembly:
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks = []
-            planned.columns = columns = columns_of(batch, planned.starts, spread=False)
+            planned.columns = columns = columns_of(batch, planned.starts, splits_blocks=False)
             images = columns.images
             if columns.has_targets or len(images) != 1 or images[0].kinds or images[0].rows is not None:
                 return None
         return planned, planned.pack_input(chunks)
 
-    def _collate(self, columns: Columns, outline: Any, finished: FinishedColumns) -> Any:
-        """Collate the finished columns into the user's batch, row by row if `outline` is None."""
+    def _collate(self, columns: Columns, outline: Any, outputs: FinishedColumns) -> Any:
+        """Collate the finished columns into the user's batch. If `outline` is None, rebuild the samples first."""
         if outline is None:
-            return self._on_device(self._collate_rows(columns, finished))
-        pairing, options = finished.pairing, self._options
+            return self._move_to_device(self._collate_rows(columns, outputs))
+        pairing, options = outputs.pairing, self._options
         # Labels are checked and mixed before they are copied to the device, to avoid waiting for the device.
-        place = self._place if pairing is None else lambda tensor: tensor
-        with _on_the_cpu():
-            value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=place)
-            return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
+        move = self._move if pairing is None else lambda tensor: tensor
+        with _cpu_context():
+            value = collate(columns, outline, outputs, ragged=options.ragged, pad_to=options.pad_to, to_device=move)
+            return value if pairing is None else self._move_to_device(soften(value, pairing, columns.name))
 
     def finish(
-        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
+        self,
+        batch: Batch,
+        columns: Columns,
+        release: Callable[[], None],
+        *,
+        uses_cells: bool,
+        calls_module: bool = True,
     ) -> FinishedColumns:
-        """Finish the columns of a batch, and release its slots. With `by_row`, put images into cells, and split blocks
-        into values. With `calls_module`, also call `_call_module`."""
+        """Finish the columns of a batch, and release the batch's slots. If `uses_cells`, put images into cells, and
+        split blocks into values. If `calls_module`, call `_call_module` too."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
-        has_cells = by_row or columns.has_targets  # otherwise all rows share one empty dict
+        has_cells = uses_cells or columns.has_targets  # otherwise, all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
-        finished = FinishedColumns(chain.views, cells, self._numbers(batch, columns))
+        outputs = FinishedColumns(chain.views, cells, self._combination_numbers(batch, columns))
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
-            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
+            outputs.pairing = Pairing(chain.mixing, partners_of(outputs.numbers, samples))
         lends_slots = bool(
             self._lends_slots and columns.images and not (columns.has_targets or batch.has_device_images)
         )
@@ -306,7 +315,7 @@ class Assembly:
         loaded_at = perf_counter()
         self.copy_s += loaded_at - started_at
 
-        def bytes_of(images: ImageColumn) -> RaggedImages:
+        def pixels_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
 
         if (planned := batch.planned) is not None:
@@ -314,49 +323,51 @@ class Assembly:
             planned.arrays = view_arrays(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
             if self._transfer.is_asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
-                finished.planned_columns = {leaf: array.clone() for leaf, array in leaves.items()}
-            finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
+                outputs.planned_columns = {leaf: array.clone() for leaf, array in leaves.items()}
+            outputs.images.append([self._stage(pixels_of(columns.images[0]), planned)])
         else:
-            finished.programs = draw_programs(chain.at(epoch), self._options.seed, epoch, columns)
+            outputs.programs = draw_programs(chain.at(epoch), self._options.seed, epoch, columns)
             if columns.has_targets:
-                self._targets = self._targets or target_stage(chain, self._stage.device)
-                self._targets(columns, finished, bytes_of)
-            for images, programs in zip(columns.images, finished.programs, strict=True):
-                ragged = _in_original_dtype(images, bytes_of(images))
+                self._targets = self._targets or make_target_stage(chain, self._stage.device)
+                self._targets(columns, outputs, pixels_of)
+            for images, programs in zip(columns.images, outputs.programs, strict=True):
+                ragged = _restore_dtype(images, pixels_of(images))
                 if lends_slots:
                     self._stage.check(ragged, programs[0])
                 else:
-                    finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
+                    outputs.images.append(self._run_stage(columns, images, ragged, programs, outputs.pairing))
             if lends_slots and pool is not None:
-                finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
+                outputs.images = [[views] for views in _lend_images(self._transfer, batch, columns, pool)]
         if calls_module:
-            self._call_module(epoch, columns, finished, by_row=by_row)
+            self._call_module(epoch, columns, outputs, uses_cells=uses_cells)
         self.stage_s += perf_counter() - loaded_at
         if columns.blocks and pool is not None:
-            finished.full_columns |= _host_blocks(self._transfer, batch, columns, pool)
+            outputs.full_columns |= _lend_or_copy_blocks(self._transfer, batch, columns, pool)
         elif columns.blocks:
             assert pixels is not None
-            finished.full_columns |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
+            outputs.full_columns |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
         if not loads_slots:
             release()  # everything in the slots has been copied or lent
-        return finished
+        return outputs
 
-    def _call_module(self, epoch: int, columns: Columns, finished: FinishedColumns, *, by_row: bool) -> None:
+    def _call_module(self, epoch: int, columns: Columns, outputs: FinishedColumns, *, uses_cells: bool) -> None:
         """Call the module at the end of the transforms, if any, on the images, on the current stream. If rows have
-        separate cells, put each finished image into the cell of its row."""
+        separate cells, put each resulting image into the cell of its row."""
         if self._options.chain.module is not None:
-            for number, views in enumerate(finished.images):
-                finished.images[number] = [
+            for index, views in enumerate(outputs.images):
+                outputs.images[index] = [
                     self._stage.call_last(images, module_seed(self._options.seed, epoch, columns, view))
                     for view, images in enumerate(views)
                 ]
-        if by_row or columns.has_targets:
-            for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
-                for place, (row, leaf) in enumerate(images.rows_and_leaves()):
-                    results = [_row_of(view, place, program) for view, program in zip(views, programs, strict=True)]
-                    finished.cells[row][leaf] = finished.of_views(results)
+        if uses_cells or columns.has_targets:
+            for images, views, programs in zip(columns.images, outputs.images, outputs.programs, strict=True):
+                for position, (row, leaf) in enumerate(images.rows_and_leaves()):
+                    results = [
+                        _get_image(view, position, program) for view, program in zip(views, programs, strict=True)
+                    ]
+                    outputs.cells[row][leaf] = outputs.combine_views(results)
 
-    def _images(
+    def _run_stage(
         self,
         columns: Columns,
         images: ImageColumn,
@@ -364,8 +375,8 @@ class Assembly:
         programs: Sequence[Program],
         pairing: Pairing | None,
     ) -> list[Any]:
-        """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` has the
-        partners, and receives the shares."""
+        """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` provides
+        the partners and receives the shares."""
         if pairing is not None:
             pairing.store_shares(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -373,18 +384,19 @@ class Assembly:
             self._stage(*ragged.resolve(program), view=view, partners=partners) for view, program in enumerate(programs)
         ]
 
-    def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return the numbers that determine which samples are neighbours; see `FinishedColumns.numbers`."""
+    def _combination_numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
+        """Return the numbers that determine which samples are combined; see `FinishedColumns.numbers`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions
-        rows = planned_rows(batch, columns)
+        rows = find_requested_rows(batch, columns)
         return rows if repeats == 1 else half_batch_numbers(rows, len(batch.spec.positions))
 
-    def _collate_rows(self, columns: Columns, finished: FinishedColumns) -> Any:
-        """Return the result of the `collate_fn` for the samples; without one, the converted samples."""
-        collate_fn, pairing = self._options.collate_fn, finished.pairing
-        samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrap)
+    def _collate_rows(self, columns: Columns, outputs: FinishedColumns) -> Any:
+        """Rebuild the samples, and return the result of the `collate_fn`; without a `collate_fn`, the converted
+        samples."""
+        collate_fn, pairing = self._options.collate_fn, outputs.pairing
+        samples = samples_of(columns, outputs.cells, keep_meta if takes_meta(collate_fn) else unwrap)
         argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
@@ -393,50 +405,50 @@ class Assembly:
             value = collate_fn(argument)
         except Exception as error:
             problem = one_line(f"{type(error).__name__}: {error}")
-            raise _collate_error(columns, problem, "", error_types(error)) from error
+            raise _collate_error(columns, problem, "", error_class_names(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
-    def _on_device(self, value: Any) -> Any:
+    def _move_to_device(self, value: Any) -> Any:
         """Copy a collated batch's tensors to the device. Other objects stay on the host; with the option `pin_memory`,
         their ``pin_memory()`` is called."""
-        return tree_map(self._place_leaf, value)
+        return tree_map(self._move_leaf, value)
 
-    def _place_leaf(self, leaf: Any) -> Any:
+    def _move_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return self._place(leaf)
+            return self._move(leaf)
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
         if isinstance(leaf, Mapping):  # an instance of a user-defined class, which pytree treats as a leaf
-            return convert_to_type(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
+            return convert_to_type(type(leaf), {key: tree_map(self._move_leaf, item) for key, item in leaf.items()})
         return leaf
 
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
         if self._options.pin_memory and not self._transfer.is_asynchronous and devices.is_available():
             return tensor.pin_memory()
         return self._transfer.copy_to_device(tensor)
 
-    def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
+    def _make_info(self, batch: Batch, columns: Columns) -> BatchInfo:
         is_int = all(isinstance(index, int | np.integer) for index in columns.indices)
-        with _on_the_cpu():
+        with _cpu_context():
             return BatchInfo(
                 batch.spec.epoch,
                 batch.spec.step,
-                self._place(torch.from_numpy(columns.positions.copy())),
-                self._place(torch.from_numpy(np.array(columns.indices, np.int64))) if is_int else list(columns.indices),
-                self._place(torch.from_numpy(_valid(batch, columns))),
+                self._move(torch.from_numpy(columns.positions.copy())),
+                self._move(torch.from_numpy(np.array(columns.indices, np.int64))) if is_int else list(columns.indices),
+                self._move(torch.from_numpy(_find_valid(batch, columns))),
             )
 
 
-def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
+def _cpu_context() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which new tensors are on the CPU. Creating a tensor is the fastest way to find the default
     device."""
     return NO_CONTEXT if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
-def _valid(batch: Batch, columns: Columns) -> np.ndarray:
+def _find_valid(batch: Batch, columns: Columns) -> np.ndarray:
     """Return whether each row is a sample and not padding, bool (N,)."""
     positions = columns.positions
     valid = np.ones(len(positions), np.bool_)
@@ -447,8 +459,8 @@ def _valid(batch: Batch, columns: Columns) -> np.ndarray:
     return valid
 
 
-def _in_original_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
-    """Return images in their dtype; images that are not uint8 were transferred as bytes."""
+def _restore_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
+    """Return images in their original dtype; images that are not uint8 were transferred as bytes."""
     if not images.kinds:
         return ragged
     dtypes = ["uint8" if kind is None else kind[0] for kind in images.kinds_per_image]
@@ -469,9 +481,9 @@ def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence
     )
 
 
-def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch that is N×C×H×W, a list, or (N×C×H×W, sizes). The image's size comes from the program
-    on the host, since the stage's sizes may be on a device."""
+def _get_image(images: Any, row: int, program: Program) -> torch.Tensor:
+    """Return one image of a batch, which is an N×C×H×W tensor, a list, or an N×C×H×W tensor with sizes. The image's
+    size is read from the program on the host, since the stage's sizes may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]
@@ -489,14 +501,14 @@ def _find_tensors(value: Any, depth: int) -> list[torch.Tensor]:
     if depth < 0:
         return []
     if isinstance(value, Mapping):
-        inner = value.values()
+        children = value.values()
     elif isinstance(value, list | tuple | set | deque):
-        inner = value
+        children = value
     else:
-        inner = list(getattr(value, "__dict__", {}).values())
+        children = list(getattr(value, "__dict__", {}).values())
         slots = getattr(type(value), "__slots__", ())
-        inner += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
-    return [tensor for entry in inner for tensor in _find_tensors(entry, depth)]
+        children += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return [tensor for child in children for tensor in _find_tensors(child, depth)]
 
 
 class _Names(Sequence[str]):
@@ -504,13 +516,13 @@ class _Names(Sequence[str]):
 
     def __init__(self, columns: Columns, images: ImageColumn) -> None:
         self._columns = columns
-        self._images = images
+        self._run_stage = images
 
     def __len__(self) -> int:
-        return len(self._images.table)
+        return len(self._run_stage.table)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._columns.name(int(self._images.row_numbers[row]), entry(self._images.leaves, row))
+        return self._columns.name(int(self._run_stage.row_numbers[row]), entry(self._run_stage.leaves, row))
 
 
 # -- lending slots to the user ---------------------------------------------------------------------------------------
@@ -518,9 +530,9 @@ class _Names(Sequence[str]):
 # other devices, or if the transfer refuses to lend the slot, the bytes are copied.
 
 
-def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
-    """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
-    otherwise copies in memory from the `pool`."""
+def _lend_or_copy_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
+    """Return the batch's blocks as N×… tensors: views of the batch's slot if one slot has all blocks and is worth
+    lending, otherwise copies in memory from the `pool`."""
     parts = [
         (part, start)
         for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False)
@@ -532,7 +544,7 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
     }
     lends_slots = len(parts) == 1 and not columns.images and _is_worth_lending(parts[0][0])
     if lends_slots and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
-        return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
+        return {leaf: _to_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
     copies = {}
     for leaf, block in columns.blocks.items():
         pieces = arrays[leaf]
@@ -546,49 +558,49 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
 
 
 def _device_block(block: Block, pixels: torch.Tensor) -> torch.Tensor:
-    """Return a block as one tensor N×…, from the batch's memory on the device."""
+    """Return a block as one N×… tensor, from the batch's memory on the device."""
     dtype = getattr(torch, block.torch_dtype or block.dtype)
     row_bytes = prod(block.shape) * dtype.itemsize
     pieces = [pixels[start : start + n * row_bytes].view(dtype).view(n, *block.shape) for start, n in block.pieces]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
+def _to_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
     tensor = torch.from_numpy(array)  # the tensor keeps this array object alive
     return tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
 
 
-def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
-    """Return the decoded images of a batch, C×H×W: views of H×W×C memory in lent slots, or in copies."""
+def _lend_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
+    """Return the decoded C×H×W images of a batch: views of H×W×C memory in lent slots, or in copies of slots."""
     starts = np.array(transfer.part_offsets(batch))
     memory: list[torch.Tensor | None] = []
     for part in batch.parts:
         if part.data is None:
             memory.append(None)
             continue
-        bytes_ = part.data[: part.used_bytes]
-        tensor = torch.from_numpy(bytes_)  # the tensor keeps this array object alive
-        if not (_is_worth_lending(part) and transfer.lend(part, [bytes_])):
-            tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
+        data = part.data[: part.used_bytes]
+        tensor = torch.from_numpy(data)  # the tensor keeps this array object alive
+        if not (_is_worth_lending(part) and transfer.lend(part, [data])):
+            tensor = pool.empty((len(data),), torch.uint8).copy_(tensor)
         memory.append(tensor)
-    return [_views(memory, starts, images) for images in columns.images]
+    return [_view_images(memory, starts, images) for images in columns.images]
 
 
-def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: ImageColumn) -> list[torch.Tensor]:
-    """Return images as views; `starts` has the offset of each part's memory."""
-    views, size, offsets = [], 1, images.table["offset"]
+def _view_images(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: ImageColumn) -> list[torch.Tensor]:
+    """Return the images of a column as views; `starts` has the offset of each part's memory."""
+    views, itemsize, offsets = [], 1, images.table["offset"]
     if images.kinds:
         dtype = getattr(torch, images.kinds[0][0])  # pyright: ignore[reportOptionalSubscript]
-        size = dtype.itemsize
-        memory = [None if part is None else part[: len(part) // size * size].view(dtype) for part in memory]
+        itemsize = dtype.itemsize
+        memory = [None if part is None else part[: len(part) // itemsize * itemsize].view(dtype) for part in memory]
     order = starts.argsort(kind="stable")
     parts = order[starts[order].searchsorted(offsets, "right") - 1]
     columns = (offsets - starts[parts]).tolist(), images.table["shape"].tolist()
-    for part, offset, (height, width, pixel) in zip(parts.tolist(), *columns, strict=True):
+    for part, offset, (height, width, pixel_bytes) in zip(parts.tolist(), *columns, strict=True):
         part_memory: Any = memory[part]
-        channels = pixel // size
+        channels = pixel_bytes // itemsize
         strides = (1, width * channels, channels)
-        views.append(part_memory.as_strided((channels, height, width), strides, offset // size))
+        views.append(part_memory.as_strided((channels, height, width), strides, offset // itemsize))
     return views
 
 

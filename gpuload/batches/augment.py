@@ -1,8 +1,8 @@
 """`Augment`: the transforms of a `Loader` as a module, for batches of any loader.
 
 It runs in the caller's process on the caller's current stream, and starts no process, thread or stream. It never waits
-for the device, since it only inspects types and shapes of tensors on a device; the exception is CopyPaste, which has to
-find out which instances remain visible. A compiled stage is kept for each device that has run batches.
+for the device, since it inspects only the types and shapes of tensors on a device; the exception is CopyPaste, which
+has to find out which instances remain visible. A compiled stage is kept for each device that has run batches.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_map
 
 from gpuload.batches.assemble import draw_programs, module_seed
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
-from gpuload.batches.gathering import target_stage
+from gpuload.batches.gathering import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
-from gpuload.batches.targets import TargetStage, warning_on_targets
+from gpuload.batches.targets import TargetStage, target_warning
 from gpuload.datasets.sample import Boxes
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
@@ -45,19 +45,20 @@ MAX_EPOCH: Final = 2**63 - 1
 
 
 class Augment(torch.nn.Module):
-    """A module that augments and normalizes batches of any loader, with separate random draws for each sample.
+    """A module that augments and normalizes batches of any loader, with separate random parameters for each sample.
 
-    Call it with a batch: a tensor N×C×H×W or N×T×C×H×W (clips, whose frames share their draws), a list of N tensors
-    C×H×W, or tuples and dicts of these; the images of a sample share their draws. Images are uint8, uint16, or floats
-    from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters; ``eval()`` has no effect.
+    Call it with a batch: an N×C×H×W or N×T×C×H×W tensor (clips, whose frames share random parameters), a list of N
+    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters. Images are uint8,
+    uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters;
+    ``eval()`` has no effect.
 
     Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
-    `Mask` N×H×W, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per image.
-    Masks may be on the device; boxes and keypoints must be on the CPU. All of them are returned as tensors on the
-    device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
+    an N×H×W `Mask`, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per
+    image. Masks may be on the device; boxes and keypoints must be on the CPU. All targets are returned as tensors on
+    the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
-    Draws depend only on (seed, epoch, position), and equal those of a `Loader`. Positions continue from batch to batch,
-    across all ranks of ``torch.distributed``; ``state_dict()`` contains epoch and position.
+    Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
+    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch and the position.
 
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
@@ -66,7 +67,8 @@ class Augment(torch.nn.Module):
             are in page-locked memory. Default: the device of each batch.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or a batch when called; the message says what was expected.
+        TypeError, ValueError: an argument is invalid, or the module is called with an invalid batch; the message says
+            what was expected.
         BackendError: the requested backend cannot be used here.
 
     Example:
@@ -156,7 +158,10 @@ class Augment(torch.nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Resume from a state."""
         if getattr(state, "shape", None) != (2,):
-            raise ValueError(f"the state of an Augment must be a tensor (2,) of epoch and next position, got {state!r}")
+            raise ValueError(
+                f"the state of an Augment must be a tensor of shape (2,), the epoch and the next position, got "
+                f"{state!r}"
+            )
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
@@ -167,11 +172,11 @@ class Augment(torch.nn.Module):
             BackendError: the requested backend cannot be used here.
         """
         device = self._device or next(reversed(self._stages), torch.device(devices.default_device_type()))
-        stage, _ = self._stages_on(_with_index(device))
+        stage, _ = self._stages_on(_add_index(device))
         access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=access)
 
-    @torch.compiler.disable  # draws depend on state, not only on the arguments
+    @torch.compiler.disable  # random parameters depend on the module's state, not only on the arguments
     def forward(self, *batch: Any, positions: Any = None, epoch: int | None = None) -> Any:
         """Augment a batch.
 
@@ -183,7 +188,8 @@ class Augment(torch.nn.Module):
             epoch: the epoch of these positions. Default: the epoch of `set_epoch`.
 
         Returns:
-            The batch, with images N×C×H×W, or as defined by `ragged`; a list of these for a `MultiView`.
+            The batch, with N×C×H×W images, or as defined by `ragged`; for a `MultiView`, with a list of one result per
+            view.
 
         Raises:
             TypeError, ValueError: the batch has no images, or the images have an unexpected type, range, layout or
@@ -210,8 +216,8 @@ class Augment(torch.nn.Module):
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
-            numbers = _check_positions(positions, tree.count, range(start, start + tree.count))
-            result = self._augment_tree(tree, epoch, numbers, *self._stages_on(device))
+            batch_positions = _check_positions(positions, tree.count, range(start, start + tree.count))
+            result = self._augment_tree(tree, epoch, batch_positions, *self._stages_on(device))
             if positions is None:
                 self._position += world_size * tree.count
         return result
@@ -219,25 +225,28 @@ class Augment(torch.nn.Module):
     def _device_of(self, tree: BatchTree) -> torch.device:
         """Return the device that augments a batch; a GPU with its index."""
         requested, first_images = self._device, tree.images[0]
-        device = first_images.entries[0][1].device if requested is None else _with_index(requested)
+        device = first_images.entries[0][1].device if requested is None else _add_index(requested)
         for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
-            source = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
-            for place, pixels in leaf.entries:
-                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, source):
-                    subject = f"{first_images.place} is" if requested is None else "Augment works"
+            other_device = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
+            for path, pixels in leaf.entries:
+                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, other_device):
+                    subject = f"{first_images.path} is" if requested is None else "Augment works"
                     raise ValueError(
-                        f"{place} is on {pixels.device}, but {subject} on {device}; move images and masks to one "
-                        "device, and pass this device to Augment(device=…), or leave it out"
+                        f"{path} is on {pixels.device}, but {subject} on {device}; move images and masks to one "
+                        "device, and pass this device as Augment(device=…), or leave the argument out"
                     )
         return device
 
     def _stages_on(self, device: torch.device) -> tuple[Stage, TargetStage]:
-        compiled = self._stages.pop(device, None)
-        if compiled is None:
-            compiled = compile_stage(self._chain, device=device, **self._options), target_stage(self._chain, device)
-            compiled[0].prepare()
-        self._stages[device] = compiled  # the last entry belongs to the latest batch
-        return compiled
+        stages = self._stages.pop(device, None)
+        if stages is None:
+            stages = (
+                compile_stage(self._chain, device=device, **self._options),
+                make_target_stage(self._chain, device),
+            )
+            stages[0].prepare()
+        self._stages[device] = stages  # the last entry belongs to the latest batch
+        return stages
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
@@ -246,33 +255,33 @@ class Augment(torch.nn.Module):
     ) -> Any:
         chain, seed = self._chain, self._seed
         sources = [_Images(leaf, stage.device, has_siblings=len(tree.images) > 1) for leaf in tree.images]
-        columns = self._read(tree, sources, positions)
-        finished = FinishedColumns(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
+        columns = self._read_columns(tree, sources, positions)
+        outputs = FinishedColumns(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
-            finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, entire_images=True)
+            outputs.programs = draw_programs(chain.at(epoch), seed, epoch, columns, entire_images=True)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
         if chain.mixing is not None:
-            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, positions))
+            outputs.pairing = Pairing(chain.mixing, partners_of(outputs.numbers, positions))
         if columns.has_targets:
-            targets(columns, finished, partial(_masks, tree, stage.device))
+            targets(columns, outputs, partial(_mask_pixels, tree, stage.device))
         seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
-        for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
-            if (pairing := finished.pairing) is not None:
+        for source, column, programs in zip(sources, columns.images, outputs.programs, strict=True):
+            if (pairing := outputs.pairing) is not None:
                 pairing.store_shares(programs[0], columns, column)
             views = [
                 _make_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)
             ]
-            finished.images.append(views)
-        results = iter(finished.images)
-        values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
-        for number, target in self._collate_targets(tree, columns, finished, stage.device).items():
+            outputs.images.append(views)
+        results = iter(outputs.images)
+        values = [outputs.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
+        for number, target in self._collate_targets(tree, columns, outputs, stage.device).items():
             values[number] = target
         result = tree.rebuild(values)
-        return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
+        return result if outputs.pairing is None else soften(result, outputs.pairing, columns.name)
 
-    def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns, with the same leaf numbers as in the tree.
+    def _read_columns(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
+        """Return the batch as columns, with the same leaf indices as in the tree.
 
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
@@ -293,45 +302,45 @@ class Augment(torch.nn.Module):
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
-        remarks = [reader.warning]
+        messages = [reader.warning]
         reader.clear_warning()
         if columns.has_targets and not self._warned:
-            self._warned, remarks = True, [*remarks, warning_on_targets(self._chain, columns)]
-        for remark in filter(None, remarks):
-            warnings.warn(remark, RuntimeWarning, stacklevel=7)
+            self._warned, messages = True, [*messages, target_warning(self._chain, columns)]
+        for message in filter(None, messages):
+            warnings.warn(message, RuntimeWarning, stacklevel=7)
         return columns
 
     def _collate_targets(
-        self, tree: BatchTree, columns: Columns, finished: FinishedColumns, device: torch.device
+        self, tree: BatchTree, columns: Columns, outputs: FinishedColumns, device: torch.device
     ) -> dict[int, Any]:
-        """Return the transformed targets and the values that belong to boxes, keyed by leaf number. Targets are on the
-        device."""
-        moved: dict[int, Any] = {}
+        """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
+        the device."""
+        collated: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
-        for number, leaf in enumerate(tree.leaves):
+        for index, leaf in enumerate(tree.leaves):
             if leaf.kind == "images" or not (
-                number in finished.full_columns or any(number in cells for cells in finished.cells)
+                index in outputs.full_columns or any(index in cells for cells in outputs.cells)
             ):
                 continue
-            moved[number] = cells = [
-                results.get(number, leaf.entry(row, tree.count)) for row, results in enumerate(finished.cells)
+            collated[index] = cells = [
+                results.get(index, leaf.entry(row, tree.count)) for row, results in enumerate(outputs.cells)
             ]
             if leaf.per_image:
                 continue
-            views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
+            views = [cells] if outputs.views is None else [list(view) for view in zip(*cells, strict=True)]
             is_instances = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
-            if number in finished.full_columns and ragged == "error" and not is_instances:
-                moved[number] = finished.full_columns[number]
+            if index in outputs.full_columns and ragged == "error" and not is_instances:
+                collated[index] = outputs.full_columns[index]
                 continue
             if leaf.kind == "mask" and not is_instances:
-                names = [partial(columns.name, row, number) for row in range(tree.count)]
+                names = [partial(columns.name, row, index) for row in range(tree.count)]
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
-            moved[number] = finished.of_views(views)
-        targets = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
+            collated[index] = outputs.combine_views(views)
+        targets = {index: target for index, target in collated.items() if tree.leaves[index].kind != "value"}
+        return collated | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
 
 
 class _Images:
@@ -341,9 +350,9 @@ class _Images:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
         planes: Any = tree_map(partial(_image_to_device, device=device), leaf.value)
-        where = f" of {leaf.place}" if has_siblings else ""
+        leaf_note = f" of {leaf.path}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
-        labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
+        labels = [f"image {row}{leaf_note}{frame}" for row in range(len(planes)) for frame in frames]
         self.planes = RaggedImages.from_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
 
@@ -356,7 +365,7 @@ def _make_view(
     seed_of: Callable[[int], int] | None,
 ) -> Any:
     """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seed_of` returns the
-    seed for the module or function at the end of the transforms; it is None without such a module."""
+    seed for the module or function at the end of the transforms; None if there is none."""
     frames, partners = images.frames, None if pairing is None else pairing.partners
     if frames > 1:
         program = program.take(np.repeat(np.arange(len(program)), frames))
@@ -370,17 +379,18 @@ def _make_view(
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the module at the end is called once per frame, with this frame of all clips.
+    # As in a Loader, the module at the end is called once per frame index, with that frame of all clips.
     return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists of different kinds, and (on the CPU) floats outside 0 … 1."""
+    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) floats
+    outside 0 … 1."""
     _, first_image = leaf.entries[0]
-    for place, tensor in leaf.entries:
+    for path, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
-                f"{place} requires gradients, but augmentation is not differentiable; pass {place}.detach(), or call "
+                f"{path} requires gradients, but augmentation is not differentiable; pass {path}.detach(), or call "
                 "it within torch.no_grad()"
             )
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
@@ -389,21 +399,21 @@ def _check_images(leaf: Leaf) -> None:
                 for image in (first_image, tensor)
             )
             raise ValueError(
-                f"the images of a batch must have the same dtype and number of channels, but {leaf.place}[0] is "
-                f"{expected} and {place} is {actual} (C×H×W); convert them first"
+                f"the images of a batch must have the same dtype and number of channels, but {leaf.path}[0] is "
+                f"{expected} and {path} is {actual} (C×H×W); convert them first"
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
             if not (low >= 0 and high <= 1):
                 raise ValueError(
-                    f"{place} contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass levels "
-                    "0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before, clip the output "
-                    "of a filter that overshoots with .clamp(0, 1), and remove tensors that are not images"
+                    f"{path} contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass pixel "
+                    "values 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before, clip the "
+                    "output of a filter that overshoots with .clamp(0, 1), and remove tensors that are not images"
                 )
 
 
-def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> RaggedImages:
-    """Return the pixels of a column of masks."""
+def _mask_pixels(tree: BatchTree, device: torch.device, column: ImageColumn) -> RaggedImages:
+    """Return the pixels of a column of masks, on the device."""
     leaf = tree.leaves[column.leaves[0]]
     masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
     return pack_masks(tree_map(partial(_to_device, device=device), masks))[0]
@@ -413,16 +423,15 @@ def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:
     """Return validated positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; pass them on the CPU, to avoid waiting for the device")
-    numbers = np.asarray(default if positions is None else positions)
-    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers.astype(np.int64) < 0).any():
+    array = np.asarray(default if positions is None else positions)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or (array.astype(np.int64) < 0).any():
         raise ValueError(
-            f"positions must be {count} integers of at least 0, one per image, got {numbers.dtype} of shape "
-            f"{numbers.shape}"
+            f"positions must be {count} integers of at least 0, one per image, got {array.dtype} of shape {array.shape}"
         )
-    return numbers.astype(np.int64)
+    return array.astype(np.int64)
 
 
-def _with_index(device: torch.device) -> torch.device:
+def _add_index(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 

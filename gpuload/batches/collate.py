@@ -1,10 +1,10 @@
 """Collation: building a batch from its finished columns. A column of images becomes one tensor, and other columns are
 collated as by `default_collate`.
 
-Runs in the main process, after the stage. Nesting follows torch's `default_collate`: tuples become lists, named tuples
-and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints becomes a list with one dict for each
-image, so its contents may differ between samples; boxes and keypoints elsewhere become a list of tensors; masks outside
-such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
+This module runs in the main process, after the stage. Nesting follows torch's `default_collate`: tuples become lists,
+named tuples and mappings keep their type. A dict (or dataclass) that holds boxes or keypoints becomes a list with one
+dict for each image, so its contents may differ between samples; boxes and keypoints elsewhere become a list of tensors;
+masks outside such dicts become one tensor. The frames of a clip are stacked to N×T×C×H×W.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpuload.datasets.tree import (
     names_of,
     unflatten,
 )
-from gpuload.errors import CollateError, error_types
+from gpuload.errors import CollateError, error_class_names
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
@@ -45,14 +45,14 @@ from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
-    "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "move_merged", "outline_of",
-    "samples_of", "stack_masks", "unwrap", "with_tensor",
+    "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "keep_meta", "move_merged", "outline_of",
+    "samples_of", "stack_masks", "unwrap",
 ]  # fmt: skip
 
 MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
-# The kind of a leaf, and a number: "image" and its number in the sample; "clip" and the number of its first frame; or
-# "mask", "points" or "group" and 0.
+# The kind of a leaf, and an index: "image" and its index among the sample's images; "clip" and the index of its first
+# frame; or "mask", "points" or "group" and 0.
 Mark = tuple[str, int]
 GROUP: Mark = ("group", 0)  # a container that becomes a list with one entry per image
 POINTS: Mark = ("points", 0)
@@ -65,9 +65,9 @@ class BatchOptions:
 
     Args:
         collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
-        chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their draws,
-            whether samples are yielded one by one, whether gpuload itself decides which sample is at which position,
-            and how many consecutive positions have the same sample.
+        chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their random
+            parameters, whether samples are yielded one by one, whether gpuload itself decides which sample is at which
+            position, and how many consecutive positions have the same sample.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or two arguments cannot be combined.
@@ -88,17 +88,17 @@ class BatchOptions:
             raise TypeError(
                 f"collate_fn must be callable or None, got {type(self.collate_fn).__name__}: {self.collate_fn!r}"
             )
-        if self.by_row and (self.ragged != "error" or self.pad_to is not None):
+        if self.rebuilds_samples and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
                 f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
-                "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
+                "which gets each image in its own size; leave this argument out (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
-    def by_row(self) -> bool:
+    def rebuilds_samples(self) -> bool:
         """Whether samples are rebuilt one by one, for a collate_fn or batch_size=None."""
         return self.collate_fn is not None or self.single
 
@@ -109,13 +109,14 @@ class FinishedColumns:
 
     Attributes:
         views: the number of views of a `MultiView`; None without a `MultiView`.
-        cells: for each row, the leaves that were finished one by one, keyed by leaf number.
+        cells: for each row, the leaves that were finished one by one, keyed by leaf index.
         numbers: int64 (N,), define which samples are combined: those whose numbers differ only in the last bit (for
             pairs) or the last two bits (for groups of four).
         full_columns: leaves that were finished for all rows together: blocks, and masks of one shape as one tensor.
         planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
         images: the results of the stage, for each of `Columns.images` and each view.
-        programs: the draws, for each of `Columns.images` and each view; empty if a worker planned the batch.
+        programs: the random parameters, for each of `Columns.images` and each view; empty if a worker planned the
+            batch.
         pairing: how the samples were mixed; None if they were not.
     """
 
@@ -130,30 +131,30 @@ class FinishedColumns:
 
     @property
     def first_programs(self) -> Sequence[Program]:
-        """The draws for the first images, for each view."""
+        """Return the programs for the first column of images, one per view."""
         return self.programs[0] if self.programs else ()
 
     @property
     def results(self) -> list[Any]:
-        """All results that may be on the device."""
+        """Return all results that may be on the device."""
         return [self.images, self.cells, self.full_columns, self.planned_columns]
 
-    def of_views(self, results: Sequence[Any]) -> Any:
+    def combine_views(self, results: Sequence[Any]) -> Any:
         """Return the batch's entry for one result per view: a list, or the only result without a `MultiView`."""
         return results[0] if self.views is None else list(results)
 
 
 @dataclass(slots=True)
 class Group:
-    """A container that becomes a list, or a clip: its structure, and the number of its first leaf."""
+    """A container that becomes a list, or a clip: its structure, and the index of its first leaf."""
 
     node: Structure
-    leaf: int
+    first_leaf: int
 
     @property
-    def leaf_numbers(self) -> range:
-        """The numbers of the group's leaves."""
-        return range(self.leaf, self.leaf + leaf_count(self.node))
+    def leaf_indices(self) -> range:
+        """Return the indices of the group's leaves."""
+        return range(self.first_leaf, self.first_leaf + leaf_count(self.node))
 
 
 @dataclass(slots=True)
@@ -163,7 +164,7 @@ class Outline:
     Attributes:
         structure: the batch's structure, in which a group or clip is one leaf.
         marks: the kind of each leaf of this structure; None means a value.
-        leaves: for each leaf of this structure and each row, the leaf number in the sample, or the group or clip.
+        leaves: for each leaf of this structure and each row, the leaf index in the sample, or the group or clip.
     """
 
     structure: Structure
@@ -175,24 +176,24 @@ def outline_of(columns: Columns) -> Outline:
     """Return the outline of a batch.
 
     Raises:
-        CollateError: samples differ in their structure, or in the places of their images; the message names two of
+        CollateError: samples differ in their structure, or in the paths of their images; the message names two of
             them.
     """
     marks = _find_marks(columns)
     structures = columns.structures
-    outlines = [_outline(structures[0], marks[0])]
+    outlines = [_outline_sample(structures[0], marks[0])]
     for row in range(1, max(len(marks), len(structures))):
         row_marks, structure = entry(marks, row), entry(structures, row)
         is_same = row_marks == marks[0] and structure == structures[0]
-        outline = outlines[0] if is_same else _outline(structure, row_marks)
+        outline = outlines[0] if is_same else _outline_sample(structure, row_marks)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
-            outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
+            scope_note = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
                 f"{columns.name(0)} is {_describe_sample(outlines[0], structures[0])}, but {columns.name(row)} is "
                 f"{_describe_sample(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
-                "structure, with their images in the same places"
-                f"{outside}; make the dataset return every sample with the same structure"
+                "structure, with images at the same paths"
+                f"{scope_note}; make the dataset return every sample with the same structure"
             )
         outlines.append(outline)
     leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
@@ -202,58 +203,59 @@ def outline_of(columns: Columns) -> Outline:
 
 
 def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
-    """Return the kinds of the leaves of each sample, keyed by leaf number; a single entry in the usual case that all
+    """Return the marks of the leaves of each sample, keyed by leaf index; a single entry in the usual case that all
     rows are the same."""
-    images = [("image", number, column) for number, column in enumerate(columns.images)]
+    images = [("image", index, column) for index, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
-    marks_of_all = {column.leaf: (kind, number) for kind, number, column in images} | dict.fromkeys(points, POINTS)
-    if None not in marks_of_all and all(column.rows is None for column in points.values()):
-        return [marks_of_all]  # pyright: ignore[reportReturnType]
+    common_marks = {column.leaf: (kind, index) for kind, index, column in images} | dict.fromkeys(points, POINTS)
+    if None not in common_marks and all(column.rows is None for column in points.values()):
+        return [common_marks]  # pyright: ignore[reportReturnType]
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
-    for kind, number, column in images:
+    for kind, index, column in images:
         for row, leaf in column.rows_and_leaves():
-            marks[row][leaf] = (kind, number)
+            marks[row][leaf] = (kind, index)
     for leaf, column in points.items():
         for row in column.row_numbers.tolist():
             marks[row][leaf] = POINTS
     return marks
 
 
-def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
+def _outline_sample(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
-    folded, _ = _fold(structure, 0, marks, leaves)
-    kinds = [_group_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
-    return Outline(folded, kinds, [[entry] for entry in leaves])
+    folded_structure, _ = _fold(structure, 0, marks, leaves)
+    folded_marks = [_mark_of_group(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
+    return Outline(folded_structure, folded_marks, [[entry] for entry in leaves])
 
 
-def _group_mark(group: Group, marks: dict[int, Mark]) -> Mark:
-    return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
+def _mark_of_group(group: Group, marks: dict[int, Mark]) -> Mark:
+    return ("clip", marks[group.first_leaf][1]) if group.node[0] == "clip" else GROUP
 
 
 def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
-    """Fold each group within a node of a sample into one leaf. The node's leaves begin at number `start`. Append the
-    new structure's leaves to `leaves`; return the new structure, and the number of the leaf after the node."""
+    """Fold each group within a node of a sample into one leaf. The node's leaves begin at index `start`. Append the new
+    structure's leaves to `leaves`; return the new structure, and the index of the leaf after the node."""
     if node == LEAF:
         leaves.append(start)
         return LEAF, start + 1
     kind, cls, keys, children = node
     starts = list(itertools.accumulate(map(leaf_count, children), initial=start))
-    inside = zip(children, starts, strict=False)
+    indexed_children = zip(children, starts, strict=False)
     if kind == "clip" or (
-        kind in ("dict", "dataclass") and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in inside)
+        kind in ("dict", "dataclass")
+        and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in indexed_children)
     ):
         leaves.append(Group(node, start))
         return LEAF, starts[-1]
-    folded = [_fold(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
-    return (kind, cls, keys, tuple(folded)), starts[-1]
+    folded_children = [_fold(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
+    return (kind, cls, keys, tuple(folded_children)), starts[-1]
 
 
 def collate(
     columns: Columns,
     outline: Outline,
-    finished: FinishedColumns,
+    outputs: FinishedColumns,
     *,
     ragged: str,
     pad_to: int | None,
@@ -262,7 +264,7 @@ def collate(
     """Build the batch.
 
     Args:
-        columns, outline, finished: the batch as columns, its outline, and its finished columns.
+        columns, outline, outputs: the batch as columns, its outline, and its finished columns.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
@@ -272,33 +274,33 @@ def collate(
     collated: dict[int, Any] = {}
     on_device: dict[int, torch.Tensor] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
-        kind, image = mark or ("", 0)
-        if mark is None and leaves[0] in finished.planned_columns:  # the leaf has the same number in all rows
-            on_device[number] = finished.planned_columns[leaves[0]]
+        kind, image_index = mark or ("", 0)
+        if mark is None and leaves[0] in outputs.planned_columns:  # the leaf has the same index in all rows
+            on_device[number] = outputs.planned_columns[leaves[0]]
             continue
         if kind == "group":
             collated[number] = [
                 [
-                    convert_arrays(_cell(columns, finished, row, leaf), partial(columns.name, row))
-                    for leaf in group.leaf_numbers
+                    convert_arrays(_cell(columns, outputs, row, leaf), partial(columns.name, row))
+                    for leaf in group.leaf_indices
                 ]
                 for row, group in enumerate(leaves)
             ]
             continue
         if kind == "clip":
-            collated[number] = _stack_clips(columns, finished, leaves, image)
+            collated[number] = _stack_clips(columns, outputs, leaves, image_index)
             continue
-        full_column = finished.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
+        full_column = outputs.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
         if kind == "image":
-            collated[number] = finished.of_views(finished.images[image])
+            collated[number] = outputs.combine_views(outputs.images[image_index])
         elif kind == "mask" and (full_column is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            masks = _views_of_leaf(columns, finished, leaves)
-            collated[number] = finished.of_views([stack_masks(view, names, ragged, pad_to) for view in masks])
+            masks = _views_of_leaf(columns, outputs, leaves)
+            collated[number] = outputs.combine_views([stack_masks(view, names, ragged, pad_to) for view in masks])
         elif full_column is not None:
             collated[number] = full_column
         elif kind == "points":
-            collated[number] = finished.of_views(_views_of_leaf(columns, finished, leaves))
+            collated[number] = outputs.combine_views(_views_of_leaf(columns, outputs, leaves))
     collated = move_merged(collated, to_device) | on_device
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
@@ -311,7 +313,7 @@ def collate(
         if number in collated:
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
-        column = _column_cells(columns, finished, outline.leaves[number])
+        column = _column_cells(columns, outputs, outline.leaves[number])
         entries = tuple(column) if within in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
@@ -324,7 +326,7 @@ def unwrap(value: Any) -> Any:
 
 
 def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], to_plain: Callable[[Any], Any] = unwrap) -> list[Any]:
-    """Rebuild the samples of a batch row by row. Finished leaves come from each row's `cells`; for all other leaves,
+    """Rebuild the samples of a batch one by one. Finished leaves come from each row's `cells`; for all other leaves,
     `to_plain` is applied to the leaf's value."""
     rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
     for leaf, column in (*columns.values.items(), *columns.points.items()):
@@ -337,57 +339,57 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], to_plain: Call
     return samples
 
 
-def _column_cells(columns: Columns, finished: FinishedColumns, leaves: list[int]) -> list[Any]:
+def _column_cells(columns: Columns, outputs: FinishedColumns, leaves: list[int]) -> list[Any]:
     """Return the finished cells or the values of a leaf for all rows."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if (
         column is not None
         and column.rows is None
-        and not any(leaf in row_cells for row_cells in filter(None, finished.cells))
+        and not any(leaf in row_cells for row_cells in filter(None, outputs.cells))
     ):
-        return list(map(with_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
-    return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
+        return list(map(keep_meta, column.values) if TensorBits in set(map(type, column.values)) else column.values)
+    return [_cell(columns, outputs, row, leaf, keep_meta) for row, leaf in enumerate(leaves)]
 
 
 def _cell(
-    columns: Columns, finished: FinishedColumns, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap
+    columns: Columns, outputs: FinishedColumns, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap
 ) -> Any:
-    cells = finished.cells[row]
+    cells = outputs.cells[row]
     return cells[leaf] if leaf in cells else to_plain(columns.values[leaf].get(row))
 
 
-def with_tensor(value: Any) -> Any:
+def keep_meta(value: Any) -> Any:
     """Return a value as the dataset returned it, with metadata as leaves."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
-def _views_of_leaf(columns: Columns, finished: FinishedColumns, leaves: list[int]) -> list[list[Any]]:
-    """Return a leaf for each view and all rows."""
-    cells = _column_cells(columns, finished, leaves)
-    return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
+def _views_of_leaf(columns: Columns, outputs: FinishedColumns, leaves: list[int]) -> list[list[Any]]:
+    """Return a leaf's values for all rows, for each view."""
+    cells = _column_cells(columns, outputs, leaves)
+    return [cells] if outputs.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
 def _describe_sample(outline: Outline, structure: Structure) -> str:
-    places = key_paths_of(structure)
-    by_kind: dict[str, list[str]] = {"image": [], "mask": []}
+    paths = key_paths_of(structure)
+    paths_by_kind: dict[str, list[str]] = {"image": [], "mask": []}
     for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
         if mark is not None and mark[0] == "clip":
-            by_kind["image"].append(places[leaf.leaf])
-        elif mark is not None and mark[0] in by_kind:
-            by_kind[mark[0]].append(places[leaf])
-    images = f"with its images at {', '.join(by_kind['image'])}" if by_kind["image"] else "without images"
-    masks = f" and masks at {', '.join(by_kind['mask'])}" if by_kind["mask"] else ""
+            paths_by_kind["image"].append(paths[leaf.first_leaf])
+        elif mark is not None and mark[0] in paths_by_kind:
+            paths_by_kind[mark[0]].append(paths[leaf])
+    images = f"with its images at {', '.join(paths_by_kind['image'])}" if paths_by_kind["image"] else "without images"
+    masks = f" and masks at {', '.join(paths_by_kind['mask'])}" if paths_by_kind["mask"] else ""
     return f"{describe(outline.structure)} {images}{masks}"
 
 
 def _collate_column(
-    column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]
+    column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, name_of: Callable[[int], str]
 ) -> Any:
-    kinds = set(map(type, column))
-    if not kinds.isdisjoint(META):
+    types = set(map(type, column))
+    if not types.isdisjoint(META):
         return list(map(plain_meta, column))
-    if kinds == {int}:  # labels; default_collate would be slower
+    if types == {int}:  # labels; default_collate would be slower
         with contextlib.suppress(OverflowError):
             return to_device(torch.from_numpy(np.array(column, np.int64)))
     try:
@@ -396,20 +398,21 @@ def _collate_column(
         shapes = [None if getattr(value, "is_nested", False) else getattr(value, "shape", None) for value in column]
         mismatch = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
         reason = (
-            f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(mismatch)} has {tuple(shapes[mismatch] or ())}"
+            f"{name_of(0)} has shape {tuple(shapes[0] or ())} and {name_of(mismatch)} has "
+            f"{tuple(shapes[mismatch] or ())}"
             if mismatch is not None
-            else f"{names(0)} has a {_describe_kind(column[0])}"
+            else f"{name_of(0)} has a {_describe_kind(column[0])}"
         )
         subject = f"field {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
             f"{subject} cannot be collated into a batch: {reason} ({error}); {_find_remedy(column, name(), shapes)}",
-            error_types(error),
+            error_class_names(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _stack_clips(columns: Columns, finished: FinishedColumns, clips: list[Group], first_column: int) -> Any:
-    """Return the clips of a batch. Their frames are consecutive finished image columns, from number `first_column`."""
+def _stack_clips(columns: Columns, outputs: FinishedColumns, clips: list[Group], first_column: int) -> Any:
+    """Return the clips of a batch. The frames are consecutive columns of images, from index `first_column`."""
     lengths = [len(clip.node[3]) for clip in clips]
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if mismatch is not None:
@@ -418,12 +421,12 @@ def _stack_clips(columns: Columns, finished: FinishedColumns, clips: list[Group]
             f"{columns.name(mismatch)} has {lengths[mismatch]}; cut clips to one length in the dataset, or pass a "
             "collate_fn"
         )
-    frames = finished.images[first_column : first_column + lengths[0]]
-    return finished.of_views([_stack_frames(view) for view in zip(*frames, strict=True)])
+    frames = outputs.images[first_column : first_column + lengths[0]]
+    return outputs.combine_views([_stack_frames(view) for view in zip(*frames, strict=True)])
 
 
 def _stack_frames(frames: Sequence[Any]) -> Any:
-    """Stack frames, each N×C×H×W, a list, or (N×C×H×W, sizes), along a new axis T after N."""
+    """Stack frames along a new axis T after N. Each is an N×C×H×W tensor, a list, or an N×C×H×W tensor with sizes."""
     if isinstance(frames[0], tuple):
         return torch.stack([images for images, _ in frames], 1), frames[0][1]
     if isinstance(frames[0], list):
@@ -443,8 +446,8 @@ def _find_remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str
         remedy = f"collate_fn=gpuload.{function} pads them"
         if is_image_array(column[0]):
             return remedy + "; return images as gpuload.Image(array), which ragged='list' or 'pad' collates"
-        boxes = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
-        return remedy + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
+        boxes_note = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
+        return remedy + boxes_note * (len(shapes[0]) == 2 and shapes[0][1] == 4)
     return "return values of one shape, of types that torch's default_collate knows"
 
 
@@ -465,15 +468,15 @@ def convert_arrays(value: Any, name: Callable[[], str]) -> Any:
         reason = "" if leaf is None else f": it has a {_describe_kind(leaf)}"
         remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
-            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_types(error)
+            f"{name()} cannot be converted to tensors{reason} ({error}); {remedy}", error_class_names(error)
         ) from error
 
 
 def stack_masks(
     masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
 ) -> Any:
-    """Collate the masks of a batch as `ragged` and `pad_to` define for its images. `names` return the masks' names, for
-    errors."""
+    """Collate the masks of a batch in the way that `ragged` and `pad_to` define for images. `names` has a function per
+    mask that returns the mask's name, for errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -486,8 +489,8 @@ def stack_masks(
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
         sizes = np.array([shape[-2:] for shape in shapes])
         batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], *padded_hw(sizes, pad_to)))
-        for row, mask in zip(batch, masks, strict=True):
-            row[..., : mask.shape[-2], : mask.shape[-1]] = mask
+        for padded_mask, mask in zip(batch, masks, strict=True):
+            padded_mask[..., : mask.shape[-2], : mask.shape[-1]] = mask
         return batch, upload(sizes, batch.device)
     mismatch = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
     if mismatch is not None:

@@ -1,10 +1,10 @@
 """The targets of a batch whose transforms combine several samples: Mosaic and CopyPaste.
 
-Runs in the main process, on the transfer stream, before the images are transformed, because masks decide what is
-pasted where. All samples of the batch advance together from one combining transform to the next, with the geometric
-transforms in between; at each combining transform, samples receive parts of other samples. Boxes and keypoints are
-transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances remain
-visible.
+This module runs in the main process, on the transfer stream, before the images are transformed, because masks decide
+what is pasted where. All samples of the batch advance together from one combining transform to the next, with the
+geometric transforms in between; at each combining transform, samples receive parts of other samples. Boxes and
+keypoints are transformed with numpy, masks on the device. CopyPaste waits for the device once, to learn which instances
+remain visible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import FinishedColumns, unwrap
-from gpuload.batches.targets import TargetStage, moved_results, sample_targets_of, select_rows
+from gpuload.batches.targets import TargetStage, restore_targets, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
 from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
@@ -33,7 +33,7 @@ from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
-__all__ = ["target_stage"]
+__all__ = ["make_target_stage"]
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class Scene:
     values: dict[int, Any]
 
 
-def target_stage(chain: Chain, device: torch.device) -> TargetStage:
-    """Return the target stage for a chain."""
+def make_target_stage(chain: Chain, device: torch.device) -> TargetStage:
+    """Create the target stage for a chain."""
     return GatheredTargets(chain, device) if chain.gathers else TargetStage(chain, device)
 
 
@@ -59,15 +59,15 @@ class GatheredTargets(TargetStage):
         self._name, _ = chain.group
 
     def __call__(
-        self, columns: Columns, finished: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
+        self, columns: Columns, outputs: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
     ) -> None:
-        """Transform the targets of a batch, and store them in the cells of `finished`. Also complete the records of
-        combining transforms, which the stage needs to combine the images: their groups and the pixels they cover.
+        """Transform the targets of a batch, and store them in the cells of `outputs`. Also complete the records of
+        combining transforms with the groups and the covered pixels, which the stage needs to combine the images.
 
         Raises:
             CollateError: samples that are combined do not have the same targets.
         """
-        for row, difference in self._differences(columns):
+        for row, difference in self._find_differences(columns):
             first_row = 0 if row else min(1, len(columns) - 1)
             raise CollateError(
                 f"{self._name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
@@ -77,15 +77,17 @@ class GatheredTargets(TargetStage):
         fields = set(columns.fields[0]) if columns.fields else set()
         points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
         # Whether keypoints belong to boxes, for each leaf of keypoints.
-        owned = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
+        ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         scenes = []
         for row in range(len(columns)):
             values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
-        gathers = [[step for step in drawn.records if isinstance(step, Gather)] for drawn, *_ in finished.programs]
-        program, start = finished.first_programs[0], 0
-        for record in [*gathers[0], None]:
+        gather_records = [
+            [step for step in program.records if isinstance(step, Gather)] for program, *_ in outputs.programs
+        ]
+        program, start = outputs.first_programs[0], 0
+        for record in [*gather_records[0], None]:
             end = len(program.records) if record is None else program.records.index(record)
             part = program.part(start, end)
             if start:
@@ -95,21 +97,21 @@ class GatheredTargets(TargetStage):
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             apply_records(part.records, [scene.targets for scene in scenes])
-            _drop_entries(scenes, fields, owned)
+            _drop_entries(scenes, fields, ownership)
             start = end + 1
             if record is not None:
-                record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
-                scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, owned)
-        for record, *other_records in zip(*gathers, strict=True):
+                record.groups = groups_of(outputs.numbers, 4 if record.keys is None else 2)
+                scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, ownership)
+        for record, *other_records in zip(*gather_records, strict=True):
             for other_record in other_records:  # the records of the samples' other images
                 other_record.groups, other_record.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
-            finished.cells[row] |= moved_results(row_points, scene.targets) | scene.masks | scene.values
+            outputs.cells[row] |= restore_targets(row_points, scene.targets) | scene.masks | scene.values
         for leaf in fields:
-            finished.full_columns.pop(leaf, None)
+            outputs.full_columns.pop(leaf, None)
 
-    def _differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
+    def _find_differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
         """Yield rows that cannot be combined with other rows, and the reasons."""
         rows = range(len(columns))
         for row in rows:
@@ -117,35 +119,35 @@ class GatheredTargets(TargetStage):
                 yield row, "have different structures"
         checks: list[tuple[Any, bool, str]]
         checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
-        checks += [(masks, masks.leaf is None, "have their masks in different places") for masks in columns.masks]
+        checks += [(masks, masks.leaf is None, "have masks at different paths") for masks in columns.masks]
         for points in columns.points.values():
-            kinds = set(map(type, points.values))
-            checks.append((points, points.rows is not None or len(kinds) > 1, "have different targets"))
+            types = set(map(type, points.values))
+            checks.append((points, points.rows is not None or len(types) > 1, "have different targets"))
         for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
-                places = key_paths_of(columns.structure(row))
+                paths = key_paths_of(columns.structure(row))
                 old, new = (
-                    ", ".join(places[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
+                    ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
                     for fields in (columns.fields[0], row_fields)
                 )
                 entries = f"({old}; and {new}); pass {self._name} a labels_getter= that names them"
                 yield row, f"have different entries that belong to their boxes {entries}"
 
 
-def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
+def _drop_entries(scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> None:
     """Remove entries that belong to dropped boxes."""
-    places: list[tuple[dict[int, Any], int, np.ndarray]] = []
+    locations: list[tuple[dict[int, Any], int, np.ndarray]] = []
     for scene in scenes:
         remaining, scene.targets.kept_indices = scene.targets.kept_indices, None
         if remaining is not None:
             for leaves in (scene.masks, scene.values):
-                places += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
-            pairs = zip(scene.targets.points, owned, strict=True)
+                locations += [(leaves, leaf, remaining) for leaf in leaves.keys() & fields]
+            pairs = zip(scene.targets.points, ownership, strict=True)
             scene.targets.points = [points[remaining] if is_owned else points for points, is_owned in pairs]
-    values = select_rows((leaves[leaf], remaining) for leaves, leaf, remaining in places)
-    for (leaves, leaf, _), value in zip(places, values, strict=True):
+    values = select_rows((leaves[leaf], remaining) for leaves, leaf, remaining in locations)
+    for (leaves, leaf, _), value in zip(locations, values, strict=True):
         leaves[leaf] = value
 
 
@@ -159,7 +161,7 @@ def _combine_scenes(
 
     Args:
         sample: the sample's scene before.
-        parts: each part's scene, and the rows of its values to keep.
+        parts: each part's scene, and the indices of the entries to keep of its values.
         boxes, points: the transformed boxes and points: for each leaf, one array per part.
     """
     values = {
@@ -172,7 +174,7 @@ def _combine_scenes(
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate rows. Empty arrays are skipped, since their dtype and shape are meaningless."""
+    """Concatenate arrays or tensors. Empty ones are skipped, since their dtype and shape are meaningless."""
     non_empty = [part for part in parts if len(part)] or list(parts[:1])
     return torch.cat(non_empty) if isinstance(non_empty[0], torch.Tensor) else np.concatenate(non_empty)
 
@@ -180,14 +182,14 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> list[Scene]:
     """Combine each scene with the scenes of its group into a mosaic."""
     rows, corners, shown_parts = record.quadrants(full_windows(record.output_hw))
     results, remaining_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         sources = [scenes[source] for source in rows[row].tolist()]
         parts = [
-            _move_to_quadrant(*part, owned)
+            _move_to_quadrant(*part, ownership)
             for part in zip(sources, corners[row], shown_parts[row].tolist(), strict=True)
         ]
         remaining_of[row], boxes, points = zip(*parts, strict=True)
@@ -204,7 +206,7 @@ def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], owne
 
 
 def _move_to_quadrant(
-    scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
+    scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], ownership: Sequence[bool]
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Return the indices of the boxes that remain visible in a quadrant, these boxes clipped, and the points."""
     (top, left, height, width), shift = shown_tlhw, corner[::-1]
@@ -214,7 +216,7 @@ def _move_to_quadrant(
     remaining = visible[0] if visible else np.arange(0)
     points = [
         (keypoints[remaining] if is_owned else keypoints) + shift
-        for keypoints, is_owned in zip(scene.targets.points, owned, strict=True)
+        for keypoints, is_owned in zip(scene.targets.points, ownership, strict=True)
     ]
     return remaining, [boxes[rows] for boxes, rows in zip(moved_boxes, visible, strict=True)], points
 
@@ -222,8 +224,8 @@ def _move_to_quadrant(
 def _tile_instance_masks(
     record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
-    """Return masks of instances for the rows that become a mosaic, one plane per instance, 0 outside the instance's
-    image. `remaining_of` has the indices of the remaining instances for each quadrant of a row."""
+    """Return instance masks for the rows that become a mosaic, one plane per instance, 0 outside the instance's image.
+    `remaining_of` has, for each quadrant of a row, the indices of the remaining instances."""
     rows, corners, shown_parts = record.quadrants(full_windows(record.output_hw))
     sources = {row: [masks[source] for source in rows[row].tolist()] for row in remaining_of}
     planes = select_rows(
@@ -247,8 +249,8 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
         for mask, other_row in ((masks[row], other_row) for other_row in group):
             if (masks[other_row].dtype, masks[other_row].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
                 raise CollateError(
-                    f"{record.name} combines masks, but row {row} of the batch has {mask.dtype} of shape "
-                    f"{tuple(mask.shape)}, and row {other_row} has {masks[other_row].dtype} of shape "
+                    f"{record.name} combines masks, but sample {row} of the batch has {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}, and sample {other_row} has {masks[other_row].dtype} of shape "
                     f"{tuple(masks[other_row].shape)}; give all samples the same number of whole-image masks, with the "
                     "same dtype, and put masks of instances next to their boxes"
                 )
@@ -262,7 +264,9 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
 # -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
-def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
+def _paste_instances(
+    record: Gather, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]
+) -> list[Scene]:
     """Paste instances into each scene from its partner, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
@@ -281,10 +285,10 @@ def _paste_instances(record: Gather, scenes: Sequence[Scene], fields: set[int], 
         scene, partner, cover = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
         boxes = np.where(is_cut[:, None], bounds, scene.targets.boxes[0])[remaining]
-        pasted = partner.targets.boxes[0][entries] * np.tile(ratio, 2)
-        point_pairs = zip(scene.targets.points, partner.targets.points, owned, strict=True)
+        pasted_boxes = partner.targets.boxes[0][entries] * np.tile(ratio, 2)
+        point_pairs = zip(scene.targets.points, partner.targets.points, ownership, strict=True)
         points = [[old[remaining], new[entries] * ratio] if is_owned else [old] for old, new, is_owned in point_pairs]
-        results[row] = _combine_scenes(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted]], points)
+        results[row] = _combine_scenes(scene, [(scene, remaining), (partner, entries)], [[boxes, pasted_boxes]], points)
         for mask_leaf, mask in scene.masks.items():
             if mask_leaf == leaf:
                 uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining_masks)
@@ -305,8 +309,8 @@ def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[
         boxes = scenes[partners[row]].targets.boxes[0]
         if partners[row] != row and len(boxes):
             key = philox.Key(*record.keys[row].tolist())
-            numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
-            entries = np.unique((numbers * len(boxes)).astype(np.int64))
+            random_numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
+            entries = np.unique((random_numbers * len(boxes)).astype(np.int64))
             entries_of[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
     return {row: entries for row, entries in entries_of.items() if len(entries)}
 
@@ -314,9 +318,9 @@ def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[
 def _find_visible(
     masks: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each pair of masks and covered pixels, return the instances with visible pixels, int64 (m,); whether each
+    """Return, for each pair of masks and covered pixels, the instances with visible pixels, int64 (m,); whether each
     instance is partly covered, bool (n,); and the smallest boxes around the visible pixels, int64 (n, 4). All results
-    are copied from the device together, to wait for it only once."""
+    are copied from the device together, so that the host waits only once."""
     tables: list[torch.Tensor] = []
     for instances, cover in masks:
         pixels = instances.ne(0)
@@ -332,10 +336,10 @@ def _find_visible(
 
 
 def _resize_nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
-    """Resize masks …×H×W with Pillow's nearest-neighbour rule."""
+    """Resize …×H×W masks with Pillow's nearest-neighbour rule."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks
     sizes = zip(masks.shape[-2:], size_hw.tolist(), strict=True)
-    places = [nearest_indices(length, size, 0, size) for length, size in sizes]
-    rows, columns = upload_arrays(places, masks.device)
+    indices = [nearest_indices(length, size, 0, size) for length, size in sizes]
+    rows, columns = upload_arrays(indices, masks.device)
     return masks.index_select(-2, rows).index_select(-1, columns)

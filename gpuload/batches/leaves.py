@@ -1,9 +1,9 @@
 """The leaves of a batch from any loader: which are images, which are targets, and which pass through.
 
-A batch is a tree of tuples, lists, dicts and dataclasses. Its images are tensors N×C×H×W, clips N×T×C×H×W, or lists of
-N tensors C×H×W. Its targets are declared by their type, such as `gpuload.Mask` or torchvision's `Mask`. The targets of
-a batch are one object N×…, a list of N objects, or entries of a list with one dict per image. Leaves are classified by
-type and shape, never by value, since values may be on a device. Runs in the caller's process, and keeps no state.
+A batch is a tree of tuples, lists, dicts and dataclasses. Its images are N×C×H×W tensors, N×T×C×H×W clips, or lists of
+N C×H×W tensors. Its targets are declared by their type, such as `gpuload.Mask` or torchvision's `Mask`. They are one
+N×… object, a list of N objects, or entries of a list with one dict per image. Leaves are classified by type and shape,
+never by value, since values may be on a device. This module runs in the caller's process, and keeps no state.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class Leaf:
     Attributes:
         kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
         value: the unchanged value; a list is one leaf unless it contains batched tensors.
-        place: the path to the leaf, for errors.
+        path: the path to the leaf, for errors.
         per_image: whether the value collects one entry per image, from a field of a list of dicts or from a tuple.
     """
 
     kind: str
     value: Any
-    place: str
+    path: str
     per_image: bool = False
 
     @property
     def entries(self) -> list[tuple[str, Any]]:
-        """The leaf's parts, each with its path: the entries of a list, or the array of a `Mask`."""
+        """Return the leaf's parts, each with its path: the entries of a list, or the array of a `Mask`."""
         if not isinstance(self.value, list):
-            return [(self.place, getattr(self.value, "array", self.value))]
-        return [(f"{self.place}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
+            return [(self.path, getattr(self.value, "array", self.value))]
+        return [(f"{self.path}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
 
     def entry(self, row: int, count: int) -> Any:
-        """Return one image's entry, if the value has one entry for each of `count` images, otherwise the entire value.
+        """Return one image's entry if the value has one entry for each of `count` images, otherwise the entire value.
         For a list of another length, return None: in a sample, the list would become several leaves, and shift the
-        numbers of all later leaves."""
+        indices of all later leaves."""
         entries = getattr(self.value, "array", self.value)
         is_list = isinstance(entries, list)
         if (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count:
@@ -70,14 +70,14 @@ class Leaf:
             mask = getattr(value, "array", value)
             if isinstance(mask, Encoded):
                 raise TypeError(
-                    f"{self.place} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
+                    f"{self.path} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
                 )
             zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
             return Mask(np.broadcast_to(zero, tuple(mask.shape)))
         if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 raise ValueError(
-                    f"{self.place} is on {value.device}, but boxes and keypoints are transformed on the CPU, to avoid "
+                    f"{self.path} is on {value.device}, but boxes and keypoints are transformed on the CPU, to avoid "
                     "waiting for the device; pass them as the loader returned them, and the results will be on the "
                     "device of the images"
                 )
@@ -99,18 +99,18 @@ class BatchTree:
 
     def __init__(self, batch: Any) -> None:
         values: list[Any] = []
-        folded: list[tuple[Any, bool]] = []
+        folded_leaves: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
-        self._structure = _fold_lists(structure, iter(values), folded)
+        self._structure = _fold_lists(structure, iter(values), folded_leaves)
         self._sample_structure = _sample_structure(self._structure)
-        places = [place.replace("sample", "batch", 1) for place in key_paths_of(self._sample_structure)]
+        paths = [path.replace("sample", "batch", 1) for path in key_paths_of(self._sample_structure)]
         self.leaves = [
-            Leaf(_kind_of(value, place), value, place, per_image)
-            for (value, per_image), place in zip(folded, places, strict=True)
+            Leaf(_kind_of(value, path), value, path, per_image)
+            for (value, per_image), path in zip(folded_leaves, paths, strict=True)
         ]
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
-            raise TypeError(_no_images_message(structure, values))
+            raise TypeError(_describe_missing_images(structure, values))
         self.count = len(self.images[0].value)
         for leaf in self.leaves:
             self._check_count(leaf)
@@ -124,33 +124,33 @@ class BatchTree:
         return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
 
     def rebuild(self, values: Sequence[Any]) -> Any:
-        """Return a tree with the batch's structure and new leaves."""
+        """Return a tree with the batch's structure and these values as leaves."""
         return _rebuild(self._structure, iter(values))
 
     def _check_count(self, leaf: Leaf) -> None:
         if leaf.kind == "value":
             return
-        kind, first_images = type(leaf.value).__name__, self.images[0]
-        if kind in ("Boxes", "BoundingBoxes"):
+        type_name, first_images = type(leaf.value).__name__, self.images[0]
+        if type_name in ("Boxes", "BoundingBoxes"):
             raise TypeError(
-                f"{leaf.place} is the {kind} of a single image; pass a list with one {kind} per image, empty for "
-                "images without boxes"
+                f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty "
+                "for images without boxes"
             )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
             noun = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
-                f"{leaf.place} has {len(entries)} {noun}, but {first_images.place} has {self.count} images; pass one "
+                f"{leaf.path} has {len(entries)} {noun}, but {first_images.path} has {self.count} images; pass one "
                 "entry per image, along the first axis or in a list"
             )
 
 
-def _fold_lists(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
+def _fold_lists(node: Structure, values: Iterator[Any], folded_leaves: list[tuple[Any, bool]]) -> Structure:
     """Return the structure in which each list of images, targets or other values is a single leaf, and each list of
     dicts is one dict of lists. Lists that contain batched values keep their structure. Append each leaf, and whether it
-    is per image, to `folded`."""
+    is per image, to `folded_leaves`."""
     if node == LEAF:
-        folded.append((next(values), False))
+        folded_leaves.append((next(values), False))
         return LEAF
     kind, cls, keys, children = node
     entries: list[Any] = []
@@ -159,19 +159,19 @@ def _fold_lists(node: Structure, values: Iterator[Any], folded: list[tuple[Any, 
         if children[0] == LEAF:
             entries = [entry for [entry] in entries]
             if all(map(_is_image, entries)) or all(map(_is_target, entries)):
-                folded.append((entries, False))
+                folded_leaves.append((entries, False))
                 return LEAF
             if not any(_is_target(entry) or getattr(entry, "ndim", 0) > 3 for entry in entries):
-                folded.append((entries, kind == "tuple"))
+                folded_leaves.append((entries, kind == "tuple"))
                 return LEAF if kind == "list" else (PER_IMAGE, None, kind, (LEAF,))
-            folded += [(entry, False) for entry in entries]
+            folded_leaves += [(entry, False) for entry in entries]
             return node
-        batched = any(isinstance(value, torch.Tensor) and value.ndim > 3 for entry in entries for value in entry)
-        if children[0][0] in ("dict", "dataclass") and not batched:
-            folded += [(list(column), True) for column in zip(*entries, strict=True)]
+        is_batched = any(isinstance(value, torch.Tensor) and value.ndim > 3 for entry in entries for value in entry)
+        if children[0][0] in ("dict", "dataclass") and not is_batched:
+            folded_leaves += [(list(column), True) for column in zip(*entries, strict=True)]
             return PER_IMAGE, None, kind, (children[0],)
         values = iter([value for entry in entries for value in entry])
-    return kind, cls, keys, tuple([_fold_lists(child, values, folded) for child in children])
+    return kind, cls, keys, tuple([_fold_lists(child, values, folded_leaves) for child in children])
 
 
 def _sample_structure(node: Structure) -> Structure:
@@ -193,7 +193,7 @@ def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     return parts if container == "list" else tuple(parts)
 
 
-def _kind_of(value: Any, place: str) -> str:
+def _kind_of(value: Any, path: str) -> str:
     """Return the kind of a leaf.
 
     Raises:
@@ -209,7 +209,7 @@ def _kind_of(value: Any, place: str) -> str:
         return "value"
     elif value.dtype not in IMAGE_DTYPES:
         raise TypeError(
-            f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images must be "
+            f"{path} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images must be "
             f"{DTYPES_TEXT}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
         )
     for images in entries:
@@ -217,15 +217,15 @@ def _kind_of(value: Any, place: str) -> str:
         if channels > 4 >= width:
             layout, axes = {3: ("", "2, 0, 1"), 4: ("N×", "0, 3, 1, 2"), 5: ("N×T×", "0, 1, 4, 2, 3")}[images.dim()]
             raise ValueError(
-                f"{place} has shape {tuple(images.shape)}, which looks like channels last, but images must be "
+                f"{path} has shape {tuple(images.shape)}, which looks like channels last, but images must be "
                 f"{layout}C×H×W; use images.permute({axes}), which does not copy"
             )
         if 0 in images.shape:
             noun = "images" if images.dim() > 3 and not len(images) else "pixels"
-            raise ValueError(f"{place} has no {noun}: its shape is {tuple(images.shape)}")
-    if MASK_NAME.search(place.rpartition("[")[2]):
+            raise ValueError(f"{path} has no {noun}: its shape is {tuple(images.shape)}")
+    if MASK_NAME.search(path.rpartition("[")[2]):
         raise ValueError(
-            f"{place} is named like a mask, but would be resampled and normalized like an image; declare it as "
+            f"{path} is named like a mask, but would be resampled and normalized like an image; declare it as "
             "gpuload.Mask(tensor), N×H×W, or rename it if it contains images"
         )
     return "images"
@@ -241,10 +241,10 @@ def _is_image(value: Any) -> bool:
     return has_image_shape and not _is_target(value)
 
 
-def _no_images_message(structure: Structure, values: Sequence[Any]) -> str:
+def _describe_missing_images(structure: Structure, values: Sequence[Any]) -> str:
     if len(values) == 1 and _is_image(values[0]):
         return f"Augment needs a batch, got one image of shape {tuple(values[0].shape)}; use augment(image[None])[0]"
     return (
-        f"there are no images in {describe(structure, values)}: Augment needs tensors N×C×H×W, clips N×T×C×H×W, or "
-        f"lists of N tensors C×H×W, of dtype {DTYPES_TEXT}; convert arrays with torch.from_numpy"
+        f"there are no images in {describe(structure, values)}: Augment needs N×C×H×W tensors, N×T×C×H×W clips, or "
+        f"lists of N C×H×W tensors, of dtype {DTYPES_TEXT}; convert arrays with torch.from_numpy"
     )

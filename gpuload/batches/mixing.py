@@ -2,8 +2,8 @@
 
 A sample's partner is the sample at its position XOR 1, if both are in the batch. With a sampler or an iterable dataset,
 rows 2k and 2k + 1 of the requested batch are partners. With repeated samples, where neighbours can be the same sample,
-the partner is half a batch away. Runs in the main process on complete batches, after collation and before the copy to
-the device.
+the partner is half a batch away. This module runs in the main process on complete batches, after collation and before
+the copy to the device.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """Return the row of each sample's partner, int64 (N,). The partner has the sample's number XOR 1. A sample without
     such a partner, or whose partner would be a repeat of itself (the same number in `samples`), gets its own row.
 
-    If a number appears twice, in a padded batch, only its first row has a partner.
+    If a number appears twice, as in a padded batch, only its first row has a partner.
 
     Example:
         >>> partners_of(np.array([6, 7, 8, 0, 1, 1]), np.array([6, 7, 8, 0, 1, 1])).tolist()
@@ -103,7 +103,7 @@ def half_batch_numbers(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
-    """Return the labels in a batch, found by a function or in the default places of torchvision's `labels_getter`.
+    """Return the labels in a batch, found by a function or at the default locations of torchvision's `labels_getter`.
 
     The default is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second
     entry), it is the value of the key "labels", or else of the first key that contains "label" in upper or lower case.
@@ -129,10 +129,10 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
 
 
 def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
-    """Return the batch with its labels mixed: float, (N, num_classes).
+    """Return the batch with mixed labels, float (N, num_classes).
 
     Args:
-        batch: the collated batch; its labels are integers (N,), or numbers (N, classes).
+        batch: the collated batch; its labels are (N,) integers or (N, classes) numbers.
         pairing: the partners and shares of its samples.
         name_of: returns the name of a row's sample, for errors.
 
@@ -161,7 +161,7 @@ def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
 
 
 def mix_labels(labels: torch.Tensor, pairing: Pairing, name_of: Callable[[int], str]) -> torch.Tensor:
-    """Return soft labels (N, classes): the sum of each sample's label and its partner's label, weighted by their
+    """Return (N, classes) soft labels: the sum of each sample's label and its partner's label, weighted by their
     shares."""
     assert pairing.share is not None
     rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
@@ -176,7 +176,7 @@ def mix_labels(labels: torch.Tensor, pairing: Pairing, name_of: Callable[[int], 
             "per image, in the same order"
         )
     if labels.dim() == 1:
-        labels = _one_hot(labels, classes, name, name_of)
+        labels = _to_one_hot(labels, classes, name, name_of)
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
             f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, which have {labels.shape[1]} "
@@ -192,8 +192,8 @@ def mix_labels(labels: torch.Tensor, pairing: Pairing, name_of: Callable[[int], 
     return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
 
 
-def _one_hot(labels: torch.Tensor, classes: int | None, name: str, name_of: Callable[[int], str]) -> torch.Tensor:
-    """Return labels (N,) as float32 (N, classes)."""
+def _to_one_hot(labels: torch.Tensor, classes: int | None, name: str, name_of: Callable[[int], str]) -> torch.Tensor:
+    """Convert (N,) labels to float32 (N, classes)."""
     if classes is None:
         raise CollateError(
             f"{name} got integer labels of shape {tuple(labels.shape)}; pass num_classes=… to make them soft labels"

@@ -1,8 +1,8 @@
 """Collate functions: `pad` and `pad_collate` combine arrays of different sizes into one padded tensor, and `keep`
 collects values of any type and structure in a list.
 
-Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
-this module, so it imports torch only when there is something to collate. It holds no state.
+This module runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader.
+Workers import it, so it imports torch only when there is something to collate. It holds no state.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pad(
         (torch.Size([2, 3, 8, 8]), [[5, 6, -1], [7, 8, 9]], [[2], [3]])
     """
     _check_names("pad", "leaves that it pads", "pad('caption') or pad(1)", names)
-    _check(to, value)
+    _check_options(to, value)
     return partial(pad_collate, only=tuple(map(str, names)), to=to, value=value)
 
 
@@ -139,15 +139,16 @@ def pad_collate(
         samples: nested tuples, lists, dicts and dataclasses, all with the same structure. The arrays of a leaf must
             have the same number of dimensions and the same dtype; their sizes may differ on every axis, and may be 0.
         only: the names of the leaves to pad, which may also be lists of numbers; None means all arrays.
-        to: the size to pad to, with one number per axis, or None for the batch's largest size on that axis. A dict sets
-            the sizes of leaves by name, such as ``{"boxes": (100, 4)}``; other leaves are padded to the batch's largest
-            size. A leaf's name is its path, with keys, fields and indices joined by dots: ``"target.boxes"``, ``"1"``.
+        to: the size to pad to, a tuple with one size per axis, or None for the batch's largest size on that axis. A
+            dict sets the sizes of leaves by name, such as ``{"boxes": (100, 4)}``; other leaves are padded to the
+            batch's largest size. A leaf's name is its path, with keys, fields and indices joined by dots:
+            ``"target.boxes"``, ``"1"``.
         value: the fill value, or a dict of fill values by leaf name (0 for other leaves).
 
     Raises:
         CollateError: samples differ in structure; the arrays of a leaf differ in their number of dimensions or dtype;
-            or an array is larger than `to`. The message names the leaf, the samples (by their row in the batch) and the
-            shapes.
+            or an array is larger than `to`. The message names the leaf, the samples (by their index in the batch) and
+            the shapes.
         TypeError, ValueError: `to` or `value` is invalid, or does not match the dimensions or dtype of a leaf; a named
             leaf is missing; or there are no samples.
 
@@ -159,21 +160,21 @@ def pad_collate(
         >>> batch["boxes"].data[0, :, 0].tolist(), batch["label"]
         ([1.0, 1.0, -1.0, -1.0, -1.0], tensor([7, 8]))
     """
-    _check(to, value)
-    structure, columns = _columns(samples, only or ())
+    _check_options(to, value)
+    structure, columns = _collect_columns(samples, only or ())
     names = names_of(structure)
     padded_names = [
         name
         for name, column in zip(names, columns, strict=True)
-        if (only is None or name in only) and any(isinstance(leaf, _Numbers) or _rank(leaf) for leaf in column)
+        if (only is None or name in only) and any(isinstance(leaf, _Numbers) or _count_axes(leaf) for leaf in column)
     ]
-    if unknown := [name for name in only or () if name not in padded_names]:
+    if unknown_names := [name for name in only or () if name not in padded_names]:
         raise ValueError(
-            f"pad() names the field {unknown[0]!r}, but the samples have no array of that name; their fields are "
+            f"pad() names the field {unknown_names[0]!r}, but the samples have no array of that name; their fields are "
             f"{', '.join(map(repr, names))}"
         )
-    for option, by_name in (("to", to), ("value", value)):
-        if unknown := [name for name in by_name if name not in padded_names] if isinstance(by_name, Mapping) else []:
+    for option, entries in (("to", to), ("value", value)):
+        if unknown := [name for name in entries if name not in padded_names] if isinstance(entries, Mapping) else []:
             raise ValueError(
                 f"{option}= names the field {unknown[0]!r}, which is not padded; padded fields are "
                 f"{', '.join(map(repr, padded_names)) or 'none'}"
@@ -199,16 +200,16 @@ def _check_names(function: str, target: str, example: str, names: Sequence[Any])
         raise TypeError(f"{function}() needs the names of the {target}, as in {example}, got {names}")
 
 
-def _check(to: Any, value: Any) -> None:
-    for label, sizes in _by_name("to", to):
+def _check_options(to: Any, value: Any) -> None:
+    for label, sizes in _label_entries("to", to):
         if sizes is not None and not (isinstance(sizes, tuple | list) and all(map(_is_size, sizes))):
             raise TypeError(f"{label} must be a tuple with one size (or None) per axis, got {sizes!r}")
-    for label, fill in _by_name("value", value):
+    for label, fill in _label_entries("value", value):
         if not isinstance(fill, Real):
             raise TypeError(f"{label} must be a number, got {fill!r}")
 
 
-def _by_name(option: str, argument: Any) -> list[tuple[str, Any]]:
+def _label_entries(option: str, argument: Any) -> list[tuple[str, Any]]:
     if isinstance(argument, Mapping):
         return [(f"{option}[{name!r}]", entry) for name, entry in argument.items()]
     return [(option, argument)]
@@ -222,9 +223,9 @@ class _Numbers(list[Any]):
     """A list of numbers that is a single leaf."""
 
 
-def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """Return the common structure of the samples, and the values of each leaf. Each list that has one
-    of the names in `lists` is one leaf."""
+def _collect_columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
+    """Return the common structure of the samples, and the values of each leaf. Each list whose name is in `lists` is
+    one leaf."""
     if not len(samples):
         raise ValueError("pad_collate() got no samples; a batch must have at least one")
     rows: list[list[Any]] = []
@@ -273,26 +274,26 @@ def _fold(
 def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Padded:
     import torch
 
-    tensors = _tensors(column, name)
+    tensors = _to_tensors(column, name)
     first_tensor = tensors[0]
     shapes = [tuple(tensor.shape) for tensor in tensors]
     to = (None,) * first_tensor.ndim if to is None else to
     if len(to) != first_tensor.ndim:
         raise ValueError(
-            f"to={to} must have one size for each dimension of {_leaf(name)}, whose shape is {shapes[0]}; give each "
+            f"to={to} must have one size for each dimension of {_subject(name)}, whose shape is {shapes[0]}; give each "
             f"field its own sizes: to={{name: sizes}}"
         )
     for axis, limit in enumerate(to):
         for row, shape in enumerate(shapes):
             if limit is not None and shape[axis] > limit:
                 raise CollateError(
-                    f"{_leaf(name)} of sample {row} of the batch has shape {shape}, which exceeds to={to} on axis "
+                    f"{_subject(name)} of sample {row} of the batch has shape {shape}, which exceeds to={to} on axis "
                     f"{axis}; increase to=, or truncate arrays in the dataset"
                 )
     if not _can_hold(first_tensor.dtype, value):
-        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first_tensor)}")
-    largest = map(max, zip(*shapes, strict=True))
-    size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest, strict=True))
+        raise ValueError(f"value={value!r} cannot be stored in {_subject(name)}, which is {dtype_of(first_tensor)}")
+    largest_sizes = map(max, zip(*shapes, strict=True))
+    size = tuple(maximum if limit is None else limit for limit, maximum in zip(to, largest_sizes, strict=True))
     if all(shape == size for shape in shapes):  # one copy on the device instead of N, for images after a crop
         data = torch.stack(tensors)
     else:
@@ -306,32 +307,32 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     return Padded(data, sizes, padding)
 
 
-def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
+def _to_tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     """Convert the arrays and lists of a leaf to tensors with the same number of axes and the same dtype."""
-    tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
-    non_empty = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
+    tensors = [_to_tensor(leaf, name, row) for row, leaf in enumerate(column)]
+    non_empty = next((tensor for tensor in tensors if _count_axes(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
         if isinstance(leaf, _Numbers) and not leaf and non_empty is not None:
-            tensors[row] = non_empty[:0]  # give an empty list the dtype and rank of the other rows
-    first_row = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
+            tensors[row] = non_empty[:0]  # give an empty list the dtype and number of axes of the others
+    first_row = next(row for row, tensor in enumerate(tensors) if _count_axes(tensor))
     for row, tensor in enumerate(tensors):
-        if _rank(tensor) != tensors[first_row].ndim:
+        if _count_axes(tensor) != tensors[first_row].ndim:
             kind = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
-                f"{_leaf(name)} is of shape {tuple(tensors[first_row].shape)} in sample {first_row} of the batch, but "
-                f"{kind} in sample {row}; padding does not change the number of dimensions, so return arrays with "
+                f"{_subject(name)} is of shape {tuple(tensors[first_row].shape)} in sample {first_row} of the batch, "
+                f"but {kind} in sample {row}; padding does not change the number of dimensions, so return arrays with "
                 "the same number of dimensions (for an empty array, use an axis of size 0)"
             )
     for row, tensor in enumerate(tensors):
         if tensor.dtype != tensors[0].dtype:
             raise CollateError(
-                f"{_leaf(name)} is {dtype_of(tensors[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
-                f"{row}; return arrays with the same dtype"
+                f"{_subject(name)} is {dtype_of(tensors[0])} in sample 0 of the batch, but {dtype_of(tensor)} in "
+                f"sample {row}; return arrays with the same dtype"
             )
     return tensors
 
 
-def _tensor(leaf: Any, name: str, row: int) -> Any:
+def _to_tensor(leaf: Any, name: str, row: int) -> Any:
     """Convert an array or a list of numbers to a tensor; return anything else unchanged."""
     import torch
 
@@ -345,17 +346,17 @@ def _tensor(leaf: Any, name: str, row: int) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(leaf, _Numbers):
             raise CollateError(
-                f"{_leaf(name)} of sample {row} of the batch is a list that is not an array of numbers ({error}); "
+                f"{_subject(name)} of sample {row} of the batch is a list that is not an array of numbers ({error}); "
                 "return numbers, and give nested lists the same length"
             ) from error
         remedy = remedy_for(leaf) or "return numbers"
         raise CollateError(
-            f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which torch does not support "
+            f"{_subject(name)} of sample {row} of the batch is an array of {leaf.dtype}, which torch does not support "
             f"({error}); {remedy}"
         ) from error
 
 
-def _rank(leaf: Any) -> int:
+def _count_axes(leaf: Any) -> int:
     """Return the number of axes of an array or a tensor; 0 for anything else."""
     return leaf.ndim if isinstance(leaf, np.ndarray) or is_tensor(leaf) else 0
 
@@ -384,10 +385,10 @@ def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
     try:
         return default_collate(column)
     except (TypeError, RuntimeError, ValueError) as error:
-        kinds = sorted({type(value).__name__ for value in column})
+        type_names = sorted({type(value).__name__ for value in column})
         hint = "" if only is None else f"; to pad it too, name it: gpuload.pad({', '.join(map(repr, (*only, name)))})"
         raise CollateError(
-            f"{_leaf(name)} ({', '.join(kinds)}) cannot be collated into a batch: {error}{hint}"
+            f"{_subject(name)} ({', '.join(type_names)}) cannot be collated into a batch: {error}{hint}"
         ) from error
 
 
@@ -401,5 +402,5 @@ def _can_hold(dtype: torch.dtype, value: float) -> bool:
     return bool(low <= value <= high and value == int(value))
 
 
-def _leaf(name: str) -> str:
+def _subject(name: str) -> str:
     return f"field {name!r}" if name else "the sample"

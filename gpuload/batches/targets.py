@@ -1,8 +1,8 @@
 """Transforming the targets of a batch (masks, boxes and keypoints) like their images.
 
-Runs in the main process, on the transfer stream, after the draws. Boxes and keypoints are transformed here with
-numpy (a few numbers per sample), masks by the stage's runner. Entries that belong to dropped boxes are removed from the
-leaves that the worker identified (`gpuload.workers.box_fields`).
+This module runs in the main process, on the transfer stream, after the random parameters have been drawn. It transforms
+boxes and keypoints with numpy (a few numbers per sample); the stage's runner transforms masks. Entries that belong to
+dropped boxes are removed from the leaves that the worker identified (`gpuload.workers.box_fields`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-__all__ = ["TargetStage", "moved_results", "sample_targets_of", "select_rows", "warning_on_targets"]
+__all__ = ["TargetStage", "restore_targets", "sample_targets_of", "select_rows", "target_warning"]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
@@ -43,61 +43,59 @@ class TargetStage:
     def __call__(
         self,
         columns: Columns,
-        finished: FinishedColumns,
+        outputs: FinishedColumns,
         pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> None:
-        """Transform the targets of a batch, and store the results in `finished`.
+        """Transform the targets of a batch, and store the results in `outputs`.
 
-        Its cells receive masks, boxes and keypoints as tensors (with a `MultiView`, as lists of tensors), and the
+        The cells receive masks, boxes and keypoints as tensors (with a `MultiView`, as lists of tensors), and the
         remaining entries of leaves that belong to dropped boxes, as tensors or arrays. Masks that are the same leaf in
         all rows, with one dtype and shape, are also stored in the full columns, as one tensor.
 
         Args:
             columns: the batch, without blocks.
-            finished: contains the draws, and receives the results.
+            outputs: contains the random parameters, and receives the results.
             pixels_of: returns the pixels of masks.
         """
         for masks in columns.masks:
-            self._move_masks(columns, finished, masks, pixels_of(masks))
+            self._move_masks(columns, outputs, masks, pixels_of(masks))
         if columns.points:
-            _move_points(columns, finished)
+            _move_points(columns, outputs)
 
-    def _move_masks(
-        self, columns: Columns, finished: FinishedColumns, masks: ImageColumn, pixels: RaggedImages
-    ) -> None:
+    def _move_masks(self, columns: Columns, outputs: FinishedColumns, masks: ImageColumn, pixels: RaggedImages) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
-        views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in finished.first_programs]
+        views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in outputs.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
         for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
-            finished.cells[row][leaf] = finished.of_views(results)
+            outputs.cells[row][leaf] = outputs.combine_views(results)
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
-            finished.full_columns[leaf] = finished.of_views(tensors)
+            outputs.full_columns[leaf] = outputs.combine_views(tensors)
 
 
-def _move_points(columns: Columns, finished: FinishedColumns) -> None:
+def _move_points(columns: Columns, outputs: FinishedColumns) -> None:
     """Transform boxes and keypoints, and remove entries that belong to dropped boxes or keypoints."""
     points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_numbers.tolist()}
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value
     samples_of_views: list[list[SampleTargets]] = []
-    for program in finished.first_programs:
+    for program in outputs.first_programs:
         samples = [sample_targets_of(targets.values()) for targets in points.values()]
         apply_records(program.records, samples)
         samples_of_views.append(samples)
-    cells, selections = finished.cells, []
+    cells, selections = outputs.cells, []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
-        views = [moved_results(targets, sample_targets) for sample_targets in samples]
-        cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
-        if finished.views is None and columns.fields:
+        views = [restore_targets(targets, sample_targets) for sample_targets in samples]
+        cells[row] |= {leaf: outputs.combine_views([results[leaf] for results in views]) for leaf in targets}
+        if outputs.views is None and columns.fields:
             selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
     values = [
         (cells[row][leaf] if leaf in cells[row] else unwrap(columns.values[leaf].get(row)), entries)
         for row, leaf, entries in selections
     ]
     for (row, leaf, _), value in zip(selections, select_rows(values), strict=True):
-        finished.full_columns.pop(leaf, None)
+        outputs.full_columns.pop(leaf, None)
         cells[row][leaf] = value
 
 
@@ -113,15 +111,16 @@ def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets
 
 
 def select_rows(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
-    """Yield the given rows (int64) of each tensor or array, with a single copy of all row numbers to the device."""
+    """Yield, for each tensor or array, the entries at these indices (int64). All indices are copied to the device
+    together."""
     entries = list(entries)
     uploads = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
-    uploaded = iter(upload_arrays([rows for _, rows in uploads], uploads[0][0]) if uploads else ())
+    device_rows = iter(upload_arrays([rows for _, rows in uploads], uploads[0][0]) if uploads else ())
     for value, rows in entries:
         if not isinstance(value, torch.Tensor):
             yield value[rows]
         else:
-            yield value[torch.from_numpy(rows)] if value.is_cpu else value.index_select(0, next(uploaded))
+            yield value[torch.from_numpy(rows)] if value.is_cpu else value.index_select(0, next(device_rows))
 
 
 def sample_targets_of(values: Iterable[Boxes | Keypoints]) -> SampleTargets:
@@ -131,33 +130,33 @@ def sample_targets_of(values: Iterable[Boxes | Keypoints]) -> SampleTargets:
         if isinstance(value, Boxes):
             sample_targets.boxes.append(to_xyxy(value.array, value.format))
         else:
-            kind = np.int64 if np.issubdtype(value.array.dtype, np.integer) else np.float64
-            sample_targets.points.append(value.array.astype(kind))
+            dtype = np.int64 if np.issubdtype(value.array.dtype, np.integer) else np.float64
+            sample_targets.points.append(value.array.astype(dtype))
     return sample_targets
 
 
-def warning_on_targets(chain: Chain, columns: Columns) -> str:
+def target_warning(chain: Chain, columns: Columns) -> str:
     """Return a warning if user-defined transforms may move the images of a batch but not its targets; otherwise "".
 
     Raises:
         ValueError: a transform has `moves_pixels = True`, but lacks a method for the batch's targets.
     """
-    kinds = {type(value) for column in columns.points.values() for value in column.values}
-    kinds |= {Mask} if columns.masks else set()
-    required_methods = [(method, kind) for method, kind, target in METHODS if target in kinds]
+    target_types = {type(value) for column in columns.points.values() for value in column.values}
+    target_types |= {Mask} if columns.masks else set()
+    required_methods = [(method, noun) for method, noun, target_type in METHODS if target_type in target_types]
     warnings: dict[str, None] = {}
     for call in chain.calls:
-        missing_methods = [(method, kind) for method, kind in required_methods if not call.has(method)]
+        missing_methods = [(method, noun) for method, noun in required_methods if not call.has(method)]
         if not missing_methods or call.moves_pixels is False:
             continue
-        (method, kind), *_ = missing_methods
+        (method, noun), *_ = missing_methods
         if call.moves_pixels:
             raise ValueError(
-                f"{call.display_name} moves pixels (moves_pixels = True) but has no {method}, which {kind} need; write "
-                f"this method, or return no {kind}"
+                f"{call.display_name} moves pixels (moves_pixels = True) but has no {method}, which {noun} need; write "
+                f"this method, or return no {noun}"
             )
         warnings[_images_only_message(call.display_name) if call.per != "images" else (
-            f"{call.display_name} has no {method}, so {kind} are not moved. If it moves pixels, write this method; if "
+            f"{call.display_name} has no {method}, so {noun} are not moved. If it moves pixels, write this method; if "
             "not, set moves_pixels = False in its class"
         )] = None  # fmt: skip
     if chain.module is not None:
@@ -173,8 +172,8 @@ def _images_only_message(display_name: str) -> str:
     )
 
 
-def moved_results(values: Mapping[int, Boxes | Keypoints], sample_targets: SampleTargets) -> dict[int, torch.Tensor]:
-    """Return a sample's transformed boxes and keypoints by leaf, each in its original format and dtype."""
+def restore_targets(values: Mapping[int, Boxes | Keypoints], sample_targets: SampleTargets) -> dict[int, torch.Tensor]:
+    """Return a sample's transformed boxes and keypoints, keyed by leaf, in their original formats and dtypes."""
     boxes, points = iter(sample_targets.boxes), iter(sample_targets.points)
     results = {}
     for leaf, value in values.items():

@@ -18,7 +18,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gpuload.errors import LINES, visible
+from gpuload.errors import UNESCAPED_WHITESPACE, visible
 from gpuload.packing.durable import write_file
 
 __all__ = [
@@ -45,7 +45,7 @@ def make_console(*, stderr: bool = False) -> Console:
 def echo(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
     """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
     names in data are untrusted. With `to_copy`, for commands and code, lines are not wrapped."""
-    visible_text = visible(text, LINES)
+    visible_text = visible(text, UNESCAPED_WHITESPACE)
     if console.is_terminal and not to_copy:
         visible_text = "\n".join(_wrap_line(line, console.width) for line in visible_text.split("\n"))
     console.print(visible_text, style=style, markup=False, emoji=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuload.errors import explains_foreign_arguments
+from gpuload.errors import explain_unknown_arguments
 
 __all__ = ["dataset_arguments"]
 
@@ -37,5 +37,5 @@ REPLACEMENTS: Final = {
     "num_workers": "gpuload.Loader(dataset, num_workers=…) reads in several processes",
 }
 
-dataset_arguments = explains_foreign_arguments(REPLACEMENTS.get)
+dataset_arguments = explain_unknown_arguments(REPLACEMENTS.get)
 """A decorator for the ``__init__`` of a dataset: the error for another library's argument names the replacement."""

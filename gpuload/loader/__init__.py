@@ -1,1 +1,1 @@
-"""`Loader`, its options and its cursor; sessions and epochs; state; the limits of the machine. Main process."""
+"""`Loader` with its options, sessions, epochs, state and statistics, and the machine's limits."""

@@ -1,6 +1,6 @@
 """The sentence that names a loader's bottleneck and a remedy.
 
-All shares refer to the time after the first batch of an epoch: before it, workers start and nothing is prefetched.
+All shares refer to the time after the first batch of an epoch. Before that, workers start and nothing is prefetched.
 
 The waiting time is checked first. If the loop waits less than 5% of the time, and the main process spends little time
 on loading, the training step is the bottleneck. Otherwise, the workers' counters show the reason: if workers are busy,
@@ -24,19 +24,19 @@ MIN_BATCHES: Final = 3
 # Thresholds, as shares of the time.
 NEGLIGIBLE: Final = 0.05  # not worth mentioning
 BUSY: Final = 0.75  # workers are the bottleneck if they are at least this busy on average
-CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for at least this share of the time in which it has a CPU
-CPU_CONTENTION: Final = 0.25  # CPUs are contended if runnable workers wait for a CPU for this share of their work
-CPUS_FULL: Final = 0.9  # the CPUs are fully used
+CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for this share of the time, excluding waits for a CPU
+CPU_CONTENTION: Final = 0.25  # CPUs are contended if workers wait for a CPU for this share of their work
+CPUS_FULL: Final = 0.9  # CPUs count as fully used from this utilization
 RING_FULL: Final = 0.2  # the ring is too small if it is full for this share of the time
 EPOCH_START: Final = 0.1  # starting workers in each epoch is the bottleneck if it takes this share of the epoch
 LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
-SMALL_LOCK_BYTES: Final = 64 << 20
+SMALL_LOCK_BYTES: Final = 64 << 20  # a lower limit explains why the ring is not page-locked
 RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
 class _Figures:
-    """Figures that are derived from a snapshot, which covers at least one batch."""
+    """Figures derived from a snapshot that covers at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -138,15 +138,15 @@ class _Figures:
     def more_workers_effect(self) -> str:
         """Describe the effect of more workers."""
         if self.suggested_workers is None:
-            cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
-            why = f"this process may use only {cpus}"
+            cpu_count = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
+            reason = f"this process may use only {cpu_count}"
             if self.cpus_are_full:
-                why = f"this process uses all of its {cpus}"
+                reason = f"this process uses all of its {cpu_count}"
             elif self.queued_share > CPU_CONTENTION:
-                why += (
+                reason += (
                     f", and other programs use them too: workers wait {self.queued_share:.0%} of their time for a CPU"
                 )
-            return f"more workers would not help, as {why}"
+            return f"more workers would not help, as {reason}"
         count, speedup = self.suggested_workers
         unit = "worker" if count == 1 else "workers"
         if self.queued_share > CPU_CONTENTION and self.cpu_bound:
@@ -159,7 +159,7 @@ class _Figures:
         return f"{count} {unit}{prefetch} would give about {speedup:.1f} times the throughput"
 
     def batches_ahead(self, workers: int) -> int:
-        """Return the number of batches that must be in flight to give each of this many workers a chunk."""
+        """Return how many batches must be in flight so that each of this many workers has a chunk."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
@@ -178,14 +178,14 @@ class _Figures:
     def lock_problem(self) -> str:
         """Describe why the ring is not page-locked."""
         limit = lockable_bytes()
-        why = "the driver refused it"
+        reason = "the driver refused it"
         if limit is not None and limit < SMALL_LOCK_BYTES:
-            why = f"this process may lock only {limit // 1024:,} KiB of memory"
-        return f"the ring is not page-locked ({why})"
+            reason = f"this process may lock only {limit // 1024:,} KiB of memory"
+        return f"the ring is not page-locked ({reason})"
 
 
 def advice(stats: Stats) -> str:
-    """Name the bottleneck and a remedy."""
+    """Return a sentence that names the bottleneck and a remedy."""
     count = stats.batches
     if not count:
         return NOTHING_LOADED
@@ -260,8 +260,8 @@ def _explain_wait(figures: _Figures) -> str:
 
 def _explain_tiny_images(figures: _Figures) -> str:
     """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
-    slow = figures.share_of_work(*figures.reading_parts) > 0.5 and figures.ms_per_sample("read") > 1.0
-    if slow or not 0 < figures.image_bytes <= SMALL_BYTES or figures.file_bytes > SMALL_BYTES:
+    is_slow_read = figures.share_of_work(*figures.reading_parts) > 0.5 and figures.ms_per_sample("read") > 1.0
+    if is_slow_read or not 0 < figures.image_bytes <= SMALL_BYTES or figures.file_bytes > SMALL_BYTES:
         return ""
     return (
         f"tiny images are the bottleneck: {figures.image_bytes:,.0f} bytes of pixels each, so most of the time is "
@@ -288,7 +288,7 @@ def _explain_reading(figures: _Figures) -> str:
             "its transforms to the Loader, which decodes only the region that the crop needs"
         )
     if "block" in stats.untried:
-        remedies.append('shuffle="block" reads neighbours together')
+        remedies.append('shuffle="block" reads neighbouring samples together')
     return "; ".join([f"{bottleneck} ({cost}): {figures.load_description}", figures.more_workers_effect, *remedies])
 
 
@@ -319,8 +319,8 @@ def _explain_work(figures: _Figures) -> str:
 
 
 def _explain_issuing(figures: _Figures, predicate: str, name: str = "") -> str:
-    """Name the part of ``next()`` (default: the bottleneck), its share of the loop's time after `predicate`, and a
-    remedy."""
+    """Return a sentence about a part of ``next()`` (default: the bottleneck): its name, `predicate`, its share of the
+    loop's time, and a remedy."""
     stats, name = figures.stats, name or figures.bottleneck
     share = figures.issuing_shares.get(name, figures.waiting)
     if stats.resident_bytes and name in ("wait", "rest"):
@@ -331,21 +331,22 @@ def _explain_issuing(figures: _Figures, predicate: str, name: str = "") -> str:
         )
     cost = f"{predicate} {share:.0%} of the loop's time"
     if name == "stage":
-        each = 1e3 * stats.part("stage", "main").seconds / stats.batches
+        stage_ms = 1e3 * stats.part("stage", "main").seconds / stats.batches
         remedy = (
             "transforms run on the CPU, in this process: use fewer or cheaper transforms, smaller images, or a GPU"
             if stats.device == "cpu"
             else "print(loader.plan()) shows what runs where"
         )
-        return f"the stage {cost}, {each:.3g} ms per batch; {remedy}"
+        return f"the stage {cost}, {stage_ms:.3g} ms per batch; {remedy}"
     if name == "copy":
         remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
         if stats.pinning_refused:
             remedy = f"{figures.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
         return f"copying batches to the device {cost}; {remedy}"
     if name == "device decode":
-        return f"waiting for the device's decoder {cost}; Decode(where='both', device_share=…) leaves some to workers"
-    cause = "a collate_fn, or samples of many parts" if figures.share("collate") > share / 2 else "many small chunks"
+        remedy = "Decode(where='both', device_share=…) leaves some images to workers"
+        return f"waiting for the device's decoder {cost}; {remedy}"
+    cause = "a collate_fn, or samples with many parts" if figures.share("collate") > share / 2 else "many small chunks"
     return (
         f"the main process {cost} to put batches together, probably because of {cause}; use larger batches, or fewer "
         "values per sample"

@@ -1,8 +1,8 @@
-"""The controller behind ``num_workers="auto"`` and ``prefetch_factor="auto"``. Runs in the main process.
+"""The controller behind ``num_workers="auto"`` and ``prefetch_factor="auto"``. It runs in the main process.
 
 `Autotune` is the tuning rule alone, without clock, processes or randomness. It belongs to a `Loader` and outlives its
-sessions. For each batch it receives the duration, and how much of it the loop waited. Once a *window* has enough
-batches for meaningful means, `decide` evaluates it. Each step is a *trial*: the next window shows whether the step had
+sessions. For each batch, it receives the duration and how long the loop waited. Once a *window* of batches is large
+enough for meaningful means, `decide` evaluates it. Each step is a *trial*: the next window shows whether the step had
 the intended effect. If not, the step is reverted, and its direction is *barred* for many batches. docs/autotuning.md
 describes the rule and its limits.
 
@@ -41,7 +41,7 @@ __all__ = ["MAX_AHEAD", "MAX_WORKER_GROWTH", "Autotune", "Load", "Room", "Settin
 # The share of the time that matters. If the loop waits for a larger share, and a step up would save that much, step up.
 # Otherwise step down, as long as that does not cost more.
 THRESHOLD: Final = 0.03
-SATURATED: Final = 0.75  # if workers are busier, they are the reason for waiting
+SATURATED: Final = 0.75  # if workers are busier than this, they are the reason for waiting
 MIN_EFFECT: Final = 1 / 3  # keep a step up if it achieved this fraction of its expected effect
 MAX_WORKER_GROWTH: Final = 4  # the maximum growth factor for workers in one step
 MAX_AHEAD: Final = 16
@@ -50,10 +50,10 @@ MAX_AHEAD: Final = 16
 # result is clear.
 MIN_BATCHES, MIN_S, MAX_DISAGREEMENT, MAX_STRETCH, OBVIOUS_WAIT = 4, 0.1, 0.1, 3, 0.5
 RARE_BATCHES: Final = 12  # the minimum where waits are rare, and once tuning has settled
-BAR_BATCHES, MAX_BAR_BATCHES = 500, 16_000  # batches
+BAR_BATCHES, MAX_BAR_BATCHES = 500, 16_000  # how long a direction is barred, at first and at most
 RELATIVE_CHANGE: Final = 0.3  # if a batch's time changes this much in two windows, the loop or the data have changed
-PAUSE = 5, 0.005  # cap a batch's own time at 5 times the median plus 5 ms, since the loop may pause, as for validation
-MEMORY_SHARE: Final = 2  # a step uses at most 1/MEMORY_SHARE of the free memory, since its usage is only estimated
+PAUSE = 5, 0.005  # cap a batch's own time at 5 times the median + 5 ms: the loop may pause, e.g. for validation
+MEMORY_SHARE: Final = 2  # a step uses at most 1/MEMORY_SHARE of the free memory, since a step's usage is only estimated
 
 Direction = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
 logger = logging.getLogger("gpuload")
@@ -86,12 +86,12 @@ class Step(NamedTuple):
 
     before: Setting
     after: Setting
-    why: str
+    reason: str
     skip: int
 
     def __str__(self) -> str:
         numbers = zip(("num_workers", "prefetch_factor"), self.before, self.after, strict=True)
-        return f"{', '.join(f'{name} {old} → {new}' for name, old, new in numbers if old != new)}: {self.why}"
+        return f"{', '.join(f'{name} {old} → {new}' for name, old, new in numbers if old != new)}: {self.reason}"
 
 
 class _Means(NamedTuple):
@@ -104,7 +104,7 @@ class _Means(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """The share of the time that the loop waited."""
+        """Return the share of the time that the loop waited."""
         return self.waited_s / self.seconds if self.seconds else 0.0
 
     @property
@@ -139,8 +139,8 @@ class _Trial(NamedTuple):
     after: Setting
     means: _Means
 
-    def helped(self, means: _Means) -> bool:
-        """Whether the step had the intended effect."""
+    def was_effective(self, means: _Means) -> bool:
+        """Return whether the step had the intended effect."""
         if self.direction == "more workers":
             return means.seconds <= (1 - MIN_EFFECT * self.means.gain(self.after.workers)) * self.means.seconds
         if self.direction == "more ahead":
@@ -181,14 +181,14 @@ class Autotune:
     Attributes:
         setting: the desired setting.
         chunks: the number of chunks per batch; set by the `Tuner`.
-        settled: whether no trial is running, and there is nothing left to try.
+        is_settled: whether no trial is running, and there is nothing left to try.
         verdict: why the rule has settled.
     """
 
     def __init__(self, start: Setting, *, cpus: int, workers: bool = True, ahead: bool = True) -> None:
         self.setting = self._start = start
         self.chunks = 1
-        self.settled = False
+        self.is_settled = False
         self.verdict = ""
         self._cpus = cpus
         self._tunes = {"workers": workers, "ahead": ahead}
@@ -199,23 +199,25 @@ class Autotune:
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
-    def watch(self, seconds: float, waited_s: float) -> bool:
-        """Add a batch that came `seconds` after the previous one. Return whether the window is ready for `decide`."""
+    def add_batch(self, seconds: float, waited_s: float) -> bool:
+        """Add a batch, `seconds` after the previous batch; return whether the window is ready for `decide`."""
         self._batches += 1
         self._window.append((max(0.0, seconds - waited_s), waited_s))
         count, minimum = len(self._window), self._min_batches
         if count < minimum or (count - minimum) % (minimum // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
             return False
-        is_obvious = not self.settled and sum(waited_s for _, waited_s in self._window) > OBVIOUS_WAIT * total_s
+        is_obvious = not self.is_settled and sum(waited_s for _, waited_s in self._window) > OBVIOUS_WAIT * total_s
         if is_obvious or count >= MAX_STRETCH * minimum:
             return True
-        early, late = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
-        return abs(early - late) <= MAX_DISAGREEMENT * (early + late) / 2
+        early_s, late_s = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
+        return abs(early_s - late_s) <= MAX_DISAGREEMENT * (early_s + late_s) / 2
 
     @property
     def _min_batches(self) -> int:
-        is_rare = self.settled or (self._trial is not None and self._trial.before.ahead != self.setting.ahead)
-        return max(RARE_BATCHES if is_rare else MIN_BATCHES, 4 * self._concurrent_batches)
+        needs_more_batches = self.is_settled or (
+            self._trial is not None and self._trial.before.ahead != self.setting.ahead
+        )
+        return max(RARE_BATCHES if needs_more_batches else MIN_BATCHES, 4 * self._concurrent_batches)
 
     @property
     def _concurrent_batches(self) -> int:
@@ -236,7 +238,7 @@ class Autotune:
     # -- trials -----------------------------------------------------------------------------------------------------
 
     def accept_limit(self, workers: int) -> None:
-        """Set the number of workers to the number that could be started."""
+        """Set the number of workers to the number that could be started, and end the trial."""
         self.setting = self.setting._replace(workers=workers)
         self._trial = None
         self.discard_window()
@@ -251,16 +253,18 @@ class Autotune:
             if bar.different_windows == 2:
                 bar.until = 0
         trial, self._trial = self._trial, None
-        if trial is not None and not trial.helped(means):
+        if trial is not None and not trial.was_effective(means):
             if (
                 trial.direction.startswith("more")
                 and not means.is_busy
                 and (step := self._try("more ahead", means, room))
             ):
-                self._trial = trial  # continue the trial, since raising both numbers may help where one does not
+                self._trial = trial  # continue the trial: raising both numbers may help where raising one does not
                 return step
             batches = self._bar(trial.direction, trial.means)
-            return self._step(trial.before, f"{trial.describe_failure(means)}; not tried again for {batches} batches")
+            return self._change_setting(
+                trial.before, f"{trial.describe_failure(means)}; not tried again for {batches} batches"
+            )
         if trial is not None and trial.direction == "more workers":
             self._bar("fewer workers", means)  # the new workers helped, so do not remove them soon
         directions: tuple[Direction, ...] = ("fewer workers", "less ahead")
@@ -269,7 +273,7 @@ class Autotune:
             directions = ("more workers", "more ahead") if means.is_busy else ("more ahead", "more workers")
             self.verdict = f"the loop waits {means.waiting:.0%} of the time, and larger numbers do not help"
         step = self._try(directions[0], means, room) or self._try(directions[1], means, room)
-        self.settled = step is None
+        self.is_settled = step is None
         return step
 
     def _bar(self, direction: Direction, means: _Means) -> int:
@@ -285,24 +289,24 @@ class Autotune:
             return None
         before = self.setting
         if direction == "more workers":
-            after = before._replace(workers=self._more_workers(means, room))
+            after = before._replace(workers=self._next_workers(means, room))
         elif direction == "fewer workers":
             after = before._replace(workers=min(before.workers, max(1, math.ceil(means.load.busy / SATURATED))))
         elif direction == "more ahead":
-            after = before._replace(ahead=self._more_ahead(room))
+            after = before._replace(ahead=self._next_ahead(room))
         else:
             is_stable = self._batches - self._changed_at >= BAR_BATCHES
             after = before._replace(ahead=max(self._start.ahead, before.ahead // 2)) if is_stable else before
         if after == before:
             return None
         self._trial = _Trial(direction, before, after, means)
-        return self._step(
+        return self._change_setting(
             after,
             f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms per "
             f"batch), and {means.load.busy:.1f} of {before.workers} workers are busy",
         )
 
-    def _more_workers(self, means: _Means, room: Callable[[], Room]) -> int:
+    def _next_workers(self, means: _Means, room: Callable[[], Room]) -> int:
         """Return the number of workers that the work needs, within the limits; the current number if more workers would
         not save enough time."""
         current = self.setting.workers
@@ -320,16 +324,16 @@ class Autotune:
         workers = min(maximum, max(current + 1, math.ceil(min(required_workers, MAX_WORKER_GROWTH * current))))
         return current if means.gain(workers) < THRESHOLD else workers
 
-    def _more_ahead(self, room: Callable[[], Room]) -> int:
+    def _next_ahead(self, room: Callable[[], Room]) -> int:
         current = self.setting.ahead
         return current if current >= MAX_AHEAD else max(current, min(2 * current, MAX_AHEAD, room().ahead))
 
-    def _step(self, after: Setting, why: str) -> Step:
+    def _change_setting(self, after: Setting, reason: str) -> Step:
         before, self.setting, self._changed_at = self.setting, after, self._batches
         skip = 2 * self._concurrent_batches - 1
         if after.workers < before.workers or after.ahead != before.ahead:
             skip += max(before.ahead, after.ahead)  # batches that are already prefetched hide the effect at first
-        return Step(before, after, why, skip)
+        return Step(before, after, reason, skip)
 
 
 def _ms(seconds: float) -> str:
@@ -353,7 +357,7 @@ class Tuner:
         self._last_yielded_at: float | None = None  # when the last batch was yielded
         self._skip = 0
         self._update_chunks()
-        self._restart()
+        self._begin_window()
         self._set_cpu_threads()
 
     def begin(self) -> None:
@@ -366,31 +370,31 @@ class Tuner:
         now = time.perf_counter()
         last_yielded_at, self._last_yielded_at = self._last_yielded_at, now
         if last_yielded_at is None:
-            self._since = None
+            self._start_clocks = None
         elif not self._pool.is_steady:
             if self._pool.max_workers < self._autotune.setting.workers:
                 self._autotune.accept_limit(self._pool.size)
                 self._apply()
-            self._restart()
+            self._begin_window()
         elif self._skip > 0:
             self._skip -= 1
-        elif self._since is None:
-            self._since = self._pool.busy_s(), self._pool.wanted_cpu_s()
+        elif self._start_clocks is None:
+            self._start_clocks = self._pool.busy_s(), self._pool.wanted_cpu_s()
         else:
             self._seconds += now - last_yielded_at
-            if self._autotune.watch(now - last_yielded_at, waited_s):
+            if self._autotune.add_batch(now - last_yielded_at, waited_s):
                 self._decide()
 
-    def _restart(self) -> None:
+    def _begin_window(self) -> None:
         """Begin a new window."""
-        self._since: tuple[float, dict[int, float]] | None = None  # the workers' clocks when the window (re)began
-        self._busy_s = self._cpu_s = self._seconds = 0.0  # the window's totals before that moment
+        self._start_clocks: tuple[float, dict[int, float]] | None = None  # the workers' clocks at the beginning
+        self._busy_s = self._cpu_s = self._seconds = 0.0  # the window's totals before its last interruption
         self._autotune.discard_window()
 
     def _add_to_totals(self) -> None:
-        """Add the workers' times since the window (re)began to its totals."""
-        if self._since is not None:
-            (busy_s, cpu_s), self._since = self._since, None
+        """Add the workers' times since the window began or resumed to its totals."""
+        if self._start_clocks is not None:
+            (busy_s, cpu_s), self._start_clocks = self._start_clocks, None
             self._busy_s += self._pool.busy_s() - busy_s
             self._cpu_s += sum(after - cpu_s[pid] for pid, after in self._pool.wanted_cpu_s().items() if pid in cpu_s)
 
@@ -399,9 +403,9 @@ class Tuner:
         busy = self._busy_s / self._seconds
         load = Load(busy, self._cpu_s / self._seconds or busy)  # without CPU times, assume that busy workers compute
         self._update_chunks()
-        was_settled = self._autotune.settled
+        was_settled = self._autotune.is_settled
         step = self._autotune.decide(load, self._room)
-        self._restart()
+        self._begin_window()
         if step is not None:
             self._skip = step.skip
             self._apply()
@@ -431,8 +435,8 @@ class Tuner:
         if memory is not None:
             worker_limits.append((current.workers + memory // MEMORY_SHARE // self._worker_bytes(), "memory"))
         if (descriptors := descriptors_left()) is not None:
-            additional = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
-            worker_limits.append((current.workers + additional, "open files"))
+            additional_workers = (descriptors - START_DESCRIPTORS - SPARE_DESCRIPTORS) // WORKER_DESCRIPTORS
+            worker_limits.append((current.workers + additional_workers, "open files"))
         if (processes := processes_left()) is not None:
             worker_limits.append((current.workers + processes[0] // MEMORY_SHARE, "processes"))
         workers, limit_name = min(worker_limits)
@@ -442,18 +446,18 @@ class Tuner:
         ahead = ring.ring_bytes // batch_bytes - 2
         if memory is not None:
             ahead = min(ahead, current.ahead + memory // MEMORY_SHARE // batch_bytes)
-        if self._options.order.iterable:  # where `ahead` is per worker
+        if self._options.order.iterable:  # then `ahead` is the number of batches per worker
             ahead //= current.workers
         return Room(workers, max(DEFAULT_PREFETCH, ahead), limit_name)
 
     def _worker_bytes(self) -> int:
         """Return the memory to expect for another worker: the largest private memory of the current workers."""
-        sizes = [WORKER_BYTES]
+        private_bytes = [WORKER_BYTES]
         for pid in self._pool.pids:
             try:
                 with open(f"/proc/{pid}/statm") as file:
                     _, resident, shared, *_ = map(int, file.read().split())
             except OSError:  # the worker has ended
                 continue
-            sizes.append((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
-        return max(sizes)
+            private_bytes.append((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
+        return max(private_bytes)

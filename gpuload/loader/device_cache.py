@@ -1,12 +1,12 @@
 """Filling a `DeviceCached`: the loader's workers read every sample once, before the first batch.
 
-Samples are read before the first batch, not during the first epoch, for three reasons. Files are read in their order,
-which is faster on disks and in shards. A dataset that does not fit is rejected before training begins, based on
-probes from the entire dataset, instead of in the middle of an epoch. And an epoch can begin anywhere, on any rank, with
-any sampler, since all batches are made in the same way. The price is that the loop waits for one decoding pass.
+Samples are read before the first batch, not during the first epoch, for three reasons. Files are read in order, which
+is faster on disks and in shards. A dataset that does not fit is rejected before training begins, based on probes from
+the entire dataset, instead of in the middle of an epoch. And an epoch can begin anywhere, on any rank, with any
+sampler, since all batches are made in the same way. The price is that the loop waits for one decoding pass.
 
-Runs in the main process, at the first `iter()` whose samples are not cached yet. This pass has its own ring and
-workers, which end with it. The cached samples belong to the `DeviceCached`.
+This module runs in the main process, at the first `iter()` whose samples are not cached yet. The pass has its own ring
+and workers, which end with it. The cached samples belong to the `DeviceCached`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpuload.workers.faults import Faults
 from gpuload.workers.feed import Feed
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["cached_samples", "describe_cache"]
+__all__ = ["describe_cache", "load_cached_samples"]
 
 PROBES = 64  # samples used to estimate the total size; they are read twice
 HEADROOM = 1.03  # allocate more than the estimate if image sizes differ
@@ -46,71 +46,71 @@ PROGRESS_S = 10.0
 HALF_OF_FREE = ", of which it uses at most half", "set bytes_limit to use more"
 
 
-def cached_samples(options: Options) -> CachedSamples | None:
+def load_cached_samples(options: Options) -> CachedSamples | None:
     """Return all samples of the loader's `DeviceCached`, reading them if necessary; None if the dataset has none.
 
     Raises:
         LimitError: the samples do not fit into memory.
         WorkerError: workers died too often.
     """
-    if (cached := options.device_cached) is None:
+    if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    key = _key(options, cached, device)
-    if key not in cached.cached_data:
-        cached.cached_data[key] = _read(options, cached, device)
-    return cached.cached_data[key]
+    key = _cache_key(options, device_cached, device)
+    if key not in device_cached.cached_data:
+        device_cached.cached_data[key] = _read_samples(options, device_cached, device)
+    return device_cached.cached_data[key]
 
 
 def describe_cache(options: Options) -> str | None:
     """Describe where the samples of the loader's `DeviceCached` are; None if the dataset has none."""
-    if (cached := options.device_cached) is None:
+    if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    samples = cached.cached_data.get(_key(options, cached, device))
+    samples = device_cached.cached_data.get(_cache_key(options, device_cached, device))
     if samples is None:
-        return f"{len(cached):,} will be cached on {device} at the first iter()"
+        return f"{len(device_cached):,} will be cached on {device} at the first iter()"
     on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
-    return f"{len(cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
+    return f"{len(device_cached):,} are cached on {device}: {_mb(samples.memory.nbytes)}{on_cpu}"
 
 
-def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
+def _cache_key(options: Options, device_cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
     """Return a key for how the loader reads samples; loaders with the same key share the cache."""
     chain = options.chain
-    seed = None if is_deterministic(cached.dataset) else options.order.seed
+    seed = None if is_deterministic(device_cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
-    kinds = options.plain, chain.moves_pixels, collates, options.workers.decode, seed
-    return str(device), len(cached), *kinds, *flattening_key(chain)
+    settings = options.is_plain, chain.moves_pixels, collates, options.workers.decode, seed
+    return str(device), len(device_cached), *settings, *flattening_key(chain)
 
 
 class Budget:
     """The memory that a `DeviceCached` may use: at most `bytes_limit`, or half of the initially free memory.
 
     Args:
-        cached: the dataset.
-        device: the device for pixels; all other values are kept on the CPU.
+        device_cached: the dataset.
+        device: the device for pixels; all other values are stored on the CPU.
     """
 
-    def __init__(self, cached: DeviceCached, device: torch.device) -> None:
-        limit, self.samples, self.device = cached.bytes_limit, len(cached), device
+    def __init__(self, device_cached: DeviceCached, device: torch.device) -> None:
+        limit, self.samples, self.device = device_cached.bytes_limit, len(device_cached), device
         # Bytes, whether the limit applies to pixels, whether it applies to other values, the reason, and a remedy.
         self._limits: list[tuple[int, bool, bool, str, str]] = []
         if limit is not None:
             self._limits.append((limit, True, True, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
-        half, remedy = HALF_OF_FREE if limit is None else ("", "free some memory")
-        free = {"cpu": available_bytes()}
+        usage_note, remedy = HALF_OF_FREE if limit is None else ("", "free some memory")
+        free_bytes = {"cpu": available_bytes()}
         if device.type != "cpu":
-            free[str(device)] = devices.Accelerator(device).free_bytes()
-        for device_name, nbytes in free.items():
+            free_bytes[str(device)] = devices.Accelerator(device).free_bytes()
+        for device_name, nbytes in free_bytes.items():
             if nbytes is not None:  # None means unknown, so there is no limit
                 allowed_bytes, reason = (
-                    nbytes // 2 if half else nbytes,
-                    f"{_mb(nbytes)} are free on {device_name}{half}",
+                    nbytes // 2 if usage_note else nbytes,
+                    f"{_mb(nbytes)} are free on {device_name}{usage_note}",
                 )
                 self._limits.append((allowed_bytes, device_name == str(device), device_name == "cpu", reason, remedy))
 
-    def with_headroom(self, pixel_bytes: int) -> int:
-        """Return the estimated bytes of pixels plus some headroom, but no more than the limits allow."""
+    def add_headroom(self, pixel_bytes: int) -> int:
+        """Return the estimated bytes of pixels plus some headroom, up to the limits."""
         return min(
             [
                 int(pixel_bytes * HEADROOM),
@@ -119,8 +119,8 @@ class Budget:
         )
 
     def check(self, pixel_bytes: int, other_bytes: int, basis: str) -> None:
-        """Raise a LimitError if this many bytes of pixels and of other values are too much. `basis` says where the
-        numbers come from."""
+        """Raise a LimitError if this many bytes of pixels and of other values exceed a limit. `basis` says, in the
+        message, how the two figures were obtained."""
         for allowed_bytes, limits_pixels, limits_others, reason, remedy in self._limits:
             if pixel_bytes * limits_pixels + other_bytes * limits_others > allowed_bytes:
                 raise LimitError(
@@ -131,55 +131,55 @@ class Budget:
                 )
 
 
-def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
+def _read_samples(options: Options, device_cached: DeviceCached, device: torch.device) -> CachedSamples:
     """Read a few samples to estimate the total size, then all samples in order."""
-    count, began_s = len(cached), perf_counter()
-    budget = Budget(cached, device)
+    count, began_s = len(device_cached), perf_counter()
+    budget = Budget(device_cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
-    with _open_feed(options, cached, device) as feed:
+    with _open_feed(options, device_cached, device) as feed:
         if count:
             memory.reserve(_estimate_pixel_bytes(feed, budget))
         logged_s = perf_counter()
         size = feed.chunk_size * CHUNKS_PER_WORKER * max(1, feed.workers)
-        for batch in _batches(feed, np.arange(count), size):
-            done = batch.spec.step * size
-            budget.check(memory.used_bytes, samples.host_bytes, f"for only the first {done:,} samples")
-            _add(batch, samples)
+        for batch in _read_batches(feed, np.arange(count), size):
+            read_count = batch.spec.step * size
+            budget.check(memory.used_bytes, samples.host_bytes, f"for only the first {read_count:,} samples")
+            _cache_batch(batch, samples)
             samples.errors |= {error.index: error for error in batch.errors}
             feed.release(batch)
             if perf_counter() - logged_s > PROGRESS_S:
                 logged_s = perf_counter()
-                log.cache_progress(done, count)
+                log.report_cache_progress(read_count, count)
         del batch  # its arrays are views of the ring
     samples.finish()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
-    log.cache_filled(samples, device, perf_counter() - began_s)
+    log.report_filled_cache(samples, device, perf_counter() - began_s)
     return samples
 
 
 def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
-    """Estimate the bytes to reserve for all pixels from a few samples; raise a LimitError if they do not fit."""
-    numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
-    probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # only measures
+    """Estimate the bytes to reserve for all pixels from a few samples; raise a LimitError if the samples do not fit."""
+    indices = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
+    probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # counts bytes, stores none
     ends = [0]
-    for batch in _batches(feed, numbers, 1):  # one at a time, to measure each sample's size
-        _add(batch, probes)
+    for batch in _read_batches(feed, indices, 1):  # one at a time, to measure each sample's size
+        _cache_batch(batch, probes)
         ends.append(memory.used_bytes)
         feed.release(batch)
-    pixel_bytes, other_bytes = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
-    budget.check(pixel_bytes, other_bytes, f"estimated from {len(numbers)} samples")
-    log.cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
+    pixel_bytes, other_bytes = (nbytes * budget.samples // len(indices) for nbytes in (ends[-1], probes.host_bytes))
+    budget.check(pixel_bytes, other_bytes, f"estimated from {len(indices)} samples")
+    log.report_cache_start(budget.samples, pixel_bytes, other_bytes, budget.device)
     if len(set(np.diff(ends))) == 1:
         return pixel_bytes
-    return budget.with_headroom(pixel_bytes)
+    return budget.add_headroom(pixel_bytes)
 
 
 @contextlib.contextmanager
-def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
+def _open_feed(options: Options, device_cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, decodes_full_images=True), dataset=cached.dataset)
+    job = replace(job_for(options, 0, decodes_full_images=True), dataset=device_cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()
@@ -205,16 +205,16 @@ def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> 
             stack.close()
 
 
-def _batches(feed: Feed, numbers: np.ndarray, size: int) -> Iterator[Batch]:
-    """Yield the batches of these samples."""
-    parts = (numbers[start : start + size] for start in range(0, len(numbers), size))
+def _read_batches(feed: Feed, indices: np.ndarray, size: int) -> Iterator[Batch]:
+    """Read the samples with these indices, and yield them in batches of `size`."""
+    parts = (indices[start : start + size] for start in range(0, len(indices), size))
     feed.begin(BatchSpec(step, 0, part, part, may_be_dropped=True) for step, part in enumerate(parts))
     feed.await_engine()
     while (batch := feed.take()) is not None:
         yield batch
 
 
-def _add(batch: Batch, samples: CachedSamples) -> None:
+def _cache_batch(batch: Batch, samples: CachedSamples) -> None:
     """Cache the samples of a batch that were read successfully."""
     for part in batch.parts:
         if part.content is not None and part.content.rows and part.data is not None:

@@ -1,7 +1,7 @@
-"""One epoch of a `Loader`: the iterator that yields its batches, its progress, and the place of the next epoch.
+"""One epoch of a `Loader`: the iterator that yields its batches, its progress, and where the next epoch begins.
 
 An `Epoch` runs in the thread that iterates. `Cursor` and `Progress` do not depend on sessions or workers. A `Cursor` is
-immutable: the loader replaces it in one assignment, so a Ctrl-C before that changes nothing.
+immutable: the loader replaces it in one assignment, so a Ctrl-C before the assignment changes nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Progress:
     Attributes:
         start: the place where the epoch began.
         remaining_batches: the number of remaining batches; None means unknown.
-        place: all samples before this place are done. A batch that raised an error counts as done once another batch
-            follows.
+        place: the place before which all samples are done. A batch that raised an error counts as done once another
+            batch follows.
         has_begun: whether a batch has been yielded.
         end_reason: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """
@@ -80,7 +80,7 @@ class Epoch(Iterator[Any]):
                         if progress.end_reason
                         else StopIteration
                     )
-                if session.ready is None and not session.advance(self._loader.info):
+                if session.next_batch is None and not session.advance(self._loader.info):
                     is_over = True
                     progress.end_reason, progress.remaining_batches, progress.has_begun = "", 0, True
                     if progress.place.epoch == progress.start.epoch:
@@ -89,21 +89,21 @@ class Epoch(Iterator[Any]):
                 if not self._loader.persistent_workers:
                     self._loader.close()
                 raise StopIteration
-            # From here on no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
+            # From here on, no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
             # arrives before this line, the next `__next__` yields the batch.
-            ready, session.ready = session.ready, None
-            if ready is not None:
+            batch, session.next_batch = session.next_batch, None
+            if batch is not None:
                 progress.has_begun = True
                 if progress.remaining_batches is not None:
                     progress.remaining_batches -= 1
                 try:
-                    if ready.error is not None:
-                        raise ready.error
-                    if ready.after is not None:
-                        progress.place = ready.after
-                    return ready.value
+                    if batch.error is not None:
+                        raise batch.error
+                    if batch.after is not None:
+                        progress.place = batch.after
+                    return batch.value
                 finally:
-                    del ready  # otherwise this frame and the error would form a reference cycle
+                    del batch  # otherwise this frame and the error would form a reference cycle
 
     def __del__(self) -> None:
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
@@ -148,29 +148,29 @@ class Cursor:
         inspect the iterator."""
         return self.chosen_place is None and self.last_progress is not None and not self.last_progress.has_begun
 
-    def set_epoch(self, epoch: int, *, running: bool) -> Cursor:
+    def set_epoch(self, epoch: int, *, is_running: bool) -> Cursor:
         """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
-        session is `running`, `epoch` remains the number of its last epoch."""
+        session is running, `epoch` remains the number of its last epoch."""
         is_same = epoch == self.next_place.epoch
         if is_same and self._replaces_last:  # the epoch has already begun: Lightning calls iter() first
             return replace(self, epoch_sent=epoch)
         cursor = self.go_to(
-            self.next_place if is_same else Place(epoch, 0), running=running, is_loaded=self.is_loaded and is_same
+            self.next_place if is_same else Place(epoch, 0), is_running=is_running, is_loaded=self.is_loaded and is_same
         )
         return replace(cursor, epoch_sent=epoch)
 
-    def go_to(self, place: Place, *, running: bool, is_loaded: bool = False) -> Cursor:
+    def go_to(self, place: Place, *, is_running: bool, is_loaded: bool = False) -> Cursor:
         """Return the cursor whose next epoch begins at this place."""
-        return replace(self, chosen_place=place, is_loaded=is_loaded, epoch=self.epoch if running else place.epoch)
+        return replace(self, chosen_place=place, is_loaded=is_loaded, epoch=self.epoch if is_running else place.epoch)
 
-    def start(self, schedule: Schedule) -> Progress:
-        """Return the progress of an epoch that begins now."""
+    def start_progress(self, schedule: Schedule) -> Progress:
+        """Return the initial progress of the next epoch."""
         start = self.next_place
         remaining_batches = schedule.steps(start)
         return Progress(
             start,
             remaining_batches,
-            Place(start.epoch + 1, 0) if remaining_batches == 0 else self._with_saved_state(start),
+            Place(start.epoch + 1, 0) if remaining_batches == 0 else self._add_saved_state(start),
         )
 
     def begin(self, progress: Progress) -> Cursor:
@@ -190,11 +190,11 @@ class Cursor:
     @property
     def place(self) -> Place:
         """Return the place to save in a state: the loaded place, if any; otherwise the last epoch's place or, if that
-        epoch has ended and another was chosen, the next epoch's place."""
+        epoch has ended and a place was chosen, the next epoch's place."""
         if self.is_loaded:
             return self.next_place
         if self.last_progress is None or (self.chosen_place is not None and not self.last_progress.is_open):
-            return self._with_saved_state(self.next_place)
+            return self._add_saved_state(self.next_place)
         return self.last_progress.place
 
     @property
@@ -202,9 +202,9 @@ class Cursor:
         """Whether no state was loaded and the last epoch has not yielded a batch."""
         return not self.is_loaded and (self.last_progress is None or not self.last_progress.has_begun)
 
-    def _with_saved_state(self, place: Place) -> Place:
-        """Return the place; at the beginning of an epoch, with the state of the sampler or dataset at the end of the
-        previous epoch."""
+    def _add_saved_state(self, place: Place) -> Place:
+        """Return the place. At the beginning of an epoch, add the state that the sampler or dataset had at the end of
+        the previous epoch."""
         if self.last_progress is None or place != Place(place.epoch, 0):
             return place
         end = self.last_progress.place

@@ -1,8 +1,8 @@
 """`headspace`: how much faster a training loop could be with a loader that takes no time.
 
-The loop first gets batches from its own loader, then copies of one batch, which are available immediately. The second
-rate is the loop's speed without a loader, which bounds the benefit of a faster loader. Runs in the thread that
-iterates. The loader's epoch ends between the two measurements, so that its workers use no CPUs during the second.
+The loop first gets batches from its own loader, then copies of one batch, which are available immediately. Its rate
+with the copies bounds the benefit of a faster loader. This module runs in the thread that iterates. The loader's epoch
+ends between the two measurements, so that its workers use no CPUs during the second.
 
 The host runs ahead of a GPU, so the device is synchronized at the beginning and end of each measurement, but not within
 it.
@@ -105,7 +105,7 @@ class Headspace(Iterator[Any]):
     """An iterator over the batches of `headspace`, which ends with the rates.
 
     Attributes:
-        rates: both rates; None until the loop requests another batch after the last one.
+        rates: both rates; None until the loop has requested another batch after the last one.
     """
 
     def __init__(self, loader: Iterable[Any], steps: int) -> None:
@@ -113,8 +113,8 @@ class Headspace(Iterator[Any]):
         self._loader, self._steps = loader, steps
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
-        self._first_batch: Any = None  # a copy of the first batch, made before the loop saw it
-        self._devices: set[torch.device] = set()  # the devices of its tensors, except the CPU
+        self._first_batch: Any = None  # a copy of the first batch, made before the loop received it
+        self._devices: set[torch.device] = set()  # the devices of the batch's tensors, except the CPU
         self._began_s = self._loader_s = 0.0
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Headspace(Iterator[Any]):
             self._began_s = self._synchronized_time()
         elif self._delivered == len(self):
             self._end()
-        batch = self._from_loader() if self._delivered < loader_batches else self._copy()
+        batch = self._load_batch() if self._delivered < loader_batches else self._copy_first_batch()
         self._delivered += 1
         return batch
 
@@ -144,8 +144,8 @@ class Headspace(Iterator[Any]):
             print(self.rates)
         raise StopIteration(self.rates)
 
-    def _from_loader(self) -> Any:
-        for batches in (self._batches, self._loader):  # the remaining batches of an epoch, then the next epoch
+    def _load_batch(self) -> Any:
+        for batches in (self._batches, self._loader):  # the rest of the epoch, then the next epoch
             if batches is not None:
                 self._batches = iter(batches)
                 for batch in self._batches:
@@ -154,15 +154,16 @@ class Headspace(Iterator[Any]):
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
-        minimum = WARM_UP + 1
-        remedy = f"steps={self._delivered - WARM_UP}, or " if self._delivered >= minimum else ""
+        min_batches = WARM_UP + 1
+        remedy = f"steps={self._delivered - WARM_UP}, or " if self._delivered >= min_batches else ""
         raise ValueError(
             f"headspace(steps={self._steps}) needs {WARM_UP + self._steps} batches, including {WARM_UP} to warm up, "
             f"but the loader ended after {self._delivered}; use {remedy}a loader that can be iterated over repeatedly"
         )
 
-    def _copy(self) -> Any:
-        """Return a new copy. On the CPU, the time to copy is not counted; a GPU copies a batch in microseconds."""
+    def _copy_first_batch(self) -> Any:
+        """Return a new copy of the first batch. The copying time is not counted on the CPU; a GPU copies in
+        microseconds."""
         began_s = perf_counter()
         batch = _copy_batch(self._first_batch)
         if not self._devices:

@@ -6,9 +6,9 @@ Therefore the limits are checked first, and a `LimitError` says, with figures, w
 On a machine with several NUMA nodes, workers are placed on the CPUs of the GPU's node, and the ring in the memory of
 that node. docs/tuning.md lists the exceptions.
 
-Runs in the main process. Nothing is cached, since limits and usage change with every file and every batch. A missing or
-implausible figure counts as no limit: a guess must never stop a program that would have run. Where a function takes
-`root`, it is the folder used as ``/``.
+This module runs in the main process. It caches nothing, since limits and usage change with every file and every batch.
+A missing or implausible figure counts as no limit: a guess must never stop a program that would have run. Where a
+function takes `root`, it is the folder used as ``/``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
     "check_processes",
     "check_workers",
     "control_groups",
+    "count_numa_nodes",
     "default_workers",
     "descriptors_left",
     "find_numa_node",
     "find_placement",
     "lockable_bytes",
     "memory_left_bytes",
-    "numa_nodes",
     "processes_left",
     "usable_cpus",
 ]
@@ -53,8 +53,8 @@ __all__ = [
 POOL_DESCRIPTORS = 12
 # Each worker needs its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
 WORKER_DESCRIPTORS = 5
-# While a worker starts, before it has a pidfd, it needs its ends of socket and lifeline, /dev/null, and the pipe for a
-# failed exec (2).
+# While a worker starts, before it has a pidfd, it needs its ends of the socket and the lifeline, /dev/null, and the
+# pipe for a failed exec (2).
 START_DESCRIPTORS = 4
 SPARE_DESCRIPTORS = 8  # for files that are open briefly, such as imported modules and libraries
 
@@ -93,7 +93,7 @@ def _cpu_quota(folder: str, version: str) -> int | None:
         quota, _, period = _read(f"{folder}/cpu.max").partition(" ")
     else:
         quota, period = _read(f"{folder}/cpu.cfs_quota_us"), _read(f"{folder}/cpu.cfs_period_us")
-    quota_us, period_us = _number(quota), _number(period)  # "max" or -1 means no quota
+    quota_us, period_us = _parse_number(quota), _parse_number(period)  # "max" or -1 means no quota
     return math.ceil(quota_us / period_us) if quota_us and period_us else None
 
 
@@ -158,13 +158,13 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
     if limit is not None and os.geteuid() != 0:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
-            remaining.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
+            remaining.append((max(0, limit - _count_tasks(os.getuid(), root)), name))
     for limit, usage, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
         remaining.append((max(0, limit - usage), f"the {limit:,} that the control group {folder} may have (pids.max)"))
     return min(remaining, default=None)
 
 
-def _tasks_of(user: int, root: str) -> int:
+def _count_tasks(user: int, root: str) -> int:
     """Count the threads of all of a user's processes."""
     count = 0
     for entry in os.scandir(os.path.join(root, "proc")):
@@ -175,8 +175,8 @@ def _tasks_of(user: int, root: str) -> int:
 
 
 def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if this many processes may not be started. `releasable` processes are running but count as
-    ended."""
+    """Raise a LimitError if this many workers and their template may not be started. `releasable` processes are
+    running but count as ended."""
     remaining = processes_left(root)
     if remaining is not None and workers + 1 > remaining[0] + releasable:  # including the template
         raise LimitError(
@@ -221,7 +221,7 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
 
     Args:
         workers: the number of processes to start.
-        output_bytes: the ordinary memory of one finished batch.
+        output_bytes: the memory, outside the ring, of one batch as it is yielded.
     """
     tightest_group = _tightest_group(root)
     required_bytes = workers * WORKER_BYTES + output_bytes
@@ -230,7 +230,7 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
     left_bytes, limit_bytes, folder = tightest_group
     raise LimitError(
         f"at least {_mb(required_bytes)} of memory is needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
-        f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
+        f"{_mb(output_bytes)} for an output batch), but the control group {folder} has {_mb(left_bytes)} left of its "
         f"limit of {_mb(limit_bytes)}. Use fewer workers or a smaller batch_size, or raise the limit of the container "
         "or job"
     )
@@ -242,7 +242,7 @@ def _tightest_group(root: str) -> tuple[int, int, str] | None:
     groups = []
     for limit, usage, folder, version in _limited_groups(root, "memory", MEMORY_FILES):
         entries = (line.partition(" ") for line in _read(f"{folder}/memory.stat").splitlines())
-        reclaimable = sum(_number(value) or 0 for name, _, value in entries if name in RECLAIMABLE[version])
+        reclaimable = sum(_parse_number(value) or 0 for name, _, value in entries if name in RECLAIMABLE[version])
         groups.append((max(0, limit - usage + reclaimable), limit, folder))
     return min(groups, default=None)
 
@@ -259,14 +259,14 @@ class Placement:
         cpus: the CPUs of that node that this process may use; empty if nothing is placed.
         max_workers: the maximum number of workers to place there, so that each has a CPU even if every rank near that
             node has this many workers.
-        why: why nothing is placed.
+        reason: why nothing is placed.
     """
 
     device: str = ""
     node: int = -1
     cpus: frozenset[int] = frozenset()
     max_workers: int = 0
-    why: str = ""
+    reason: str = ""
 
     def cpus_for(self, workers: int) -> frozenset[int]:
         """Return the CPUs to run this many workers on; empty means all CPUs that this process may use."""
@@ -275,15 +275,15 @@ class Placement:
     def describe(self, workers: int) -> str:
         """Describe the placement; "" if there is nothing to place."""
         if not self.cpus:
-            return self.why
+            return self.reason
         node, count = f"NUMA node {self.node}, near {self.device}", len(self.cpus)
-        ring = f"ring in the memory of {node}"
+        ring_text = f"ring in the memory of {node}"
         if not workers:
-            return ring
+            return ring_text
         if self.cpus_for(workers):
-            return f"workers on CPUs {cpu_list(self.cpus)}, {ring}"
-        shared = "" if self.max_workers == count else f", of which {self.max_workers} are for this rank"
-        return f"{ring}; {workers} workers run on all CPUs, since that node has only {count}{shared}"
+            return f"workers on CPUs {format_cpu_list(self.cpus)}, {ring_text}"
+        share_note = "" if self.max_workers == count else f", of which {self.max_workers} are for this rank"
+        return f"{ring_text}; {workers} workers run on all CPUs, since that node has only {count}{share_note}"
 
 
 def find_placement(
@@ -297,48 +297,48 @@ def find_placement(
         ranks: the number of training processes on this machine.
         allowed: the CPUs that this process may use; default: its affinity mask.
     """
-    if numa_nodes(root) < 2:
-        return Placement(why="one NUMA node: nothing to place")
+    if count_numa_nodes(root) < 2:
+        return Placement(reason="one NUMA node: nothing to place")
     node, cpus = find_numa_node(address, root)
     if node < 0:
-        return Placement(why=f"the NUMA node of {device} ({address}) is unknown: nothing is placed")
+        return Placement(reason=f"the NUMA node of {device} ({address}) is unknown: nothing is placed")
     default_cpus, allowed = _default_cpus(root), os.sched_getaffinity(0) if allowed is None else allowed
     if default_cpus - allowed:
         return Placement(
-            why=f"this process is restricted to {len(allowed)} of {len(default_cpus)} CPUs, and so are its workers; "
+            reason=f"this process is restricted to {len(allowed)} of {len(default_cpus)} CPUs, and so are its workers; "
             f"{device} is near NUMA node {node}"
         )
-    near_cpus = cpus_in(cpus) & allowed
+    near_cpus = parse_cpu_list(cpus) & allowed
     if not near_cpus:
-        return Placement(why=f"this process may use no CPU near {device}, on NUMA node {node}: nothing is placed")
+        return Placement(reason=f"this process may use no CPU near {device}, on NUMA node {node}: nothing is placed")
     if near_cpus == allowed:
-        return Placement(why=f"all CPUs that this process may use are near {device}, on NUMA node {node}")
-    return Placement(device, node, near_cpus, len(near_cpus) // _ranks_near(root, address, node, ranks))
+        return Placement(reason=f"all CPUs that this process may use are near {device}, on NUMA node {node}")
+    return Placement(device, node, near_cpus, len(near_cpus) // _max_ranks_near(root, address, node, ranks))
 
 
 def find_numa_node(address: str | None, root: str = "/") -> tuple[int, str]:
-    """Return the NUMA node of a PCI device, -1 if unknown, and the list of the node's CPUs."""
+    """Return the NUMA node of a PCI device, -1 if unknown, and the node's CPUs in the kernel's format."""
     folder = os.path.join(root, DEVICES, str(address))
-    node = _number(_read(f"{folder}/numa_node"))
+    node = _parse_number(_read(f"{folder}/numa_node"))
     return -1 if node is None else node, _read(f"{folder}/local_cpulist")
 
 
-def numa_nodes(root: str = "/") -> int:
+def count_numa_nodes(root: str = "/") -> int:
     """Return how many NUMA nodes the machine has, at least 1."""
-    return max(1, len(cpus_in(_read(os.path.join(root, "sys/devices/system/node/online")))))
+    return max(1, len(parse_cpu_list(_read(os.path.join(root, "sys/devices/system/node/online")))))
 
 
 def _default_cpus(root: str) -> frozenset[int]:
     """Return the CPUs that this process has by default, without an affinity mask: the CPUs of its control group."""
     for folder, version in control_groups(root, "cpuset"):
         for name in ("cpuset.cpus.effective",) if version == "cgroup2" else ("cpuset.effective_cpus", "cpuset.cpus"):
-            if cpus := cpus_in(_read(f"{folder}/{name}")):
+            if cpus := parse_cpu_list(_read(f"{folder}/{name}")):
                 return cpus
-    return cpus_in(_read(os.path.join(root, "sys/devices/system/cpu/online")))
+    return parse_cpu_list(_read(os.path.join(root, "sys/devices/system/cpu/online")))
 
 
-def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
-    """Return the maximum number of this machine's ranks whose GPU is near a node: one per GPU there, or more if there
+def _max_ranks_near(root: str, address: str, node: int, ranks: int) -> int:
+    """Return the maximum number of ranks on this machine whose GPU is near a node: one per GPU there, or more if there
     are more ranks than GPUs."""
     devices = os.path.join(root, DEVICES)
     vendor = _read(f"{devices}/{address}/vendor")
@@ -362,41 +362,41 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
         version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
-        controller_mounts = [(base, point) for kind, base, point in mounts if kind == version]
+        controller_mounts = [(base, point) for mount_version, base, point in mounts if mount_version == version]
         controller_mounts = controller_mounts or [
             ("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")
         ]
         # In a container, the group may be outside the mounts; the mount itself is then the container's group.
-        point, below = controller_mounts[0][1], ()
+        point, subfolders = controller_mounts[0][1], ()
         if ".." not in group.parts:
-            inside = (
+            candidates = (
                 (point, group.relative_to(base).parts)
                 for base, point in controller_mounts
                 if group.is_relative_to(base)
             )
-            point, below = next(inside, (point, below))
-        for depth in range(len(below), -1, -1):  # the limits of all ancestors apply
-            yield os.path.join(root, point, *below[:depth]), version
+            point, subfolders = next(candidates, (point, subfolders))
+        for depth in range(len(subfolders), -1, -1):  # the limits of all ancestors apply
+            yield os.path.join(root, point, *subfolders[:depth]), version
 
 
 def _mounts(root: str, controller: str) -> Iterator[tuple[str, str, str]]:
     """Yield the version, group and folder (relative to the root) of each mount that has a controller."""
     for line in _read(os.path.join(root, "proc/self/mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
-        fields, kinds = before.split(" "), after.split(" ")
-        if kinds[0] in ("cgroup", "cgroup2") and len(fields) >= 5:
+        fields, type_fields = before.split(" "), after.split(" ")
+        if type_fields[0] in ("cgroup", "cgroup2") and len(fields) >= 5:
             base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
-            if kinds[0] == "cgroup2" or controller in kinds[-1].split(","):
-                yield kinds[0], base, point.lstrip("/")
+            if type_fields[0] == "cgroup2" or controller in type_fields[-1].split(","):
+                yield type_fields[0], base, point.lstrip("/")
 
 
 def _limited_groups(
     root: str, controller: str, names: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the limit, usage, folder and version of each group that has a limit. `names` maps versions to the names of
-    the files with limit and usage."""
+    """Yield the limit, usage, folder and version of each group that has a limit. `names` maps each version to the names
+    of the two files."""
     for folder, version in control_groups(root, controller):
-        limit, usage = (_number(_read(f"{folder}/{name}")) for name in names[version])
+        limit, usage = (_parse_number(_read(f"{folder}/{name}")) for name in names[version])
         if limit is not None and limit < _UNLIMITED and usage is not None:
             yield limit, usage, folder, version
 
@@ -412,12 +412,12 @@ def _read(path: str) -> str:
     return ""
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
 def _limits_of(name: str) -> tuple[int | None, int | None]:
-    """Return a soft and a hard limit of this process; None means no limit or unknown."""
+    """Return the soft and hard limits of this process for a resource; None means no limit or unknown."""
     try:
         soft, hard = resource.getrlimit(getattr(resource, name))
     except (OSError, ValueError):
@@ -430,7 +430,7 @@ def _mb(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.0f} MB"
 
 
-def cpus_in(text: str) -> frozenset[int]:
+def parse_cpu_list(text: str) -> frozenset[int]:
     """Parse a CPU list in the kernel's format, such as ``"0-3,8"``."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -439,7 +439,7 @@ def cpus_in(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpu_list(cpus: Iterable[int]) -> str:
+def format_cpu_list(cpus: Iterable[int]) -> str:
     """Format CPUs as a list in the kernel's format."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):

@@ -1,8 +1,8 @@
 """`Loader`, the main interface: checks its arguments, connects the parts, and iterates.
 
-Runs in the main process, in the thread that iterates; it starts no thread. The first `iter()` starts a *session*: the
-ring, the worker processes, the transfer and the compiled stage. A session lasts until `close()`, until the Loader is
-garbage-collected or until the interpreter exits. An epoch's iterator holds no resources of its own.
+It runs in the main process, in the thread that iterates, and starts no threads. The first `iter()` starts a *session*:
+the ring, the worker processes, the transfer and the compiled stage. A session lasts until `close()`, until the Loader
+is garbage-collected or until the interpreter exits. An epoch's iterator holds no resources of its own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
-from gpuload.loader.device_cache import cached_samples, describe_cache
+from gpuload.loader.device_cache import describe_cache, load_cached_samples
 from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.session import NEWER_ITERATOR, Session
-from gpuload.loader.state import State, for_workers, with_states
+from gpuload.loader.state import State, adapt_to_workers, add_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
@@ -79,20 +79,20 @@ class Loader:
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
         batch_sampler: yields lists of keys, one list per batch.
         collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). It runs in the
-            worker if there are neither images nor transforms, otherwise in this process, where it gets finished images
-            as C×H×W tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else like
-            `default_collate`.
+            worker if there are neither images nor transforms, otherwise in this process, where it gets transformed
+            images as C×H×W tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, otherwise
+            a function like `default_collate`.
         pin_memory: if CUDA is available, page-lock batches that stay on the CPU (see `device`), and call the
             ``pin_memory()`` method of custom batch types that `collate_fn` returns. Memory that is copied to a GPU is
             always page-locked.
         drop_last: drop the last batch if it is smaller than `batch_size`.
-        worker_init_fn: called with the worker's number in each worker before its first sample, and again after a
+        worker_init_fn: called in each worker, with the worker's index, before its first sample, and again after a
             restart. `iter()` waits for it, and raises a `WorkerError` if it fails.
         generator: a `torch.Generator` whose initial seed becomes `seed`; nothing is drawn from it.
         multiprocessing_context: has no effect, since gpuload never forks this process; ``"fork"`` causes a warning.
         persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
             process made to the dataset. By default, workers stay alive between epochs.
-        in_order: False yields the batches of an iterable dataset as soon as a worker has finished one, so that a slow
+        in_order: False yields each batch of an iterable dataset as soon as a worker has finished it, so that a slow
             worker does not delay the others; states stay exact. Batches of a map-style dataset are always yielded
             in order, without making workers wait.
         transforms: `gpuload.transforms` in order, as a list or a `Compose`. The last one may be a `torch.nn.Module`,
@@ -104,7 +104,7 @@ class Loader:
         workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
         prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset); default 2.
             ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
-        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, a GPU's number, or a
+        device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the index of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is no GPU.
         dtype: dtype of float images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or a torch dtype. Default: the dtype
             of a `ToDtype`, else float32. Without `Normalize` and `ToDtype`, images stay uint8.
@@ -119,14 +119,14 @@ class Loader:
             ``torch.distributed`` if it is initialized at `iter()`, else from torchrun's environment, else 0 and 1.
         uneven: what to do if an epoch's samples cannot be divided evenly among the ranks. ``"pad"`` repeats the
             epoch's first samples up to a multiple of the number of ranks; ``"drop"`` drops samples down to a multiple;
-            ``"exact"`` (for evaluation; needs ``info=True``) counts each sample once and pads with rows whose
+            ``"exact"`` (for evaluation; needs ``info=True``) counts each sample once and pads with entries whose
             `BatchInfo.valid` is False. ``drop_last=True`` drops the samples that do not fill a batch on every rank. On
             more than one rank, each rank gets an even number of samples with MixUp, CutMix or CopyPaste, and a multiple
             of 4 with Mosaic.
         weights: one weight per sample: draw with replacement, with probabilities proportional to the weights.
-        repeats: how many times in a row each sample appears ("repeated augmentation"), each time with different draws
-            and on a different rank. The length of an epoch does not change, so it has fewer distinct samples. MixUp and
-            CutMix never mix a sample with itself.
+        repeats: how many times in a row each sample appears ("repeated augmentation"), each time with different random
+            parameters and on a different rank. The length of an epoch does not change, so it has fewer distinct
+            samples. MixUp and CutMix never mix a sample with itself.
         decode: a `Decode` with decoding options.
         timeout: kill and restart a worker that spends more than this many seconds on one sample; 0 means no timeout.
         on_error: what to do with a sample that fails: ``"raise"`` a `SampleError` (default), ``"skip"`` the sample, or
@@ -300,15 +300,15 @@ class Loader:
             ValueError: `epoch` is negative.
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-        order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
+        order, inner_sampler = self._options.order, getattr(self.batch_sampler, "sampler", None)
         if (session := self._session) is not None:
             session.note_changes()
-        for owner in (self.dataset, order.sampler, self.batch_sampler, inner):
+        for owner in (self.dataset, order.sampler, self.batch_sampler, inner_sampler):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
             session.changes.ignore_changes()  # workers call the dataset's set_epoch() themselves
-        self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
+        self._cursor = self._cursor.set_epoch(epoch, is_running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
@@ -327,8 +327,8 @@ class Loader:
             # If the dataset is its own iterator, only this state can rewind it.
             dataset_state = pickle_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
-                place = with_states(place, 0, {"dataset": dataset_state})
-        return self._state(place).to_dict()
+                place = add_states(place, 0, {"dataset": dataset_state})
+        return self._make_state(place).to_dict()
 
     @property
     def _iterates_in_process(self) -> bool:
@@ -346,26 +346,26 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
-        (loaded_state := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
-        place = for_workers(loaded_state.place, self.num_workers)
+        (loaded_state := State.from_dict(state)).check(self._make_state(Place(0, 0)), strict=strict)
+        place = adapt_to_workers(loaded_state.place, self.num_workers)
         if self._cursor.is_open:
             text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            session.outdated = keeps_state and place.iterable_progress is None
-        self._cursor = self._cursor.go_to(place, running=session is not None, is_loaded=True)
-        log.state_loaded(loaded_state)
+            session.is_outdated = keeps_state and place.iterable_progress is None
+        self._cursor = self._cursor.go_to(place, is_running=session is not None, is_loaded=True)
+        log.report_loaded_state(loaded_state)
 
-    def _state(self, place: Place) -> State:
+    def _make_state(self, place: Place) -> State:
         options = self._options
         return State(
             place=place,
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
-            # Rotating images by their Exif orientation changes their sizes, and so the random draws.
+            # Rotating images by their Exif orientation changes their sizes, and therefore the random parameters.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
         )
 
@@ -390,7 +390,8 @@ class Loader:
         """Return the loading statistics since the epoch began: ``print(loader.stats())`` names the bottleneck and a
         remedy.
 
-        Can be called at any time and from any thread, and never blocks. After `close`, returns the final statistics.
+        It can be called at any time and from any thread, and never blocks. After `close`, it returns the final
+        statistics.
 
         Args:
             since: an earlier snapshot to count from. A snapshot of a session that has been closed means the beginning
@@ -405,7 +406,7 @@ class Loader:
         """Recreate one augmented sample with the same random draws, for example to find out why a loss is NaN.
 
         The sample is read, decoded and transformed in this process, together with the samples that MixUp, CutMix,
-        Mosaic or CopyPaste combined it with. With a sampler these are unknown, and the sample is made without them.
+        Mosaic or CopyPaste combined it with. With a sampler, these are unknown, and the sample is made without them.
 
         Args:
             epoch: the sample's epoch.
@@ -428,7 +429,7 @@ class Loader:
         schedule = schedule_of(options.order, self.num_workers)
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        progress = self._cursor.start(schedule)
+        progress = self._cursor.start_progress(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
@@ -444,16 +445,16 @@ class Loader:
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
-            cached = cached_samples(options)
+            cached_samples = load_cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
-                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
+                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached_samples)
                 self._cancel_finalizer = on_collected(self, self._session.make_finalizer())
         self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
         if self._iterates_in_process and (initial_place := self._session.initial_place()):
             # As in DataLoader, save the initial state now. Workers send theirs with the first batch.
-            progress.place = with_states(progress.place, initial_place.samples, initial_place.state)
+            progress.place = add_states(progress.place, initial_place.samples, initial_place.state)
         return iterator
 
     def close(self) -> None:
@@ -563,7 +564,7 @@ class _Lock:
 
 # Framework functions that build a DataLoader from a loader's dataset, sampler and arguments, without its transforms,
 # and the remedy to name in the error.
-REBUILDING: Final = {
+REBUILDING_FUNCTIONS: Final = {
     ("accelerate", "prepare_data_loader"): (
         "remove the call, or call accelerator.prepare(loader): a gpuload.Loader moves batches to the device and "
         "divides samples among ranks by itself"
@@ -584,7 +585,7 @@ PUBLIC_NAMES: Final = {"_resolve_overfit_batches": "overfit_batches"}
 def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
     """Raise an error if the caller's caller is a function that rebuilds a loader as a torch DataLoader. The rebuilt
     loader would silently drop the transforms. Other code reads the same attributes legitimately, so only the stack
-    frame that reads the attribute, two above this one, tells the cases apart. All these functions read `sampler`,
+    frame that reads the attribute, two above this one, distinguishes the cases. All these functions read `sampler`,
     except that accelerate's may read only `prefetch_factor` with an iterable dataset.
 
     Raises:
@@ -594,7 +595,7 @@ def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
     caller = sys._getframe(2)
     package = str(caller.f_globals.get("__name__")).partition(".")[0].removeprefix("pytorch_")
     function = caller.f_code.co_qualname.partition(".")[0]
-    remedy = REBUILDING.get((package, function))
+    remedy = REBUILDING_FUNCTIONS.get((package, function))
     if remedy is not None and not (is_sequential and function in PUBLIC_NAMES):
         raise TypeError(
             f"{PUBLIC_NAMES.get(function, function)} would replace this gpuload.Loader with a torch DataLoader, which "
@@ -608,7 +609,7 @@ class _OrderSampler:
 
     Iterating yields the indices of the full epoch that the loader's next `iter()` begins, in order. The length is the
     number of these indices, which is the same on each rank. Samples that ``drop_last=True`` drops do not count; padding
-    rows that ``uneven="exact"`` adds do.
+    that ``uneven="exact"`` adds does.
 
     Raises:
         TypeError: from iterating or `len()`, if the dataset is iterable.
@@ -623,7 +624,7 @@ class _OrderSampler:
 
     def __iter__(self) -> Iterator[int]:
         batches = self._shares().batches(self._loader._cursor.next_place.epoch)
-        return (index for rows in batches for index in rows.indices.tolist())
+        return (index for batch in batches for index in batch.indices.tolist())
 
     def __len__(self) -> int:
         return self._shares().rows

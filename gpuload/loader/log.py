@@ -1,4 +1,4 @@
-"""Log messages of a `Loader`: how a session is set up, and where it resumes. Runs in the main process.
+"""Log messages of a `Loader`: how a session is set up, and where it resumes. It runs in the main process.
 
 The loggers are children of ``gpuload``: ``gpuload.loader`` here, ``gpuload.workers`` (restarts) and ``gpuload.ring``
 (growth). gpuload sets no level, and its only handler is a NullHandler: without a handler, Python would print warnings
@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from gpuload.loader.state import State
     from gpuload.workers.device_cache import CachedSamples
 
-__all__ = ["cache_filled", "cache_progress", "cache_start", "dataset_changed", "session_start", "state_loaded"]
+__all__ = [
+    "report_cache_progress",
+    "report_cache_start",
+    "report_dataset_change",
+    "report_filled_cache",
+    "report_loaded_state",
+    "report_session_start",
+]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
 
 
-def session_start(options: Options, plan: Plan, placement: str) -> None:
+def report_session_start(options: Options, plan: Plan, placement: str) -> None:
     """Log the workers of a new session, its JPEG decoders, its plan and the placement of its workers."""
     if not logger.isEnabledFor(logging.INFO):
         return
@@ -46,34 +53,39 @@ def session_start(options: Options, plan: Plan, placement: str) -> None:
         logger.info("placement: %s", placement)
 
 
-def cache_start(samples: int, pixel_bytes: int, other_bytes: int, device: object) -> None:
+def report_cache_start(samples: int, pixel_bytes: int, other_bytes: int, device: object) -> None:
     """Log that a `DeviceCached` is about to be filled, and its expected memory usage."""
     message = "caching %d samples: about %.1f MB of pixels on %s, %.1f MB of other values on cpu"
     logger.info(message, samples, pixel_bytes / 1e6, device, other_bytes / 1e6)
 
 
-def cache_progress(done: int, samples: int) -> None:
+def report_cache_progress(read_count: int, samples: int) -> None:
     """Log how many samples of a `DeviceCached` have been read."""
-    logger.info("caching samples: %d of %d read", done, samples)
+    logger.info("caching samples: %d of %d read", read_count, samples)
 
 
-def cache_filled(samples: CachedSamples, device: object, seconds: float) -> None:
+def report_filled_cache(samples: CachedSamples, device: object, seconds: float) -> None:
     """Log the size of a `DeviceCached` that has been filled, and the time that filling it took."""
-    memory, failed = samples.memory.nbytes / 1e6, len(samples.errors)
+    memory, failures = samples.memory.nbytes / 1e6, len(samples.errors)
     failure_note = (
-        f"; {failed} failed, the first with {next(iter(samples.errors.values())).describe()}" if failed else ""
+        f"; {failures} failed, the first with {next(iter(samples.errors.values())).describe()}" if failures else ""
     )
     logger.info(
-        "cached %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, failure_note
+        "cached %d samples, %.1f MB on %s, in %.1f s%s",
+        samples.count - failures,
+        memory,
+        device,
+        seconds,
+        failure_note,
     )
 
 
-def dataset_changed(change: str) -> None:
+def report_dataset_change(change: str) -> None:
     """Log that the user changed an attribute of the dataset."""
     logger.info("%s: workers apply the change from the next epoch on", change)
 
 
-def state_loaded(state: State) -> None:
+def report_loaded_state(state: State) -> None:
     """Log where the loader resumes."""
     logger.info(
         "resuming in epoch %d at position %d%s",
@@ -109,12 +121,12 @@ def _describe_decoders(options: Options) -> str:
 
 def _describe_steps(plan: Plan) -> str:
     views = []
-    for number, view in enumerate(plan.views):
+    for i, view in enumerate(plan.views):
         steps = [
             f"{type(step.transform).__name__} by {step.backend}" + (f" ({step.reason})" if step.reason else "")
             for step in view
         ]
         steps += [plan.module] if plan.module else []
-        views.append((f"view {number + 1}: " if len(plan.views) > 1 else "") + (", ".join(steps) or "no transforms"))
+        views.append((f"view {i + 1}: " if len(plan.views) > 1 else "") + (", ".join(steps) or "no transforms"))
     note = f" ({plan.note})" if plan.note else ""
     return f"backend {plan.backend} on {plan.device}{note}: {'; '.join(views)}"

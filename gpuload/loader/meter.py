@@ -1,4 +1,4 @@
-"""Collecting the counters of a session, and computing `Stats` from them. Runs in the main process.
+"""Collecting the counters of a session, and computing `Stats` from them. This module runs in the main process.
 
 The workers' counters are read from shared memory, all others from objects of the main process. Reading takes no lock
 and never blocks: any thread can read, even while another is in ``next()``. Related numbers can then differ by a chunk
@@ -34,8 +34,8 @@ from gpuload.workers.feed import Feed
 
 __all__ = ["Meter", "Span"]
 
-# The parts of the work: name, place, the counter of its time, the counter of its runs, and a counter that must not be 0
-# for the part to be listed ("" means that it is always listed).
+# The parts of the work: name, location, the counter of its time, the counter of its runs, and a counter that must not
+# be 0 for the part to be listed ("" means that it is always listed).
 PARTS: Final[tuple[tuple[str, Literal["workers", "main", "device"], str, str, str], ...]] = (
     ("start", "workers", "start_ns", "started", "start_ns"),
     ("read", "workers", "read_ns", "samples", ""),
@@ -120,11 +120,11 @@ class Meter:
 
     Attributes:
         options: the loader's options; the other fields are parts of the session, which count their own work.
-        launched: the batches whose stages have been launched.
-        resident_bytes: size of the samples that a `DeviceCached` keeps on the device; None without a `DeviceCached`.
-        counts: batches and images yielded, and seconds within ``next()``: `waited_s` for workers (with
-            ``num_workers=0``, in their work), including `first_s` before the first batch of an epoch; `held_s` for a
-            device that is behind; and `next_s` for everything else.
+        launched_batches: the batches whose stages have been launched.
+        resident_bytes: size of the samples that a `DeviceCached` stores on the device; None without a `DeviceCached`.
+        counts: the batches and images yielded, and seconds within ``next()``: `waited_s` waiting for workers (with
+            ``num_workers=0``, doing their work), which includes `first_s` before the first batch of an epoch; `held_s`
+            waiting for a device that is behind; and `next_s` for everything else.
         last_waited_s: seconds that the last ``next()`` waited for workers.
     """
 
@@ -137,7 +137,7 @@ class Meter:
     errors: ErrorLog
     stage: Stage
     placement: Placement
-    launched: Sized
+    launched_batches: Sized
     resident_bytes: int | None
 
     def __post_init__(self) -> None:
@@ -145,10 +145,10 @@ class Meter:
         self.counts: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
         self._caches = [part for part in walk_datasets(self.options.order.dataset) if isinstance(part, Cached)]
-        self._untried = _untried(self.options)
+        self._untried = _find_untried(self.options)
         self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
         self._awaits_first_batch = False
-        self._at_enter = (0.0, 0.0, 0.0)
+        self._values_at_enter = (0.0, 0.0, 0.0)
         self._baseline = self._epoch_start = Counters(next(_sessions))
         self._baseline = self._read_counters()  # counts of caches and of this process before the session
 
@@ -176,10 +176,10 @@ class Meter:
         self._awaits_first_batch = False
 
     def __enter__(self) -> None:
-        self._at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.host_wait_s
+        self._values_at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.host_wait_s
 
     def __exit__(self, *exc_info: object) -> None:
-        start, waited_s, held_s = self._at_enter
+        start, waited_s, held_s = self._values_at_enter
         waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.host_wait_s - held_s
         self.counts["waited_s"] += waited_s
         self.counts["held_s"] += held_s
@@ -225,7 +225,7 @@ class Meter:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
         return {
             "chunks_ready": sum(batch.done_part_count for batch in feed.batches),
-            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self.launched),
+            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self.launched_batches),
             "ring_used_bytes": ring.used_bytes,
             "ring_bytes": ring.slot_bytes,
             "ring_limit_bytes": ring.ring_bytes,
@@ -245,7 +245,7 @@ class Meter:
         }
 
 
-def _untried(options: Options) -> tuple[str, ...]:
+def _find_untried(options: Options) -> tuple[str, ...]:
     """Return the options that this loader could use but does not, for the advice: see `Stats.untried`."""
     order, dataset, untried = options.order, options.order.dataset, []
     parts = list(walk_datasets(dataset))
@@ -262,7 +262,7 @@ def _untried(options: Options) -> tuple[str, ...]:
 
 
 def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
-    """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
+    """Return the workers' counters without the time between epochs, when workers may also start or be idle."""
     rows = workers.copy()
     busy_ns, start_ns, idle_ns = (rows[:, field_indices[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
     remaining_ns = np.maximum(0, time_ns - busy_ns)
@@ -291,8 +291,8 @@ def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
     """Yield the statistics of current and past workers."""
-    places = [field_indices[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
-    for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, places].tolist()):
-        if number < count or busy_ns or idle_ns or start_ns or restarts:
+    columns = [field_indices[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
+    for index, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, columns].tolist()):
+        if index < count or busy_ns or idle_ns or start_ns or restarts:
             ready_ns = max(1e9 * seconds - start_ns, 1)
-            yield WorkerStats(number, min(1.0, busy_ns / ready_ns), samples, restarts)
+            yield WorkerStats(index, min(1.0, busy_ns / ready_ns), samples, restarts)

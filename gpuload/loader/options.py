@@ -1,9 +1,9 @@
-"""A `Loader`'s options, checked when the loader is created, not in epoch 3. Runs in the main process.
+"""A `Loader`'s options, checked when the loader is created, not in epoch 3. This module runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
 `WorkerOptions`, which is defined here (and calls `workers` `ray_workers`). `Options` combines the four and checks them
-against each other. `loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about
-unknown arguments.
+against each other. `loader_arguments` makes the error for an argument of another library's loader name the equivalent
+in gpuload.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_device_cached
 from gpuload.datasets.without_torch import without_torch
 from gpuload.decode import Decode
-from gpuload.errors import explains_foreign_arguments
+from gpuload.errors import explain_unknown_arguments
 from gpuload.loader.limits import (
     WORKER_BYTES,
     Placement,
@@ -65,7 +65,7 @@ MIN_CHUNK, MAX_DEFAULT_CHUNK, LARGE_CHUNK = 8, 32, 64
 # and the bytes of a chunk are limited, since samples may be volumes.
 ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
 MAX_CHUNK = 4096  # a request must fit into one socket message
-WORKERS_WITHOUT_WARNING = 8  # no warning for so few workers, even if there are fewer CPUs
+WORKERS_WITHOUT_WARNING = 8  # no warning for up to this many workers, even if there are fewer CPUs
 # "auto" begins with few workers, since starting each one takes 0.3 s of CPU time. It adds workers beyond the number of
 # CPUs as long as they mostly wait for a disk or for other machines, up to a limit per CPU and a total limit.
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
@@ -129,7 +129,7 @@ class WorkerOptions:
         if workers is not None and self.prefetch_factor == "auto":
             raise ValueError(
                 "prefetch_factor='auto' needs workers on this machine, whose waiting time can be measured; with "
-                f"workers={workers!r} give a number, or leave it out"
+                f"workers={workers!r}, pass a number, or leave the argument out"
             )
         if num_workers:
             check_platform()
@@ -152,7 +152,7 @@ class WorkerOptions:
             "timeout": float(self.timeout),
             "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
             "decode": decode or Decode(),
-            "faults": _faults(self.on_error, self.faults),
+            "faults": _merge_faults(self.on_error, self.faults),
             "on_error": None,
             "ring_bytes": check_integer("ring_bytes", self.ring_bytes, 1),
         }
@@ -237,17 +237,18 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Options:
-        """Make the groups from a `Loader`'s arguments, keyed by name. Fill in defaults that depend on other groups."""
-        stage = _group(StageOptions, arguments)
+        """Create the groups from a `Loader`'s arguments, keyed by name. Fill in defaults that depend on other
+        groups."""
+        stage = _make_group(StageOptions, arguments)
         chain = stage.transforms
         combining_transform, group_size = chain.group
-        order = _group(OrderOptions, arguments, mixes=combining_transform, group=group_size)
+        order = _make_group(OrderOptions, arguments, mixes=combining_transform, group=group_size)
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
         ray_workers = arguments["workers"]
         if isinstance(ray_workers, RayWorkers):
             if num_workers is not None:
                 raise ValueError(
-                    f"num_workers={num_workers!r} and workers={ray_workers!r} are both given; leave one of them out"
+                    f"num_workers={num_workers!r} and workers={ray_workers!r} cannot be combined; leave one of them out"
                 )
             num_workers = ray_workers.count
         elif isinstance(num_workers, str) and num_workers == "auto" and order.iterable:
@@ -258,10 +259,10 @@ class Options:
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             in_process = sys.platform != "linux" or order.iterable
             num_workers = 0 if in_process else default_workers(usable_cpus(), local_ranks())
-        workers = _group(WorkerOptions, arguments, num_workers=num_workers, ray_workers=ray_workers)
-        if collate_fn is None and callable(get := getattr(order.dataset, "_get_collate_fn", None)):
-            collate_fn = get()
-        batches = _group(
+        workers = _make_group(WorkerOptions, arguments, num_workers=num_workers, ray_workers=ray_workers)
+        if collate_fn is None and callable(get_collate_fn := getattr(order.dataset, "_get_collate_fn", None)):
+            collate_fn = get_collate_fn()
+        batches = _make_group(
             BatchOptions,
             arguments,
             collate_fn=collate_fn,
@@ -289,7 +290,7 @@ class Options:
         return find_device_cached(self.order.dataset)
 
     @property
-    def sent_dataset(self) -> Any:
+    def dataset_to_send(self) -> Any:
         """Return the dataset to send to workers now: a copy that needs no torch if possible, but the original if there
         is a `worker_init_fn`, which may inspect it."""
         workers = self.workers
@@ -298,7 +299,7 @@ class Options:
         return without_torch(self.order.dataset)
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether images are neither transformed nor passed to a module."""
         return not len(self.chain) and self.chain.module is None
 
@@ -319,8 +320,8 @@ class Options:
             return min(size, MAX_CHUNK)  # a single worker makes the entire batch
         if workers.ray_workers is not None:  # each chunk costs this process a message, whatever its size
             return min(MAX_DEFAULT_CHUNK, size)
-        row = row_bytes(self.order.dataset)
-        minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
+        nbytes = row_bytes(self.order.dataset)
+        minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // nbytes, -(-size // ROW_PARTS)) if nbytes else 0)
         if workers.num_workers == "auto":  # independent of the number of workers, which changes
             return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), minimum), size)
         share = -(-size // max(1, workers.count))
@@ -366,8 +367,8 @@ class Options:
         stage = compile_stage(self.chain, device=device, cpu_threads=self.cpu_threads, **self._stage_arguments)
         if self.workers.decode.scale != "exact":
             reason = self.chain.resizes_late
-            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
-            text = fast if reason is None else f"all images at full size, since {reason}"
+            fast_text = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
+            text = fast_text if reason is None else f"all images at full size, since {reason}"
             stage.plan = replace(stage.plan, decode=f"decode scale='fast': {text}")
         return stage
 
@@ -378,7 +379,7 @@ class Options:
             "backend": self.stage.backend,
             "dtype": self.stage.dtype,
             "memory_format": self.stage.memory_format,
-            "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "ragged": "views" if self.batches.rebuilds_samples else self.batches.ragged,
             "pad_to": self.batches.pad_to,
         }
 
@@ -387,12 +388,13 @@ class Options:
         return choose(self.workers.decode, device, self.cpu_threads)
 
     def find_placement(self, device: torch.device) -> Placement:
-        """Decide where to place workers and ring; workers of a cluster run on other machines and are not placed."""
+        """Decide where to place the workers and the ring. Workers of a cluster run on other machines and are not
+        placed."""
         address = devices.pci_address(device)
         if address is None or self.workers.ray_workers is not None or sys.platform != "linux":
             return Placement()
         if self.workers.affinity == "none":
-            return Placement(why="affinity='none': nothing is placed")
+            return Placement(reason="affinity='none': nothing is placed")
         return find_placement(address, device=str(device), ranks=local_ranks())
 
     def plan(self) -> Plan:
@@ -414,27 +416,27 @@ class Options:
         workers, samples = count if self.workers.processes else 0, self.order.samples
         if workers:
             check_descriptors(workers)
-        rows = self.order.size if samples is None else min(self.order.size, samples)
+        images = self.order.size if samples is None else min(self.order.size, samples)
         size = self.chain.at(0).output_size_hw
-        pixel_bytes = 3 * (
-            2 if any(transform.output_state for transform in self.chain) else 1
-        )  # floats may have 16 bits
-        output_bytes = 0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes
+        has_floats = any(transform.output_state for transform in self.chain)
+        pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits
+        output_bytes = 0 if size is None or device.type != "cpu" else images * size[0] * size[1] * pixel_bytes
         check_memory(workers=workers, output_bytes=output_bytes)
 
 
-def _group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:
+def _make_group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:
     """Make a group from the arguments that are its fields."""
     names = {field.name for field in fields(group_type)}  # pyright: ignore[reportArgumentType]
     return group_type(**{**{name: value for name, value in arguments.items() if name in names}, **extra_arguments})
 
 
-def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
+def _merge_faults(on_error: OnError | None, faults: Faults | None) -> Faults:
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults must be a gpuload.Faults, got {type(faults).__name__}: {faults!r}")
     if faults is not None and on_error is not None:
         raise ValueError(
-            f"on_error={on_error!r} and faults={faults!r} are both given; write faults=Faults(on_error={on_error!r}, …)"
+            f"on_error={on_error!r} and faults={faults!r} cannot be combined; "
+            f"write faults=Faults(on_error={on_error!r}, …)"
         )
     return faults or Faults(on_error="raise" if on_error is None else on_error)
 
@@ -454,7 +456,7 @@ def _integer_or_auto(name: str, value: Any, minimum: int) -> int | Literal["auto
 
 # -- argument names of other libraries' loaders, also a table in docs/howto/moving.md ---------------------------------
 
-# Argument names, separated by spaces, and the advice for them.
+# Argument names, separated by spaces, and advice for each.
 ANSWERS: Final = {
     "pin_memory_device": "leave it out: device=… says where batches go",
     "snapshot_every_n_steps": "leave it out: every state is exact",
@@ -522,7 +524,7 @@ ANSWERS: Final = {
 ARGUMENTS: Final = {name: answer for names, answer in ANSWERS.items() for name in names.split()}
 
 
-def _replacement(argument: str) -> str | None:
+def _suggest_argument(argument: str) -> str | None:
     if argument in ARGUMENTS:
         return ARGUMENTS[argument]
     if argument in inspect.signature(transforms.from_timm).parameters:
@@ -530,5 +532,5 @@ def _replacement(argument: str) -> str | None:
     return None
 
 
-loader_arguments = explains_foreign_arguments(_replacement)
-"""A decorator for `Loader.__init__`: the error for another library's argument names gpuload's equivalent."""
+loader_arguments = explain_unknown_arguments(_suggest_argument)
+"""A decorator for `Loader.__init__`: its error for another library's argument names the equivalent in gpuload."""

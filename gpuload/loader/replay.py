@@ -1,6 +1,6 @@
 """Reproducing one sample of an epoch, bit for bit, with the same code that builds batches.
 
-Runs in the main process, without workers, in a temporary session.
+It runs in the main process, without workers, in a temporary session.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Replay:
     """A reproduced sample.
 
     Attributes:
-        epoch, position: the sample's place in the order.
+        epoch, position: the sample's epoch, and its position in the epoch's order.
         index: the sample's index or key in the dataset.
         sample: the dataset's sample (with tensors as arrays), whose images are augmented, C×H×W on the device, and
             bit-identical to those in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are
             tensors, transformed as in the batch.
-        draws: the name of each transform and the values drawn for this sample, as a dict.
+        draws: the name of each transform, and a dict of the values drawn for this sample.
     """
 
     epoch: int
@@ -70,7 +70,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
-    session = _session_for(options, indices)
+    session = _open_session(options, indices)
     try:
         session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
         batch = session.feed.take()
@@ -78,30 +78,30 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         for error in batch.errors:
             if error.position == positions[row]:
                 raise SampleError(error)
-        columns = columns_of(batch, session.transfer.part_offsets(batch), spread=True)
-        return _finish(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
+        columns = columns_of(batch, session.transfer.part_offsets(batch), splits_blocks=True)
+        return _finish_replay(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
 
 
 def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
-    shares, size = replace(shares_of(order), drop_last=False), order.group
-    if order.repeats == 1 or size == 1:
-        shares = replace(shares, batch_size=size, rank=0, world_size=1, uneven="pad")
-        rows = next(shares.batches(epoch, position // size * size))
-        return rows.positions, rows.indices.copy()
+    shares, group_size = replace(shares_of(order), drop_last=False), order.group
+    if order.repeats == 1 or group_size == 1:
+        shares = replace(shares, batch_size=group_size, rank=0, world_size=1, uneven="pad")
+        batch = next(shares.batches(epoch, position // group_size * group_size))
+        return batch.positions, batch.indices.copy()
     start = position // shares.global_batch * shares.global_batch
     shares = replace(shares, rank=position % shares.world_size)
-    rows = next(shares.batches(epoch, start), None)
-    if rows is None or position not in rows.positions:  # uneven="drop" removed it from all batches
-        rows = next(replace(shares, uneven="pad").batches(epoch, start))
-    pair = half_batch_numbers(np.arange(len(rows.positions)), len(rows.positions)) // 2
-    is_member = pair == pair[(rows.positions == position).argmax()]
-    return rows.positions[is_member], rows.indices[is_member]
+    batch = next(shares.batches(epoch, start), None)
+    if batch is None or position not in batch.positions:  # uneven="drop" removed it from all batches
+        batch = next(replace(shares, uneven="pad").batches(epoch, start))
+    pair_indices = half_batch_numbers(np.arange(len(batch.positions)), len(batch.positions)) // 2
+    is_member = pair_indices == pair_indices[(batch.positions == position).argmax()]
+    return batch.positions[is_member], batch.indices[is_member]
 
 
-def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
+def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:
     """Return a session without workers for one batch, of a sample and its mixing partners, if any."""
     order, count = options.order, len(indices)
     # If a bad partner was replaced in the original batch, replace it here too.
@@ -116,14 +116,14 @@ def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
     return Session(options, ErrorLog())
 
 
-def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
+def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
-        finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
-        cells = finished.cells[row]
+        outputs = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), uses_cells=True)
+        cells = outputs.cells[row]
         for images in columns.images:  # clone, so that the result does not keep an entire batch alive
             for leaf in (leaf for image_row, leaf in images.rows_and_leaves() if image_row == row):
                 cells[leaf] = tree_map(torch.clone, cells[leaf])
-        sample = samples_of(columns, finished.cells, _as_array)[row]
+        sample = samples_of(columns, outputs.cells, _convert_to_array)[row]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)])
     index = columns.indices[row]
@@ -132,20 +132,21 @@ def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Repla
         position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
-        # The draws of the first image; other images have different draws only where these depend on image size.
-        draws=tuple(entry for view in finished.first_programs for entry in _draws(view.take(np.array([row])))),
+        # The random parameters of the first image; those of other images differ only where they depend on image size.
+        draws=tuple(draw for view in outputs.first_programs for draw in _list_draws(view.take(np.array([row])))),
     )
 
 
-def _as_array(value: Any) -> Any:
+def _convert_to_array(value: Any) -> Any:
     """Convert a tensor to an array if numpy supports its dtype."""
     if not isinstance(value, TensorBits):
         return value
     return value.tensor() if value.dtype or value.tv is not None else value.array
 
 
-def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Return the draws for one image as plain values; a container transform is listed as the transforms it chose."""
+def _list_draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Return the random parameters of one image as plain values; a container transform is listed as the transforms it
+    chose."""
     draws = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.drawn_fields)

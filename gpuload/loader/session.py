@@ -1,8 +1,8 @@
 """A session: the resources of a `Loader` that live from its first `iter()` to `close()`.
 
 The session owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled
-stage, and makes batches from the feed's chunks. Runs in the main process, in the thread that iterates; it starts no
-thread. Any thread may take the next batch or close the session, one thread at a time.
+stage, and makes batches from the feed's chunks. This module runs in the main process, in the thread that iterates, and
+starts no threads. Any thread may take the next batch or close the session, one thread at a time.
 """
 
 from __future__ import annotations
@@ -73,23 +73,23 @@ class SessionState(enum.Enum):
     """The state of a session: it can take another step, can only be closed, or is closed."""
 
     OPEN = enum.auto()
-    BROKEN = enum.auto()  # a step was interrupted with an event or a batch in hand: iter() starts a new session
-    CLOSED = enum.auto()  # or about to be
+    BROKEN = enum.auto()  # a step was interrupted, so an event or a batch may be lost: iter() starts a new session
+    CLOSED = enum.auto()  # or about to be closed
 
 
 class Steps:
     """The steps of a session, and the session's state.
 
-    A Ctrl-C, a finalizer, a fork or another thread can intervene at any line, and the state must be correct at each of
-    them. So it is derived from attributes that each change in a single operation; `closed` and `ended` never become
-    False again.
+    A Ctrl-C, a finalizer, a fork or another thread can intervene at any line, and the state must be correct at every
+    line. So the state is derived from attributes that each change in a single operation; `closed` and `ended` never
+    become False again.
 
     The finalizer of the session's `Loader` shares this object, so it refers neither to the session nor to the Loader.
     Steps are taken under the session's lock; closing does not need the lock.
 
     Attributes:
         broken_by: what interrupted a step; empty if no step was interrupted.
-        closed: closing has begun; ended: everything has been freed, or is about to be.
+        closed: whether closing has begun; ended: whether everything has been freed, or is about to be freed.
     """
 
     def __init__(self) -> None:
@@ -108,13 +108,13 @@ class Steps:
         """Whether this process was forked from the session's process."""
         return os.getpid() != self._pid
 
-    def begin(self, *, engine_broken: bool) -> Steps:
+    def begin(self, *, engine_is_broken: bool) -> Steps:
         """Begin a step, which is a context manager. An exception in the step breaks the session, except for gpuload's
-        errors and warnings, which are only raised when no event or batch can be lost. With `engine_broken`, a broken
+        errors and warnings, which are only raised when no event or batch can be lost. If `engine_is_broken`, a broken
         session raises no error here, since the engine reports why it cannot continue."""
         if self.closed:
             raise RuntimeError(ITERATOR_ENDED.format("its Loader was closed"))
-        if self.broken_by and not engine_broken:
+        if self.broken_by and not engine_is_broken:
             raise RuntimeError(
                 ITERATOR_ENDED.format(
                     f"it was interrupted by {self.broken_by}, and a batch may be lost. Begin a new epoch with iter()"
@@ -140,8 +140,8 @@ class Steps:
 class _LaunchedBatch:
     """A batch whose stage has been launched: the value to yield, after `last_steps` has run, or the error to raise.
 
-    `after` is the place of the next batch. `remarks` are warnings to issue with this batch, as (kind, text); a loader
-    issues one warning per kind, but every warning of kind "".
+    `after` is the place of the next batch. `pending_warnings` are warnings to issue with this batch, as (kind, text); a
+    loader issues one warning per kind, but every warning of kind "".
     """
 
     value: Any = None
@@ -149,9 +149,9 @@ class _LaunchedBatch:
     last_steps: Callable[[], Any] | None = None
     ticket: Any = None
     error: Exception | None = None
-    failed: list[ErrorRecord] = field(default_factory=list)
+    failures: list[ErrorRecord] = field(default_factory=list)
     after: Place | None = None
-    remarks: list[tuple[str, str]] = field(default_factory=list)
+    pending_warnings: list[tuple[str, str]] = field(default_factory=list)
     images: int = 0
 
 
@@ -163,11 +163,12 @@ class Session:
         errors: the log of failed samples.
         epoch: the number of the first epoch.
         autotune: adjusts the options that are set to "auto".
-        cached: all samples, if the dataset is a `DeviceCached`; there are no workers then.
+        cached_samples: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
-        outdated: whether the workers' state no longer matches the loader's, so that the next epoch needs a new session.
-        ready: the next batch; its consumer sets it to None.
+        is_outdated: whether the workers' state no longer matches the loader's, so that the next epoch needs a new
+            session.
+        next_batch: the batch to yield next; its consumer sets it to None.
         lock: held while an epoch begins, advances or ends, and until `close` has finished.
     """
 
@@ -177,10 +178,10 @@ class Session:
         errors: ErrorLog,
         epoch: int = 0,
         autotune: Autotune | None = None,
-        cached: CachedSamples | None = None,
+        cached_samples: CachedSamples | None = None,
     ) -> None:
         started_at = time.monotonic()
-        if cached is not None:
+        if cached_samples is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.warned
         workers, device = options.workers, options.resolve_device()
@@ -193,17 +194,17 @@ class Session:
         self._ranks = ranks_of(options.order), find_group()
         # Workers plan batches by the locations of the images in the ring, so every image must be there. An image that
         # the device refuses to decode would be missing.
-        fusing = self.stage.batch_planner() if workers.processes and not choice.share else None
-        job = job_for(options, epoch, fusing, device_share=choice.share)
+        batch_planner = self.stage.batch_planner() if workers.processes and not choice.share else None
+        job = job_for(options, epoch, batch_planner, device_share=choice.share)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
-        self._resources = self._open(job, choice, device, start.workers, cached)
+        self._resources = self._open(job, choice, device, start.workers, cached_samples)
         self.engine.started_at = started_at
         self.feed = Feed(
             self.engine,
             self.ring,
-            _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
+            _Consumer(options, self.transfer, self.decoder, self.assembly if batch_planner is not None else None),
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.is_asynchronous else options.plain_chunk_size,
             ahead=options.batches_ahead(start.workers, start.ahead),
@@ -213,9 +214,9 @@ class Session:
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
         self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
-        self.launched: deque[_LaunchedBatch] = deque()
-        self.ready: _LaunchedBatch | None = None
-        self.outdated = False
+        self.launched_batches: deque[_LaunchedBatch] = deque()
+        self.next_batch: _LaunchedBatch | None = None
+        self.is_outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
         self._awaits_first_launch = False  # whether the first batch of the epoch has yet to be launched
@@ -229,14 +230,16 @@ class Session:
             errors=errors,
             stage=self.stage,
             placement=self.placement,
-            launched=self.launched,
-            resident_bytes=None if cached is None else int(cached.memory.nbytes),
+            launched_batches=self.launched_batches,
+            resident_bytes=None if cached_samples is None else int(cached_samples.memory.nbytes),
         )
         _sessions.add(self)
-        log.session_start(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
+        log.report_session_start(
+            options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0)
+        )
 
     def _open(
-        self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
+        self, job: Job, choice: Choice, device: torch.device, count: int, cached_samples: CachedSamples | None
     ) -> contextlib.ExitStack:
         """Create the parts that must be closed, with `count` workers. Return a stack that closes them in reverse order:
         first the workers that write, then the transfer that copies, last the memory.
@@ -249,10 +252,12 @@ class Session:
             resources.callback(_forget_tables)
             self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
             resources.callback(self.ring.close)
-            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached_samples)
             undo.callback(self.engine.close)
             self.transfer = (
-                make_transfer(self.ring, device) if cached is None else make_cached_transfer(cached, self.ring)
+                make_transfer(self.ring, device)
+                if cached_samples is None
+                else make_cached_transfer(cached_samples, self.ring)
             )
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
@@ -269,8 +274,8 @@ class Session:
     @property
     def is_usable(self) -> bool:
         """Whether another epoch can begin in this session: no step was interrupted, the engine works, and the workers'
-        state matches the loader's; for an iterable dataset also the current ranks."""
-        if self.steps.state is not SessionState.OPEN or self.engine.failure is not None or self.outdated:
+        state matches the loader's. For an iterable dataset, the ranks must also be the same."""
+        if self.steps.state is not SessionState.OPEN or self.engine.failure is not None or self.is_outdated:
             return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
@@ -280,10 +285,10 @@ class Session:
         `epoch_sent` is the argument that workers pass to the dataset's ``set_epoch()``, which they do not call if it is
         -1. Raise a WorkerError if a `worker_init_fn` raises an exception.
         """
-        with self.lock, self.steps.begin(engine_broken=self.engine.failure is not None):
+        with self.lock, self.steps.begin(engine_is_broken=self.engine.failure is not None):
             epoch = self._epoch = object()
-            self.ready = None
-            self.launched.clear()
+            self.next_batch = None
+            self.launched_batches.clear()
             self.meter.begin()
             self.changes.ignore_changes()  # ignore changes that iter() itself made
             self._awaits_first_launch = True
@@ -299,21 +304,21 @@ class Session:
     def note_changes(self) -> None:
         """Record the user's changes to the dataset for the workers' next epoch."""
         for text in self.changes.record_changes():
-            log.dataset_changed(text)
+            log.report_dataset_change(text)
 
     def advance(self, info: bool) -> bool:
-        """Set `ready` to the next batch; return False at the end of the epoch. The caller holds the lock."""
-        with self.steps.begin(engine_broken=self.engine.failure is not None):
+        """Set `next_batch`; return False at the end of the epoch. The caller holds the lock."""
+        with self.steps.begin(engine_is_broken=self.engine.failure is not None):
             with self.meter:
-                self.ready = self._next_launched(info)
-            if self.ready is None:
+                self.next_batch = self._prepare_next_batch(info)
+            if self.next_batch is None:
                 self.meter.end()
                 self.changes.end_epoch()
-            elif self.ready.error is None:
-                self.meter.count_batch(self.ready.images)
-            if self.tuner is not None and self.ready is not None:
+            elif self.next_batch.error is None:
+                self.meter.count_batch(self.next_batch.images)
+            if self.tuner is not None and self.next_batch is not None:
                 self.tuner.record_batch(self.meter.last_waited_s)
-        return self.ready is not None
+        return self.next_batch is not None
 
     def initial_place(self) -> IterablePlace | None:
         """Call ``iter()`` of an iterable dataset, without workers and before the first batch; return this process's
@@ -322,11 +327,11 @@ class Session:
             request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _next_launched(self, info: bool) -> _LaunchedBatch | None:
+    def _prepare_next_batch(self, info: bool) -> _LaunchedBatch | None:
         """Return the next batch; None at the end of the epoch. On a GPU, also launch the following batches that are
         already complete."""
         self.transfer.hold_back()
-        if not self.launched:
+        if not self.launched_batches:
             try:
                 with profiler_range(WAIT):
                     batch = self._take(self.feed.take)
@@ -335,54 +340,55 @@ class Session:
                 raise
             if batch is None:
                 return None
-            if self._awaits_first_launch:  # `begin` only followed the stream that was current then
+            if self._awaits_first_launch:  # `begin` only followed the stream that was current at that time
                 self._awaits_first_launch = False
                 self.transfer.follow_consumer()
-            self.launched.append(self._launch(batch, info))
+            self.launched_batches.append(self._launch(batch, info))
         # The copies and stages of the following batches run while the consumer works on the current batch. Launching
         # two batches together takes the host less time than launching one in each `next()`, since the second one finds
         # all code and tables in the processor's cache. The `next()` in between launches nothing.
-        if len(self.launched) <= 1 and self.transfer.is_asynchronous and not self.options.chain.holds_state:
+        if len(self.launched_batches) <= 1 and self.transfer.is_asynchronous and not self.options.chain.holds_state:
             while (
-                len(self.launched) <= LAUNCHED_AHEAD
+                len(self.launched_batches) <= LAUNCHED_AHEAD
                 and (following_batch := self._take(self.feed.take_if_ready)) is not None
             ):
-                self.launched.append(self._launch(following_batch, info))
-        current = self.launched[0]
-        if current.last_steps is not None:
-            self._end_batch(current)
-        failed, current.failed = current.failed, []
-        self.errors.extend(failed, warn=current.error is None)  # if a warning raises an error, the batch stays queued
-        while current.remarks:
-            kind, text = current.remarks.pop(0)
+                self.launched_batches.append(self._launch(following_batch, info))
+        due_batch = self.launched_batches[0]
+        if due_batch.last_steps is not None:
+            self._end_batch(due_batch)
+        failures, due_batch.failures = due_batch.failures, []
+        # If a warning raises an error, the batch stays queued.
+        self.errors.extend(failures, warn=due_batch.error is None)
+        while due_batch.pending_warnings:
+            kind, text = due_batch.pending_warnings.pop(0)
             if kind not in self._warned:
                 self._warned.update(filter(None, [kind]))
                 warnings.warn(text, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
-        self.launched.popleft()
-        if current.error is None:
-            self._hand_over(current)
-        return current
+        self.launched_batches.popleft()
+        if due_batch.error is None:
+            self._hand_over(due_batch)
+        return due_batch
 
-    def _hand_over(self, launched: _LaunchedBatch) -> None:
+    def _hand_over(self, batch: _LaunchedBatch) -> None:
         """Make the consumer's stream wait for a batch, unless this was done before."""
-        ticket, launched.ticket = launched.ticket, None
+        ticket, batch.ticket = batch.ticket, None
         if ticket is not None:
-            self.transfer.hand_over(ticket, launched.tensors)
+            self.transfer.hand_over(ticket, batch.tensors)
 
-    def _end_batch(self, launched: _LaunchedBatch) -> None:
+    def _end_batch(self, batch: _LaunchedBatch) -> None:
         """Run the postponed part of a batch (a `collate_fn`, or the end of the transforms), now that the consumer has
         issued everything that this part may depend on."""
-        last_steps, launched.last_steps = launched.last_steps, None
+        last_steps, batch.last_steps = batch.last_steps, None
         assert last_steps is not None
-        self._hand_over(launched)
+        self._hand_over(batch)
         try:
             with torch.inference_mode(False), self.transfer.consumer_stream(), profiler_range(STAGE):
-                launched.value = last_steps()
+                batch.value = last_steps()
         except Exception as error:
-            launched.error = _raisable(error)
+            batch.error = _make_raisable(error)
         if self.options.batches.collate_fn is not None:
-            launched.remarks += self._remarks_on_layout(launched.value)
-        launched.tensors = []
+            batch.pending_warnings += self._layout_warnings(batch.value)
+        batch.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
         """Return the next batch that is not dropped, or whose error must be raised. Record the failures of dropped
@@ -390,9 +396,9 @@ class Session:
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal_error is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
-            failed, batch.errors = batch.errors, []
+            failures, batch.errors = batch.errors, []
             self.feed.release(batch)
-            self.errors.extend(failed, warn=True)
+            self.errors.extend(failures, warn=True)
         return batch
 
     def check_process(self) -> None:
@@ -404,22 +410,22 @@ class Session:
             )
 
     def drop_epoch(self, epoch: object) -> None:
-        """Drop all work for an epoch, given by its token from `begin`, if it is still the current epoch."""
+        """Drop all work for the epoch with this token from `begin`, if it is still the current epoch."""
         if self.steps.closed or self._epoch is not epoch or self.steps.in_forked_child:
             return
         with self.lock:
             if self.steps.state is SessionState.BROKEN:
                 self.close()
             elif self.steps.state is SessionState.OPEN and self._epoch is epoch:
-                self._epoch = self.ready = None
+                self._epoch = self.next_batch = None
                 self.meter.end()
-                self.launched.clear()
+                self.launched_batches.clear()
                 self.feed.abandon()
 
     def make_finalizer(self) -> Callable[[], None]:
         """Return a function that ends the session. It does not keep the session alive, whose options may refer to an
         object that owns the Loader."""
-        return partial(_end, weakref.ref(self), self.steps, self.ring, self._resources)
+        return partial(_end_session, weakref.ref(self), self.steps, self.ring, self._resources)
 
     def close(self) -> None:
         """End the workers and free the memory, at any time. Idempotent. The caller defers signals."""
@@ -441,17 +447,17 @@ class Session:
         if self.steps.ended:
             return
         self.steps.ended = True
-        self._epoch = self.ready = None
+        self._epoch = self.next_batch = None
         self.meter.end()
-        self.launched.clear()
-        with self._resources:  # freed at the end of this context
+        self.launched_batches.clear()
+        with self._resources:  # closed at the end of this context
             try:
                 self.feed.abandon()  # the feed's views would keep the ring's memory alive
             finally:
                 self.engine.close()
 
     def _launch(self, batch: Batch, info: bool) -> _LaunchedBatch:
-        """Issue a batch (`_issue`). If that fails, release its slots and keep the error until the batch is due."""
+        """Issue a batch (`_issue`). If that fails, release its slots and store the error until the batch is due."""
         try:
             return self._issue(batch, info)
         except BaseException as error:
@@ -463,7 +469,7 @@ class Session:
             if not isinstance(error, Exception):
                 raise
             # Raised when this batch is due, perhaps after the current one.
-            return _LaunchedBatch(error=_raisable(error), failed=batch.errors)
+            return _LaunchedBatch(error=_make_raisable(error), failures=batch.errors)
         finally:
             self.transfer.loading = None
 
@@ -484,28 +490,30 @@ class Session:
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        images, remark = 0, batch.warning
+        images, warning_text = 0, batch.warning
         for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect
             images += part.sample_count
             part.content = None
-        remarks = [("", assembled.warning)] if assembled.warning else []
+        pending_warnings = [("", assembled.warning)] if assembled.warning else []
         if assembled.last_steps is None:  # otherwise the batch is not final yet
-            remarks += self._remarks_on_layout(assembled.tensors)
-        if remark:
-            kind = next((prefix for prefix in (WARNING_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
-            remarks.append((kind, remark))
+            pending_warnings += self._layout_warnings(assembled.tensors)
+        if warning_text:
+            kind = next(
+                (prefix for prefix in (WARNING_PREFIX, UNUSABLE) if warning_text.startswith(prefix)), "unrecognized"
+            )
+            pending_warnings.append((kind, warning_text))
         return _LaunchedBatch(
             assembled.value,
             assembled.tensors,
             assembled.last_steps,
             ticket,
-            failed=batch.errors,
+            failures=batch.errors,
             after=batch.spec.after,
-            remarks=remarks,
+            pending_warnings=pending_warnings,
             images=images,
         )
 
-    def _remarks_on_layout(self, value: Any) -> list[tuple[str, str]]:
+    def _layout_warnings(self, value: Any) -> list[tuple[str, str]]:
         """Return a warning if ``memory_format="channels_last"`` affects no tensor of a batch."""
         if self.options.stage.memory_format != "channels_last" or "layout" in self._warned:
             return []
@@ -513,17 +521,17 @@ class Session:
         if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
             return []
         if self.options.batches.collate_fn is not None:
-            reason, remedy_place = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
+            reason, remedy_location = "the collate_fn makes the tensors of a batch", "in the collate_fn or in the loop"
         else:
-            reason = "no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them"
-            remedy_place = "in the loop, or have the dataset return gpuload.Image(array, layout=…)"
+            reason = "the samples contain no images, and plain arrays keep their layout"
+            remedy_location = "in the loop, or have the dataset return gpuload.Image(array, layout=…)"
         text = (
             f"memory_format='channels_last' has no effect: {reason}. Write images.to(memory_format=torch.channels_last)"
         )
-        return [("layout", f"{text} {remedy_place}")]
+        return [("layout", f"{text} {remedy_location}")]
 
 
-def _raisable(error: Exception) -> Exception:
+def _make_raisable(error: Exception) -> Exception:
     """Return an error that `__next__` may raise: a StopIteration becomes a RuntimeError, since it would silently end
     the epoch."""
     if not isinstance(error, StopIteration):
@@ -533,13 +541,13 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _end(session_of: weakref.ref[Session], steps: Steps, ring: Ring, resources: contextlib.ExitStack) -> None:
+def _end_session(session_ref: weakref.ref[Session], steps: Steps, ring: Ring, resources: contextlib.ExitStack) -> None:
     with deferred_signals():
-        if (session := session_of()) is not None:
+        if (session := session_ref()) is not None:
             session.close()
         elif steps.in_forked_child:
             ring.close()
-        else:  # the session was collected together with its Loader, and so were all views of the ring
+        else:  # the session, its Loader and all views of the ring have been garbage-collected
             steps.closed = steps.ended = True
             resources.close()
 
@@ -579,8 +587,8 @@ class _Consumer(Consumer):
         if not order.has_sampler:
             first_index, count = order.peers(index)
             return (
-                first_index + row
-                for row in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
+                first_index + offset
+                for offset in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
             )
         keys = list(batch.spec.indices)
         rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
@@ -603,7 +611,7 @@ class _Consumer(Consumer):
 def job_for(
     options: Options,
     epoch: int,
-    fusing: Any = None,
+    batch_planner: Any = None,
     *,
     decodes_full_images: bool = False,
     device_share: float = 0.0,
@@ -613,24 +621,24 @@ def job_for(
     Args:
         options: the loader's options.
         epoch: the number of the first epoch.
-        fusing: plans batches for the fused kernels, if workers do that.
+        batch_planner: plans batches for the fused kernels, if workers do that.
         decodes_full_images: whether workers decode complete images, to be cached instead of cropped.
         device_share: the share of the samples that the device decodes.
     """
     return Job(
-        options.sent_dataset,
+        options.dataset_to_send,
         options.chain,
         options.workers.decode,
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
         is_unbatched=options.order.single,
-        plain=options.plain,
+        plain=options.is_plain,
         moves_pixels=options.chain.moves_pixels,
         epoch=epoch,
         **ranks_of(options.order),
         group=find_group(),
-        fusing=fusing,
+        fusing=batch_planner,
         decodes_full_images=decodes_full_images,
         device_share=device_share,
         module_values=_module_values(options) if options.workers.processes else {},
@@ -642,7 +650,7 @@ def _module_values(options: Options) -> dict[str, dict[str, Any]]:
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
     for _, part in find_objects(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
-    return module_values(user for user in objects if user is not None)
+    return module_values(value for value in objects if value is not None)
 
 
 def engine_for(
@@ -651,14 +659,14 @@ def engine_for(
     ring: Ring,
     count: int,
     placement: Placement,
-    cached: CachedSamples | None = None,
+    cached_samples: CachedSamples | None = None,
 ) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
-    """Return the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
+    """Create the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
     which reads the dataset or cached samples."""
     workers = options.workers
     pool_options = {"timeout_s": workers.timeout, "queue_per_worker": options.order.iterable}
-    if cached is not None:
-        return CacheEngine(job, ring, cached)
+    if cached_samples is not None:
+        return CacheEngine(job, ring, cached_samples)
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:

@@ -1,12 +1,13 @@
 """The saved state of a `Loader`, for resuming: a place in an epoch, and everything that the place depends on.
 
 A state is small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training
-can resume with different numbers of workers and ranks. Draws depend on (seed, epoch, position), so no generators are
-saved. The entire state is validated when it is loaded.
+can resume with different numbers of workers and ranks. Random parameters depend on (seed, epoch, position), so no
+generators are saved. The entire state is validated when it is loaded.
 
 The state_dict() of a user's sampler or dataset keeps its types. JSON types are written unchanged; any other value
-becomes a dict with its kind as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and ``torch.save`` with
-``weights_only=True`` can store it, and loading never unpickles. Runs in the main process; pure functions.
+becomes a dict with a tag for its type as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and
+``torch.save`` with ``weights_only=True`` can store a state, and loading never unpickles. The functions are pure, and
+run in the main process.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ import torch
 
 from gpuload.order.place import Place
 
-__all__ = ["State", "for_workers", "from_json", "to_json", "with_states"]
+__all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL: Final = frozenset({"sampler", "stream"})
-# The kinds of values in a user's state_dict().
+OPTIONAL_KEYS: Final = frozenset({"sampler", "stream"})
+# The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
 BYTES: Final[dict[str, type]] = {"$bytes": bytes, "$bytearray": bytearray}
-NAMES: Final = {kind: name for table in (SEQUENCES, MAPPINGS, BYTES) for name, kind in table.items()}
+TAGS: Final = {value_type: tag for table in (SEQUENCES, MAPPINGS, BYTES) for tag, value_type in table.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class State:
     Attributes:
         place: the place of the next batch.
         samples: the dataset's length, or None.
-        seed: the loader's seed, for order and draws.
+        seed: the loader's seed, which determines the order and the random parameters.
         order: the kind of sample order.
         transforms: the chain's fingerprint.
     """
@@ -56,8 +57,8 @@ class State:
     transforms: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON with a version; raise a TypeError if the state_dict() of a sampler or dataset has an unsupported
-        type."""
+        """Return the state as JSON, with a version; raise a TypeError if the state_dict() of a sampler or dataset
+        contains an unsupported type."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable_progress
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
@@ -77,7 +78,7 @@ class State:
             "sampler": sampler,
             "stream": stream,
         }
-        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL}
+        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL_KEYS}
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
@@ -90,14 +91,14 @@ class State:
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
                 "load it with the version of gpuload that saved it"
             )
-        if missing_keys := READERS.keys() - state.keys() - OPTIONAL:
+        if missing_keys := READERS.keys() - state.keys() - OPTIONAL_KEYS:
             raise ValueError(
                 f"the state lacks {', '.join(sorted(missing_keys))}; pass a complete dict from state_dict()"
             )
 
         def read(name: str) -> Any:
             value = state.get(name)
-            return None if value is None and name in {"samples", *OPTIONAL} else READERS[name](name, value)
+            return None if value is None and name in {"samples", *OPTIONAL_KEYS} else READERS[name](name, value)
 
         values = {name: read(name) for name in READERS}
         place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
@@ -124,9 +125,10 @@ class State:
         warnings.warn(f"{text}; resuming anyway, since strict=False", RuntimeWarning, stacklevel=3)
 
 
-def with_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
+def add_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
     """Return the place with the states of this process's iterable dataset and iterator after `samples` samples. If the
-    place is at another sample, or there are no states, return it unchanged; the iterator then rereads the samples."""
+    place is at another sample, or there are no states, return the place unchanged; the iterator then rereads the
+    samples."""
     stream = place.iterable_progress or {
         "turn": 0,
         "step": 0,
@@ -138,27 +140,28 @@ def with_states(place: Place, samples: int, states: dict[str, bytes | str] | Non
     return replace(place, iterable_progress={**stream, "workers": [{**worker, "state": states}]})
 
 
-def for_workers(place: Place, num_workers: int) -> Place:
+def adapt_to_workers(place: Place, num_workers: int) -> Place:
     """Return the place in an iterable dataset with an entry for each of this loader's workers.
 
-    Raise a ValueError if the number of workers changed, unless all workers have the same state and no samples yet."""
+    Raise a ValueError if the number of workers has changed, unless all workers have the same state and no samples yet.
+    """
     if place.iterable_progress is None:
         return place
     workers, count = place.iterable_progress["workers"], max(1, num_workers)
     if len(workers) == count:
         return place
-    first = workers[0]
-    has_begun = first["samples"] or first["ended"] or "iterator" in (first["state"] or ())
-    if has_begun or any(worker != first for worker in workers):
+    first_worker = workers[0]
+    has_begun = first_worker["samples"] or first_worker["ended"] or "iterator" in (first_worker["state"] or ())
+    if has_begun or any(worker != first_worker for worker in workers):
         raise ValueError(
             f"the state is from an iterable dataset read with num_workers={len(workers)}, but this loader has "
             f"num_workers={num_workers}: use num_workers={len(workers)}"
         )
-    return replace(place, iterable_progress={**place.iterable_progress, "workers": [first] * count})
+    return replace(place, iterable_progress={**place.iterable_progress, "workers": [first_worker] * count})
 
 
 def _states_to_json(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the states of a dataset and its iterator as JSON. In a `Place` they are pickled, or an error message."""
+    """Return the states of a dataset and its iterator as JSON. In a `Place`, each is pickled or an error message."""
     if states is None:
         return None
     unpickled = {}
@@ -177,22 +180,22 @@ def _read_stream(name: str, stream: Any) -> dict[str, Any]:
     _expect(type(stream) is dict, name, "of type dict", stream)
     workers, turn = stream.get("workers"), stream.get("turn")
     _expect(isinstance(workers, list) and len(workers) > 0, "stream: workers", "a list of one dict per worker", workers)
-    workers = [_read_worker(number, worker) for number, worker in enumerate(workers)]
+    workers = [_read_worker(index, worker) for index, worker in enumerate(workers)]
     is_turn = type(turn) is int and 0 <= turn < len(workers)
     _expect(is_turn, "stream: turn", f"an integer below {len(workers)}", turn)
     return {"turn": turn, "step": _check_count("stream: step", stream.get("step")), "workers": workers}
 
 
-def _read_worker(number: int, worker: Any) -> dict[str, Any]:
-    _expect(isinstance(worker, dict), f"stream: worker {number}", "a dict", worker)
-    where = f"stream, worker {number}"
+def _read_worker(index: int, worker: Any) -> dict[str, Any]:
+    _expect(isinstance(worker, dict), f"stream: worker {index}", "a dict", worker)
+    location = f"stream, worker {index}"
     samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
-    _check_count(f"{where}: samples", samples)
-    _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
+    _check_count(f"{location}: samples", samples)
+    _expect(isinstance(ended, bool), f"{location}: ended", "true or false", ended)
     is_valid = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
-    _expect(is_valid, f"{where}: state", "None, or a dict of iterator and dataset", states)
+    _expect(is_valid, f"{location}: state", "None, or a dict of iterator and dataset", states)
     pickled = states and {
-        owner: pickle.dumps(from_json(state, f"the state's {where}: {owner}"), 5) for owner, state in states.items()
+        owner: pickle.dumps(from_json(state, f"the state's {location}: {owner}"), 5) for owner, state in states.items()
     }
     return {"samples": samples, "ended": ended, "state": pickled}
 
@@ -256,39 +259,39 @@ def to_json(value: Any, path: str) -> Any:
     Raises:
         TypeError: a value has another type; the message says where.
     """
-    kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    cls = type(value)
+    if value is None or cls in (bool, int, float, str):
         return value
-    if kind is list:
-        return [to_json(entry, f"{path}[{number}]") for number, entry in enumerate(value)]
+    if cls is list:
+        return [to_json(entry, f"{path}[{i}]") for i, entry in enumerate(value)]
     if (
-        kind is dict
+        cls is dict
         and all(type(key) is str for key in value)
         and not (len(value) == 1 and next(iter(value))[:1] == "$")
     ):
         return {key: to_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
-    name = NAMES.get(kind, "")
-    if name in MAPPINGS:
+    tag = TAGS.get(cls, "")
+    if tag in MAPPINGS:
         pairs = value.items()
         return {
-            name: [[to_json(key, f"{path}, key {key!r}"), to_json(entry, f"{path}[{key!r}]")] for key, entry in pairs]
+            tag: [[to_json(key, f"{path}, key {key!r}"), to_json(entry, f"{path}[{key!r}]")] for key, entry in pairs]
         }
-    if name in SEQUENCES:
-        entries = value if kind is tuple else sorted(value, key=repr)
-        return {name: [to_json(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]}
-    if name in BYTES:
-        return {name: base64.b64encode(value).decode()}
-    if kind is complex:
+    if tag in SEQUENCES:
+        entries = value if cls is tuple else sorted(value, key=repr)
+        return {tag: [to_json(entry, f"{path}[{i}]") for i, entry in enumerate(entries)]}
+    if tag in BYTES:
+        return {tag: base64.b64encode(value).decode()}
+    if cls is complex:
         return {"$complex": [value.real, value.imag]}
-    if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
+    if cls is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
         bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode(bits)]}
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
-        name = "$array" if kind is np.ndarray else "$scalar"
-        return {name: [value.dtype.str, list(value.shape), _encode(value)]}
-    where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode_bytes(bits)]}
+    if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
+        tag = "$array" if cls is np.ndarray else "$scalar"
+        return {tag: [value.dtype.str, list(value.shape), _encode_bytes(value)]}
+    location = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
     raise TypeError(
-        f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which cannot be saved; use only "
+        f"{path} is of type {cls.__module__}.{cls.__qualname__}{location}, which cannot be saved; use only "
         "numbers, strings, bytes, arrays, tensors on the CPU, and tuples, lists, sets and dicts of these"
     )
 
@@ -300,41 +303,41 @@ def from_json(value: Any, path: str) -> Any:
         ValueError: a value is not from `to_json`; the message says where.
     """
     if isinstance(value, list):
-        return [from_json(entry, f"{path}[{number}]") for number, entry in enumerate(value)]
+        return [from_json(entry, f"{path}[{i}]") for i, entry in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
-    name = next(iter(value)) if len(value) == 1 else ""
-    if not (isinstance(name, str) and name[:1] == "$"):
+    tag = next(iter(value)) if len(value) == 1 else ""
+    if not (isinstance(tag, str) and tag[:1] == "$"):
         return {key: from_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
     try:
-        return _decode(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
+        return _decode(tag, value[tag], lambda entry: from_json(entry, f"{path}[{tag!r}]"))
     except Exception as error:
-        raise ValueError(f"{path} is not from state_dict(): {name} cannot be read ({error})") from None
+        raise ValueError(f"{path} is not from state_dict(): {tag} cannot be read ({error})") from None
 
 
-def _decode(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
-    if name in SEQUENCES:
-        return SEQUENCES[name](decode(content))
-    if name in MAPPINGS:
-        return MAPPINGS[name]((decode(key), decode(entry)) for key, entry in content)
-    if name in BYTES:
-        return BYTES[name](_decode_bytes(content))
-    if name == "$complex":
+def _decode(tag: str, content: Any, decode_entry: Callable[[Any], Any]) -> Any:
+    if tag in SEQUENCES:
+        return SEQUENCES[tag](decode_entry(content))
+    if tag in MAPPINGS:
+        return MAPPINGS[tag]((decode_entry(key), decode_entry(entry)) for key, entry in content)
+    if tag in BYTES:
+        return BYTES[tag](_decode_bytes(content))
+    if tag == "$complex":
         return complex(*content)
-    if name == "$tensor":
+    if tag == "$tensor":
         dtype, shape, text = content
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
         if bits := _decode_bytes(text):
             tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bits, dtype=torch.uint8))
         return tensor
-    if name in ("$array", "$scalar"):
+    if tag in ("$array", "$scalar"):
         dtype, shape, text = content
         array = np.frombuffer(_decode_bytes(text), np.dtype(dtype)).reshape(shape)
-        return array if name == "$array" else array[()]
-    raise ValueError("unknown kind")
+        return array if tag == "$array" else array[()]
+    raise ValueError("unknown tag")
 
 
-def _encode(bits: Any) -> str:
+def _encode_bytes(bits: Any) -> str:
     return base64.b64encode(bits.tobytes()).decode()
 
 

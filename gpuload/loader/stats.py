@@ -18,7 +18,7 @@ import numpy as np
 from gpuload.stage.plan import paragraph, table
 from gpuload.workers.start import Start
 
-__all__ = ["COLUMNS", "NOTHING_LOADED", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
+__all__ = ["COLUMNS", "NOTHING_LOADED", "Counters", "Part", "Stats", "WorkerStats", "format_bytes"]
 
 NOTHING_LOADED: Final = "nothing has been loaded yet: ask again after a few batches"
 COLUMNS: Final = 80  # the width of the table
@@ -44,8 +44,8 @@ class Counters:
     workers: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return the counts since an earlier moment of the session. Differences below 0, which occur since workers
-        write their rows while these are read, become 0."""
+        """Return the counts since an earlier moment of the session. Negative differences, which occur because workers
+        write their counters while they are being read, become 0."""
         main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
         refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
         return Counters(self.session, main, decoded, refused, workers)
@@ -57,12 +57,12 @@ class Part:
 
     Attributes:
         name: ``"start"`` (workers start, until they can process a chunk), ``"read"`` (the dataset returns a sample),
-            ``"header"`` (samples are unpacked, headers read, regions drawn), ``"decode"``, ``"pack"`` (labels and
-            metadata are written to the slot), ``"collate"``, ``"plan"`` (batches are planned for the fused kernels),
-            ``"idle"`` (workers have no chunk), ``"wait"`` (the loop waits for a batch), ``"hold"`` (the host waits for
-            a device that is behind), ``"device decode"`` (the host waits for images that the device decodes), ``"slot
-            wait"`` (chunks wait for room in the ring), ``"copy"``, ``"stage"`` (the transforms), ``"rest"``
-            (everything else in ``next()``), ``"step"`` (the loop itself).
+            ``"header"`` (samples are unpacked, image headers are read, and crop regions are drawn), ``"decode"``,
+            ``"pack"`` (labels and metadata are written to the slot), ``"collate"``, ``"plan"`` (batches are planned for
+            the fused kernels), ``"idle"`` (workers have no chunk), ``"wait"`` (the loop waits for a batch), ``"hold"``
+            (the host waits for a device that is behind), ``"device decode"`` (the host waits for images that the device
+            decodes), ``"slot wait"`` (chunks wait for room in the ring), ``"copy"``, ``"stage"`` (the transforms),
+            ``"rest"`` (everything else in ``next()``), ``"step"`` (the loop itself).
         where: ``"workers"``, summed over all workers; ``"main"``, the main process; or ``"device"``, measured for one
             batch in eight and extrapolated.
         seconds: the total time.
@@ -80,9 +80,9 @@ class WorkerStats:
     """Statistics of a worker.
 
     Attributes:
-        number: the worker's number, as in `get_worker_info().id`.
-        busy: the share of the time, since the worker was ready, that it spent working, 0 to 1.
-        samples: the number of samples it processed.
+        number: the worker's index, as in `get_worker_info().id`.
+        busy: the share of the time since the worker became ready that it spent working, 0 to 1.
+        samples: the number of samples that it processed.
         restarts: how often the worker died and was replaced.
     """
 
@@ -111,22 +111,24 @@ class Stats:
         parts: the parts of the work, with their times.
         workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
             the main process does their work.
-        chunks_ready, batches_ready: chunks and batches that are ready but not yet yielded, at this moment.
+        chunks_ready, batches_ready: the number of chunks and batches that are ready but not yet yielded, at this
+            moment.
         ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, shared memory of all slots,
-            and its limit, at this moment; ring_segments: the number of slots; ring_grown: slots allocated;
-            ring_spilled: chunks moved from a full ring into ordinary memory.
+            and its limit, at this moment; ring_segments: the number of slots; ring_grown: the number of slots
+            allocated so far; ring_spilled: the number of chunks moved from a full ring into ordinary memory.
         pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock a part.
         bytes_read: bytes of image files and arrays that the dataset returned.
         bytes_decoded: bytes of pixels written to the slots.
         decoders: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
             markers, ``"scaled"`` images decoded at a smaller size and resized, with ``Decode(scale="fast")``.
-        device_refused: the number of images that the device's decoder refused, by reason; this process decoded them on
+        device_refused: the number of images that the device's decoder refused, by reason; this process decoded these on
             the CPU.
         decode_peak_bytes: the largest size of images decoded together on the device, before cropping.
-        decoded_whole: JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
-        cache_hits, cache_misses: of `Cached` datasets, summed over all processes of this machine that share them, and
-            of a `DeviceCached`; resident_bytes: size of the pixels that the `DeviceCached` keeps on the device.
-        errors: samples that failed; restarts: workers that died.
+        decoded_whole: the number of JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
+        cache_hits, cache_misses: the number of samples that were, and were not, in the caches: of `Cached` datasets,
+            summed over all processes on this machine that share them, and of a `DeviceCached`; resident_bytes: size of
+            the pixels that the `DeviceCached` stores on the device.
+        errors: the number of samples that failed; restarts: the number of workers that died.
         device: where the batches go; placement: where workers and ring are placed on a machine with several NUMA nodes,
             or why they are not; "" for batches on the CPU.
         num_workers: the number of workers; elsewhere: whether they run on other machines; chunk_size: the maximum
@@ -236,8 +238,8 @@ class Stats:
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
 
 
-def size_of(nbytes: float) -> str:
-    """Format a number of bytes with at most four digits and a unit."""
+def format_bytes(nbytes: float) -> str:
+    """Format a size with at most four digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(nbytes) < 9_999.5:
             return f"{nbytes:,.0f} {unit}"
@@ -247,26 +249,26 @@ def size_of(nbytes: float) -> str:
 
 def _headline(stats: Stats) -> str:
     return (
-        f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {_count(stats.batches, 'batch')}, "
-        f"{_count(stats.images, 'image')}, "
+        f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {_format_count(stats.batches, 'batch')}, "
+        f"{_format_count(stats.images, 'image')}, "
         f"{stats.images_per_s:,.0f} images/s"
     )
 
 
 def _format_line(cells: Sequence[str], width: int) -> str:
-    part, where, share, total, each, rate = cells
-    return f"{part:<{width}}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
+    part, where, share, total, mean, rate = cells
+    return f"{part:<{width}}{where:<9}{share:>6}{total:>11}{mean:>13}{rate:>16}"
 
 
 def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
-    """Yield one row of cells per part, in the order of `HEADINGS`."""
+    """Yield the cells of one row per part, in the order of `HEADINGS`."""
     workers = max(1, stats.num_workers)
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
         share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
-        each = _format_seconds(part.seconds / part.count) if part.count else ""
+        mean = _format_seconds(part.seconds / part.count) if part.count else ""
         rate = f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
-        yield part.name, part.where, share, _format_seconds(part.seconds), each, rate
+        yield part.name, part.where, share, _format_seconds(part.seconds), mean, rate
 
 
 def _format_seconds(seconds: float) -> str:
@@ -287,7 +289,7 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         busy_shares = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
         ellipsis = " …" if len(stats.workers) > 8 else ""
         yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {busy_shares}{ellipsis}"
-        yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
+        yield "ready", f"{_format_count(stats.chunks_ready, 'chunk')}; {_format_count(stats.batches_ready, 'batch')}"
     if stats.start.seconds:
         text = f"{_format_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
         yield from _wrap_fact("start", text)
@@ -296,25 +298,28 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield (
         "ring",
         (
-            f"{size_of(stats.ring_used_bytes)} in use of {size_of(stats.ring_bytes)}, at most "
-            f"{size_of(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated"
+            f"{format_bytes(stats.ring_used_bytes)} in use of {format_bytes(stats.ring_bytes)}, at most "
+            f"{format_bytes(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated"
         ),
     )
     if stats.device != "cpu":
-        refused = "; the driver refused to lock more" if stats.pinning_refused else ""
-        yield "", f"{size_of(stats.pinned_bytes)} page-locked{refused}"
+        refusal_note = "; the driver refused to lock more" if stats.pinning_refused else ""
+        yield "", f"{format_bytes(stats.pinned_bytes)} page-locked{refusal_note}"
     rate = stats.bytes_read / stats.seconds if stats.seconds else 0.0
-    yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
+    yield (
+        "read",
+        f"{format_bytes(stats.bytes_read)}, {format_bytes(rate)}/s; decoded {format_bytes(stats.bytes_decoded)}",
+    )
     if stats.decoders:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
     for reason, count in stats.device_refused.items():
         yield "refused", f"{count:,} by the device's decoder: {reason}"
     if stats.resident_bytes:
-        yield "cached", f"{size_of(stats.resident_bytes)} on {stats.device}"
+        yield "cached", f"{format_bytes(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
-    yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
+    yield "faults", f"{_format_count(stats.errors, 'error')}, {_format_count(stats.restarts, 'restart')}"
 
 
 def _wrap_fact(name: str, text: str) -> Iterator[tuple[str, str]]:
@@ -322,5 +327,5 @@ def _wrap_fact(name: str, text: str) -> Iterator[tuple[str, str]]:
     yield from ((name, first_line), *(("", line) for line in more_lines))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transfor
 
 import numpy as np
 
-from gpuload.errors import explains_foreign_arguments
+from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, format_argument, integer
@@ -230,7 +230,7 @@ def declaration(cls: Class) -> Class:
     """Turn a class into a transform: a frozen dataclass. If a caller passes an argument under another library's name,
     the error suggests gpuload's name."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    declared.__init__ = explains_foreign_arguments(_find_equivalent_argument)(declared.__init__)
+    declared.__init__ = explain_unknown_arguments(_find_equivalent_argument)(declared.__init__)
     return declared
 
 

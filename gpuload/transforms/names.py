@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from gpuload.errors import closest
+from gpuload.errors import did_you_mean
 
 __all__ = [
     "ARGUMENTS",
@@ -205,8 +205,8 @@ def missing_name_error(module: str, name: str) -> AttributeError:
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
     if not name.startswith("_"):
         hint = _hint_for_transform_name(name) if "." in module else _hint_for_top_level_name(name)
-        if hint := hint or closest(name, obj.__all__):
-            text, obj = f"{text}; {hint}", None  # without `obj`, Python does not add another suggestion
+        if hint := hint or did_you_mean(name, obj.__all__):
+            text, obj = f"{text}; {hint}", None  # otherwise Python would add its own suggestion from `obj`
     return AttributeError(text, name=name, obj=obj)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from gpuload.datasets.kinds import is_deterministic, is_iterable
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_info
-from gpuload.errors import error_types
+from gpuload.errors import error_class_names
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
@@ -101,7 +101,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             _init_user_code(worker, settings["total"], runner)
         except BaseException as error:
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
-            replies.send(HELLO_FAILED + f"{' '.join(error_types(error))}\n{failure}:\n\n".encode() + text)
+            replies.send(HELLO_FAILED + f"{' '.join(error_class_names(error))}\n{failure}:\n\n".encode() + text)
             return
         if forked_job is None:
             os.close(job_fd)

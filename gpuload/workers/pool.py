@@ -491,9 +491,9 @@ class WorkerPool(RestartingEngine):
         """Process the first message of a worker."""
         if message[: len(HELLO)] != HELLO:
             text = str(message[len(HELLO_FAILED) :], errors="replace")
-            error_types, _, text = text.partition("\n")
+            error_class_names, _, text = text.partition("\n")
             if not worker.added:
-                raise WorkerError(f"worker {worker.number} {text}", error_types.split())
+                raise WorkerError(f"worker {worker.number} {text}", error_class_names.split())
             worker.failure_reason = f"it {text.rstrip()}\n"
             return
         worker.ready = True

@@ -43,7 +43,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
-from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, error_types, one_line, visible
+from gpuload.errors import (
+    UNESCAPED_WHITESPACE,
+    DecodeError,
+    ErrorRecord,
+    WorkerError,
+    error_class_names,
+    one_line,
+    visible,
+)
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, standard_streams_taken
@@ -491,13 +499,13 @@ def record_of(
         cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
         + (f" (in {location})" if location not in ("", "sample") else ""),
         traceback=error_traceback(error),
-        kinds=error_types(error),
+        kinds=error_class_names(error),
     )
 
 
 def error_traceback(error: BaseException) -> str:
     """Return the traceback of an exception and its causes, safe to print on a terminal."""
-    return visible("".join(traceback.format_exception(error)), LINES)[-MAX_TRACEBACK:]
+    return visible("".join(traceback.format_exception(error)), UNESCAPED_WHITESPACE)[-MAX_TRACEBACK:]
 
 
 def error_text(error: BaseException) -> str:

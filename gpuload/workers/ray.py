@@ -40,7 +40,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.errors import WorkerError, error_types, import_optional
+from gpuload.errors import WorkerError, error_class_names, import_optional
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import Deaths
@@ -566,7 +566,7 @@ class Host:
             self._ring = Ring(ring_bytes)
             self._pool = WorkerPool(parcel, workers, self._ring, **pool_options)
         except Exception as error:
-            self._report.failure = str(error), error_types(error)
+            self._report.failure = str(error), error_class_names(error)
             return
         self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit for all actors together
         loop = asyncio.get_running_loop()
@@ -588,7 +588,7 @@ class Host:
                 self._process_event(event)
             self._submit_chunks()
         except WorkerError as error:
-            report.failure = str(error), error_types(error)
+            report.failure = str(error), error_class_names(error)
         report.warnings += pool.pending_warnings
         pool.pending_warnings.clear()
         report.deaths += [(cause, pool.deaths.stack) for cause in pool.deaths.causes]

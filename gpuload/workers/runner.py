@@ -35,7 +35,7 @@ from gpuload.datasets.memory import memory_file
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transpose_samples
 from gpuload.decode.options import device_rows
-from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_types, one_line
+from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_class_names, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
@@ -354,7 +354,7 @@ class ChunkRunner:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
                 traceback=error_traceback(error),
-                error_classes=error_types(error),
+                error_classes=error_class_names(error),
             )
 
     def _fill_slot(self, chunk: Chunk) -> Reply:

@@ -318,7 +318,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None
-    return columns_of(batch, [0] * len(batch.parts), spread=spread)
+    return columns_of(batch, [0] * len(batch.parts), splits_blocks=spread)
 
 
 def test_leaves_are_numbered_once_depth_first():

@@ -501,7 +501,7 @@ def test_the_plan_says_how_images_are_read(backend, how):
     ("images", "message"),
     [
         (torch.full((4, 3, 40, 56), 255.0), "batch contains floats from 255 to 255, but float images must be in "
-         "0 … 1; pass levels 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before"),
+         "0 … 1; pass pixel values 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before"),
         (torch.full((4, 3, 40, 56), torch.nan), "batch contains floats from nan to nan"),
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
         ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must have the same dtype and "
@@ -622,7 +622,7 @@ def test_a_mosaic_takes_four():
 
 
 def test_a_state_that_is_none():
-    message = "the state of an Augment must be a tensor (2,) of epoch and next position, got 3"
+    message = "the state of an Augment must be a tensor of shape (2,), the epoch and the next position, got 3"
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
 

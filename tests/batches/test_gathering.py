@@ -493,7 +493,7 @@ def test_samples_of_a_batch_must_be_alike(second, text):
 def test_masks_of_whole_images_must_be_alike():
     masks = [np.zeros((30, 40), np.uint8), np.zeros((30, 40), np.int32)]
     dataset = [(np.zeros((30, 40, 3), np.uint8), gl.Mask(mask)) for mask in masks * 2]
-    text = "Mosaic combines masks, but row 0 of the batch has torch.uint8"
+    text = "Mosaic combines masks, but sample 0 of the batch has torch.uint8"
     with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], dataset) as made:
         next(iter(made))
 

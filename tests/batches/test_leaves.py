@@ -108,7 +108,7 @@ def test_torchvisions_tensors_are_told_by_their_types():
 
 LAST = "which looks like channels last, but images must be"
 NONE = (
-    "Augment needs tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of dtype uint8, uint16, or floats "
+    "Augment needs N×C×H×W tensors, N×T×C×H×W clips, or lists of N C×H×W tensors, of dtype uint8, uint16, or floats "
     "from 0 to 1"
 )
 

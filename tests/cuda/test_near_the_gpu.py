@@ -14,7 +14,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.limits import cpus_in, find_numa_node, find_placement, numa_nodes
+from gpuload.loader.limits import count_numa_nodes, find_numa_node, find_placement, parse_cpu_list
 from gpuload.stage import device as devices
 
 pytestmark = pytest.mark.cuda
@@ -46,11 +46,11 @@ def test_workers_and_slots_are_on_its_node():
     address = devices.pci_address(device)
     assert address is not None
     node, cpus = find_numa_node(address)
-    if numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
+    if count_numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
         lacking.skip("a GPU near some CPUs")
     with gl.Loader(Where(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:
         allowed = torch.cat([places for _, places in loader]).any(0)
-        usable = cpus_in(cpus) & os.sched_getaffinity(0)
+        usable = parse_cpu_list(cpus) & os.sched_getaffinity(0)
         assert set(allowed.nonzero().flatten().tolist()) == usable
         maps = Path("/proc/self/numa_maps").read_text().splitlines()
         pages: dict[int, int] = {}

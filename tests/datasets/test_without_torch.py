@@ -176,4 +176,4 @@ def test_a_worker_init_fn_finds_the_dataset_itself(folder: Path, vision: ModuleT
         ({"num_workers": 0}, True),
     ):
         with gl.Loader(dataset, **options, **more) as loader:
-            assert (loader._options.sent_dataset is dataset) is same
+            assert (loader._options.dataset_to_send is dataset) is same

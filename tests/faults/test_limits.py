@@ -258,7 +258,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
         print(json.dumps([text, alive, all(map(right, loader))]))
         """,
     )
-    assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for a finished batch)")
+    assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for an output batch)")
     assert f"but the control group {group.parent} has 15" in text
     assert alive == []
     assert good

@@ -202,7 +202,11 @@ def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
         ({"on_error": "drop"}, ValueError, "on_error must be one of 'raise', 'skip', 'replace', got 'drop'"),
         ({"on_error": ""}, ValueError, "got ''"),
         ({"faults": "skip"}, TypeError, "faults must be a gpuload.Faults, got str: 'skip'"),
-        ({"on_error": "skip", "faults": MANY}, ValueError, "are both given; write faults=Faults(on_error='skip', …)"),
+        (
+            {"on_error": "skip", "faults": MANY},
+            ValueError,
+            "combined; write faults=Faults(on_error='skip', …)",
+        ),
     ],
 )
 def test_options_that_do_not_go_are_refused(options, kind, text):

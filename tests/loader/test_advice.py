@@ -200,7 +200,7 @@ def test_copies():
 def test_the_devices_decoder():
     assert said(stats(main={"device decode": 6.0, "step": 3.0}, device="cuda:0")) == (
         "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both', "
-        "device_share=…) leaves some to workers"
+        "device_share=…) leaves some images to workers"
     )
 
 
@@ -315,7 +315,7 @@ def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
     found = stats(waiting=0.9, untried=("block", "cache"), **workers(1.0, 1.0, header=0.1, decode=19.0))
     sentence = said(replace(found, workers_cpu_s=0.9), cpus=2)
     assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers are busy")
-    assert sentence.endswith('shuffle="block" reads neighbours together')  # Cached keeps no pixels
+    assert sentence.endswith('shuffle="block" reads neighbouring samples together')  # Cached keeps no pixels
     sentence = said(found, cpus=2)  # in the page cache
     assert "JPEG" not in sentence
     assert sentence.startswith("copying the dataset's arrays is the bottleneck")

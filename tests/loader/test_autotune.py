@@ -158,7 +158,7 @@ def run(
             since = plant.now
             plant.load(since - 1e-9)
             continue
-        if auto.watch(seconds, waited):
+        if auto.add_batch(seconds, waited):
             step = auto.decide(plant.load(since), lambda: Room(most, MAX_AHEAD, "the memory"))
             since = plant.now
             if step is not None:
@@ -169,7 +169,7 @@ def run(
                     ready = plant.now + START_S
                 plant.resize(auto.setting.workers)
                 skip = step.skip + 1
-            elif auto.settled:
+            elif auto.is_settled:
                 found.settled.append(number)
     return found
 
@@ -250,8 +250,8 @@ def test_a_disk_that_gives_no_more_is_found_out_and_the_step_taken_back(streams,
     assert found.auto.setting.workers >= streams
     last = found.steps[-1][1]
     assert last.after.workers < last.before.workers
-    assert "more workers did not help: a batch took " in last.why
-    assert last.why.endswith("; not tried again for 500 batches")
+    assert "more workers did not help: a batch took " in last.reason
+    assert last.reason.endswith("; not tried again for 500 batches")
     assert found.rate > 0.93 * best(make)
 
 
@@ -364,7 +364,7 @@ def windows(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
     """How many batches each window has, of these again and again."""
     found, since = [], 0
     for number in range(60):
-        if auto.watch(*batches[number % len(batches)]):
+        if auto.add_batch(*batches[number % len(batches)]):
             found.append(number + 1 - since)
             since = number + 1
             auto.discard_window()
@@ -384,7 +384,7 @@ def test_a_trial_of_batches_ahead_has_a_long_window_and_what_is_ready_already_do
     auto.chunks = 4
     assert windows(auto, (0.1, 0.02))[0] == 4
     auto.discard_window()
-    auto.watch(0.1, 0.02)
+    auto.add_batch(0.1, 0.02)
     step = auto.decide(Load(2.0, 2.0), lambda: Room(8, 16, "CPUs"))
     assert step is not None
     assert (step.after, step.skip) == (Setting(4, 4), 1 + 4)
@@ -394,9 +394,9 @@ def test_a_trial_of_batches_ahead_has_a_long_window_and_what_is_ready_already_do
 def test_the_same_makes_the_same():
     runs = [run(Plant(noisy(decoding(8), 0.4), quick), cpus=8) for _ in range(2)]
     assert runs[0].steps == runs[1].steps
-    assert runs[0].steps[0][1].why == (
+    assert runs[0].steps[0][1].reason == (
         "the loop waits 99% of the time ({:.1f} of {:.1f} ms per batch), and 1.0 of 1 workers are busy".format(
-            *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].why)[:2])
+            *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].reason)[:2])
         )
     )
 
@@ -409,14 +409,14 @@ def test_what_it_may_not_change_stays():
 
 def test_a_start_that_was_refused_ends_the_trial():
     auto = Autotune(Setting(1, 2), cpus=8, ahead=False)
-    while not auto.watch(0.1, 0.099):
+    while not auto.add_batch(0.1, 0.099):
         pass
     step = auto.decide(Load(1.0, 1.0), lambda: Room(8, 16, "CPUs"))
     assert step is not None
     assert step.after.workers == 4
     auto.accept_limit(2)
     assert auto.setting.workers == 2
-    while not auto.watch(0.1, 0.099):
+    while not auto.add_batch(0.1, 0.099):
         pass
     step = auto.decide(Load(2.0, 2.0), lambda: Room(2, 16, "the maximum of 2"))
     assert step is None
@@ -464,12 +464,12 @@ def scripted(monkeypatch):
 
         def decide(self: Autotune, load: Load, room: Any) -> Step | None:
             if not left:
-                self.settled, self.verdict = True, "that is all"
+                self.is_settled, self.verdict = True, "that is all"
                 return None
             before, self.setting = self.setting, left.pop(0)
             return Step(before, self.setting, "so it is written", 0)
 
-        monkeypatch.setattr(Autotune, "watch", lambda self, seconds, waited_s: True)
+        monkeypatch.setattr(Autotune, "add_batch", lambda self, seconds, waited_s: True)
         monkeypatch.setattr(Autotune, "decide", decide)
         return left
 
@@ -485,7 +485,7 @@ def test_batches_are_equal_to_the_last_bit_while_workers_come_and_go(four_cpus, 
     left = scripted(Setting(2, 2), Setting(1, 4), Setting(4, 1), Setting(2, 8), Setting(1, 1))
     with loader(num_workers=0) as fixed, loader(num_workers="auto", prefetch_factor="auto") as auto:
         numbers, epochs = set(), 0
-        while left or not auto._autotune.settled:  # pyright: ignore
+        while left or not auto._autotune.is_settled:  # pyright: ignore
             epochs += 1
             assert epochs < 100
             for ours, theirs in zip(auto, fixed, strict=True):
@@ -598,7 +598,7 @@ def clockwork(monkeypatch, four_cpus):
 def seen(monkeypatch):
     """What the rule is given: windows of three batches; it changes nothing."""
     found: list[Any] = []
-    monkeypatch.setattr(Autotune, "watch", lambda self, *batch: found.append(batch) or len(found) % 4 == 3)
+    monkeypatch.setattr(Autotune, "add_batch", lambda self, *batch: found.append(batch) or len(found) % 4 == 3)
     monkeypatch.setattr(Autotune, "decide", lambda self, load, room: found.append(load))
     return found
 

@@ -369,7 +369,10 @@ def test_a_dataset_that_decodes_in_the_main_process():
 def test_blocks_and_a_cache_are_named_where_they_would_help(many_cpus):
     found = measured(Slowly(), shuffle=True)
     check(
-        found, "reading is the bottleneck (", 'shuffle="block" reads neighbours together', "gl.Cached(dataset, …) keeps"
+        found,
+        "reading is the bottleneck (",
+        'shuffle="block" reads neighbouring samples together',
+        "gl.Cached(dataset, …) keeps",
     )
     found = measured(Slowly(), shuffle="block", batches=3)
     check(found, "reading is the bottleneck (", "gl.Cached(dataset, …) keeps")

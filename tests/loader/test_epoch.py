@@ -40,7 +40,7 @@ def take(progress: Progress, count: int) -> None:
 
 
 def begin(cursor: Cursor, schedule: Schedule | None = None) -> tuple[Cursor, Progress]:
-    progress = cursor.start(schedule or Schedule())
+    progress = cursor.start_progress(schedule or Schedule())
     return cursor.begin(progress), progress
 
 
@@ -57,36 +57,36 @@ def test_an_epoch_that_was_left_is_saved_where_it_stands_and_the_next_is_a_whole
     cursor, progress = begin(FIRST)
     take(progress, 4)
     assert cursor.place == Place(0, 4)
-    assert cursor.start(Schedule()).start == Place(1, 0)
+    assert cursor.start_progress(Schedule()).start == Place(1, 0)
 
 
 def test_an_iterator_from_which_nothing_was_taken_does_not_count():
-    cursor = FIRST.go_to(Place(3, 7), running=False)
+    cursor = FIRST.go_to(Place(3, 7), is_running=False)
     for _ in range(3):
         cursor, progress = begin(cursor)
         assert (cursor.epoch, progress.start, progress.remaining_batches) == (3, Place(3, 7), 3)
-    assert begin(cursor.set_epoch(5, running=True))[1].start == Place(5, 0)
+    assert begin(cursor.set_epoch(5, is_running=True))[1].start == Place(5, 0)
 
 
 def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
-    loaded = FIRST.go_to(Place(3, 7), running=False)
-    assert loaded.set_epoch(3, running=False).start(Schedule()).start == Place(3, 7)
-    assert loaded.set_epoch(4, running=False).start(Schedule()).start == Place(4, 0)
-    assert (loaded.epoch_sent, loaded.set_epoch(4, running=False).epoch_sent) == (-1, 4)
+    loaded = FIRST.go_to(Place(3, 7), is_running=False)
+    assert loaded.set_epoch(3, is_running=False).start_progress(Schedule()).start == Place(3, 7)
+    assert loaded.set_epoch(4, is_running=False).start_progress(Schedule()).start == Place(4, 0)
+    assert (loaded.epoch_sent, loaded.set_epoch(4, is_running=False).epoch_sent) == (-1, 4)
 
 
 @pytest.mark.parametrize("running", [False, True])
 def test_the_number_of_the_last_epoch_stays_while_there_is_a_session(running):
     cursor, progress = begin(FIRST)
     take(progress, 1)
-    assert cursor.set_epoch(7, running=running).epoch == (0 if running else 7)
-    assert cursor.go_to(Place(7, 2), running=running).epoch == (0 if running else 7)
+    assert cursor.set_epoch(7, is_running=running).epoch == (0 if running else 7)
+    assert cursor.go_to(Place(7, 2), is_running=running).epoch == (0 if running else 7)
 
 
 def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
     cursor, progress = begin(FIRST)
     take(progress, 2)
-    cursor = cursor.set_epoch(8, running=True)
+    cursor = cursor.set_epoch(8, is_running=True)
     assert cursor.place == Place(0, 2)
     progress.end_reason = "its iterator is no longer used"
     assert cursor.place == Place(8, 0)
@@ -107,21 +107,21 @@ def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_se
     take(progress, 10)
     progress.place, progress.end_reason = end, ""
     assert cursor.place == end
-    assert cursor.start(Schedule()).place == end
-    assert cursor.set_epoch(1, running=True).place == end
-    assert cursor.set_epoch(2, running=True).place == Place(2, 0)
+    assert cursor.start_progress(Schedule()).place == end
+    assert cursor.set_epoch(1, is_running=True).place == end
+    assert cursor.set_epoch(2, is_running=True).place == Place(2, 0)
 
 
 def test_a_place_at_the_end_of_an_epoch_counts_as_the_beginning_of_the_next():
-    progress = FIRST.go_to(Place(2, 10), running=False).start(Schedule())
+    progress = FIRST.go_to(Place(2, 10), is_running=False).start_progress(Schedule())
     assert (progress.remaining_batches, progress.place) == (0, Place(3, 0))
-    assert FIRST.start(Schedule(None)).remaining_batches is None
+    assert FIRST.start_progress(Schedule(None)).remaining_batches is None
 
 
 def test_a_cursor_is_never_changed():
     cursor, _ = begin(FIRST)
-    cursor.set_epoch(9, running=False)
-    cursor.go_to(Place(9, 9), running=False)
+    cursor.set_epoch(9, is_running=False)
+    cursor.go_to(Place(9, 9), is_running=False)
     assert cursor.next_place == Place(0, 0)
     assert Cursor() == FIRST
     with pytest.raises(AttributeError):

@@ -30,13 +30,13 @@ from gpuload.loader.limits import (
     check_memory,
     check_processes,
     check_workers,
-    cpu_list,
-    cpus_in,
     default_workers,
     descriptors_left,
     find_placement,
+    format_cpu_list,
     lockable_bytes,
     memory_left_bytes,
+    parse_cpu_list,
     processes_left,
     usable_cpus,
 )
@@ -167,7 +167,7 @@ def test_the_refusal_says_what_is_needed_for_what_and_what_is_left_of_which_limi
     with pytest.raises(gl.LimitError) as refusal:
         check_memory(workers=4, output_bytes=121 * MB, root=root)
     assert str(refusal.value) == (
-        "at least 301 MB of memory is needed (4 workers of about 45 MB, 121 MB for a finished batch), but the control "
+        "at least 301 MB of memory is needed (4 workers of about 45 MB, 121 MB for an output batch), but the control "
         f"group {root}/sys/fs/cgroup/job has 300 MB left of its limit of 500 MB. Use fewer workers or a smaller "
         "batch_size, or raise the limit of the container or job"
     )
@@ -315,7 +315,7 @@ def test_the_users_limit_counts_threads_of_all_of_his_processes_and_does_not_bin
     assert left() == before - 1
     stop.set()
     thread.join()
-    monkeypatch.setattr(limits, "_tasks_of", lambda user, root: 1 / 0)  # not asked
+    monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # not asked
     nproc(monkeypatch, 90_000, user=0)
     assert "RLIMIT_NPROC" not in str(processes_left())
 
@@ -386,15 +386,15 @@ class NumaMachine:
 
     def __init__(self, root: Path, nodes: list[str], gpus: list[int], *, cpuset: str = "", version: int = 2) -> None:
         self.root = root
-        self.cpus = frozenset().union(*map(cpus_in, nodes))
+        self.cpus = frozenset().union(*map(parse_cpu_list, nodes))
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
-        self.write("sys/devices/system/cpu/online", cpu_list(self.cpus))
+        self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
         devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]  # no GPUs
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
             self.write(f"{folder}/numa_node", str(node))
-            self.write(f"{folder}/local_cpulist", nodes[node] if node >= 0 else cpu_list(self.cpus))
+            self.write(f"{folder}/local_cpulist", nodes[node] if node >= 0 else format_cpu_list(self.cpus))
             self.write(f"{folder}/vendor", vendor)
             self.write(f"{folder}/class", kind)
         if cpuset:
@@ -411,7 +411,7 @@ class NumaMachine:
         path.write_text(f"{text}\n")
 
     def place(self, gpu: int = 0, *, ranks: int = 1, allowed: str = "") -> Placement:
-        cpus = cpus_in(allowed) if allowed else self.cpus
+        cpus = parse_cpu_list(allowed) if allowed else self.cpus
         return find_placement(f"0000:1{gpu}:00.0", device=f"cuda:{gpu}", ranks=ranks, allowed=cpus, root=str(self.root))
 
 
@@ -422,10 +422,10 @@ EIGHT = [0, 0, 0, 0, 1, 1, 1, 1]
 def test_workers_go_to_the_node_of_their_gpu(tmp_path):
     machine = NumaMachine(tmp_path, TWO, EIGHT)
     found = machine.place(5)
-    assert found.cpus_for(32) == cpus_in(TWO[1])
+    assert found.cpus_for(32) == parse_cpu_list(TWO[1])
     assert found.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
     assert found.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
-    assert machine.place(0).cpus_for(1) == cpus_in(TWO[0])
+    assert machine.place(0).cpus_for(1) == parse_cpu_list(TWO[0])
 
 
 def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
@@ -450,7 +450,7 @@ def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
 def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, ranks, most):
     found = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
     assert found.max_workers == most
-    assert found.cpus_for(most) == cpus_in(TWO[0])
+    assert found.cpus_for(most) == parse_cpu_list(TWO[0])
     assert not found.cpus_for(most + 1)
     if most < 32:
         assert (
@@ -519,7 +519,7 @@ def test_affinity_is_checked():
 
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = max(OWN)
-OTHERS = cpu_list(OWN - {LAST})
+OTHERS = format_cpu_list(OWN - {LAST})
 several = lacking.mark("two CPUs", len(OWN) < 2)
 
 
@@ -632,5 +632,5 @@ def test_a_loader_on_the_cpu_has_nothing_to_place():
     ("text", "cpus"), [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5-6,9-10", {5, 6, 9, 10})]
 )
 def test_lists_of_cpus_as_the_kernel_writes_them(text, cpus):
-    assert cpus_in(f"{text}\n") == cpus
-    assert cpu_list(cpus) == text
+    assert parse_cpu_list(f"{text}\n") == cpus
+    assert format_cpu_list(cpus) == text

@@ -31,7 +31,7 @@ def rig(monkeypatch):
         errors=SimpleNamespace(total=0),
         stage=None,
         placement=None,
-        launched=(),
+        launched_batches=(),
         resident_bytes=None,
     )
     return now, engine, transfer, meter

@@ -156,7 +156,10 @@ def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
             {"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
             "prefetch_factor='auto' needs workers on this machine",
         ),
-        ({"num_workers": "auto", "workers": gl.RayWorkers(count=2)}, "num_workers='auto' and workers=.* both given"),
+        (
+            {"num_workers": "auto", "workers": gl.RayWorkers(count=2)},
+            "num_workers='auto' and workers=.* cannot be combined",
+        ),
     ],
 )
 def test_where_auto_has_no_meaning_it_is_refused(changes, text):

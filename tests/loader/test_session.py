@@ -76,7 +76,7 @@ def loader_of(*transforms, **options):
 
 
 def launched(loader):
-    return len(loader._session.launched)
+    return len(loader._session.launched_batches)
 
 
 def test_two_batches_are_launched_ahead_at_once(device):
@@ -351,7 +351,7 @@ def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
     assert all(images.is_contiguous() for images in batches)
     assert [(str(warning.message), warning.filename) for warning in warned] == [
         (
-            f"{LAYOUT}no leaf of the samples is an image, and plain arrays keep the layout that the dataset gave them. "
+            f"{LAYOUT}the samples contain no images, and plain arrays keep their layout. "
             "Write images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
             "gpuload.Image(array, layout=…)",
             __file__,
@@ -390,10 +390,10 @@ def test_no_warning_where_a_memory_format_has_its_effect(sample):
 
 def test_a_step_that_ends_leaves_a_session_open_and_so_does_what_was_raised_on_purpose():
     steps = Steps()
-    with steps.begin(engine_broken=False):
+    with steps.begin(engine_is_broken=False):
         assert steps.state is SessionState.BROKEN  # for whoever comes in between
     assert steps.state is SessionState.OPEN
-    with pytest.raises(gl.WorkerError, match="a reason"), steps.begin(engine_broken=False):
+    with pytest.raises(gl.WorkerError, match="a reason"), steps.begin(engine_is_broken=False):
         raise gl.WorkerError("a reason")
     assert steps.state is SessionState.OPEN
 
@@ -401,23 +401,23 @@ def test_a_step_that_ends_leaves_a_session_open_and_so_does_what_was_raised_on_p
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_a_step_that_was_interrupted_is_told_by_the_next(error):
     steps = Steps()
-    with pytest.raises(error), steps.begin(engine_broken=False):
+    with pytest.raises(error), steps.begin(engine_is_broken=False):
         raise error
     assert steps.state is SessionState.BROKEN
     expected = f"ended: it was interrupted by {error.__name__}, and a batch may be lost. Begin a new epoch"
-    with pytest.raises(RuntimeError, match=expected), steps.begin(engine_broken=False):
+    with pytest.raises(RuntimeError, match=expected), steps.begin(engine_is_broken=False):
         raise AssertionError("no work is done")
-    with steps.begin(engine_broken=True):  # the engine's own reason is told
+    with steps.begin(engine_is_broken=True):  # the engine's own reason is told
         pass
 
 
 def test_closed_before_or_in_the_midst_of_a_step_it_stays_closed():
     steps = Steps()
-    with pytest.raises(RuntimeError, match="its Loader was closed meanwhile"), steps.begin(engine_broken=False):
+    with pytest.raises(RuntimeError, match="its Loader was closed meanwhile"), steps.begin(engine_is_broken=False):
         steps.closed = True
     assert steps.state is SessionState.CLOSED
     with (
         pytest.raises(RuntimeError, match="this iterator has ended: its Loader was closed"),
-        steps.begin(engine_broken=False),
+        steps.begin(engine_is_broken=False),
     ):
         raise AssertionError("no work is done")

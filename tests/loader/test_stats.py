@@ -19,7 +19,7 @@ from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.stats import COLUMNS, Counters, Part, Stats, WorkerStats, size_of
+from gpuload.loader.stats import COLUMNS, Counters, Part, Stats, WorkerStats, format_bytes
 
 
 def jpeg(width: int = 60, height: int = 40) -> bytes:
@@ -284,7 +284,7 @@ def test_the_table():
     (0, "0 B"), (9_999, "9,999 B"), (10_000, "10 kB"), (2_147_483_648, "2,147 MB"), (14e9, "14 GB"), (2e15, "2,000 TB"),
 ])  # fmt: skip
 def test_sizes(nbytes: float, text: str):
-    assert size_of(nbytes) == text
+    assert format_bytes(nbytes) == text
 
 
 def test_in_a_notebook_it_says_what_it_prints():

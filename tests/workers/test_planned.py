@@ -66,7 +66,7 @@ class Plans(Consumer):
         planned = PlannedBatch([100 * number for number in range(len(batch.copied_parts))])
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
-            chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
+            chunks, planned.columns = [], columns_of(batch, planned.starts, splits_blocks=False)
         return planned, planned.pack_input(chunks)
 
 
@@ -132,9 +132,9 @@ def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chu
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
-    columns = columns_of(batch, batch.planned.starts, spread=False)
+    columns = columns_of(batch, batch.planned.starts, splits_blocks=False)
     assert all(part.description for part in batch.parts)
-    one_by_one = columns_of(Batch(batch.spec, batch.parts), batch.planned.starts, spread=False)
+    one_by_one = columns_of(Batch(batch.spec, batch.parts), batch.planned.starts, splits_blocks=False)
     assert not any(part.description for part in batch.parts)
     [found], [expected] = columns.images, one_by_one.images
     np.testing.assert_array_equal(found.table, expected.table)

@@ -54,7 +54,7 @@ def test_wrong_arguments_are_refused(given, kind, text):
 def test_a_loader_takes_them_in_the_place_of_processes():
     loader = gl.Loader(range(100), 10, workers=gl.RayWorkers(count=1000))  # many, and no warning
     assert loader.num_workers == 1000
-    with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) are both given"):
+    with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) cannot be combined"):
         gl.Loader(range(100), num_workers=2, workers=gl.RayWorkers(count=2))
     with pytest.raises(TypeError, match=r"workers must be a gpuload\.RayWorkers or None, got int: 4; num_workers"):
         gl.Loader(range(100), workers=4)
