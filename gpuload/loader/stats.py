@@ -298,8 +298,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield (
         "ring",
         (
-            f"{format_bytes(stats.ring_used_bytes)} in use of {format_bytes(stats.ring_bytes)}, at most "
-            f"{format_bytes(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated"
+            f"{format_bytes(stats.ring_used_bytes)} of {format_bytes(stats.ring_bytes)} in use, limit "
+            f"{format_bytes(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated so far"
         ),
     )
     if stats.device != "cpu":

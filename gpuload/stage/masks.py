@@ -171,8 +171,8 @@ def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
     """Raise if a mask dtype cannot hold the fill of the transform with this name."""
     if fill and not _can_hold(dtype, fill):
         raise ValueError(
-            f"{name}(fill=…) fills masks with {fill}, which a {dtype.name} mask cannot hold; use masks of another "
-            "dtype, or set another fill={gpuload.Image: …, gpuload.Mask: …}"
+            f"{name}(fill=…) fills masks with {fill}, which a mask of dtype {dtype.name} cannot hold; use masks of "
+            "another dtype, or set another fill={gpuload.Image: …, gpuload.Mask: …}"
         )
 
 

@@ -268,7 +268,7 @@ def test_the_table():
         "next()    waited 31.2% of the time; takes 1.34 ms without waiting",
         "workers   8.8 of 9 busy: 98% 98% 98% 98% 98% 98% 98% 98% …",
         "ready     3 chunks; 1 batch",
-        "ring      12 MB in use of 48 MB, at most 2,147 MB; 12 slots, 2 allocated",
+        "ring      12 MB of 48 MB in use, limit 2,147 MB; 12 slots, 2 allocated so far",
         "          48 MB page-locked",
         "read      2,400 MB, 194 MB/s; decoded 14 GB",
         "decoders  nvImageCodec 24,000, cut 1,000",

@@ -140,7 +140,7 @@ def test_boxes_that_reach_beyond_the_image_are_clipped_by_a_crop_and_left_out_by
 
 def test_a_fill_that_a_mask_cannot_hold_is_named():
     transforms = [T.Pad(2, fill={gl.Image: 0, gl.Mask: 300})]
-    with pytest.raises(ValueError, match=r"Pad\(.*fills masks with 300, which a mask of uint8 cannot hold"):
+    with pytest.raises(ValueError, match=r"Pad\(.*fills masks with 300, which a mask of dtype uint8 cannot hold"):
         only_batch(lambda i: (image(), gl.Mask(MASK)), transforms=transforms)
 
 

@@ -121,7 +121,7 @@ def test_what_is_filled_in_is_any_number_that_the_type_has(dtype, fill):
 )
 def test_what_is_filled_in_must_be_a_number_that_the_type_has(dtype, fill):
     draws = made([T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})])
-    text = re.escape(f"fills masks with {fill}, which a mask of {dtype} cannot hold; use masks of another dtype")
+    text = re.escape(f"fills masks with {fill}, which a mask of dtype {dtype} cannot hold; use masks of another dtype")
     with pytest.raises(ValueError, match=text):
         both([np.zeros(size, dtype) for size in SIZES.tolist()], draws)
 

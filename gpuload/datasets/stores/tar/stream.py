@@ -164,10 +164,8 @@ class TarPass:
                 if shard not in self._damaged_shards:
                     self._damaged_shards.append(shard)
                     yield error
-            except (
-                BaseException
-            ) as error:  # if a KeyboardInterrupt were raised here, the generator and the pass would end
-                yield error
+            except BaseException as error:
+                yield error  # if a KeyboardInterrupt were raised here, the generator and the pass would end
             offset = 0
 
     def _samples_of(
