@@ -33,7 +33,7 @@ from gpuload.datasets.kinds import forget, row_bytes
 from gpuload.datasets.memory import memory_file
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transpose_samples
-from gpuload.decode.options import device_rows
+from gpuload.decode.options import select_device_samples
 from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_types, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
@@ -396,7 +396,7 @@ class ChunkRunner:
 
     def _send(self, request: Request, samples: list[Sample]) -> int:
         """Choose the images that the device decodes; return the size of their files in the slot."""
-        chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
+        chosen, nbytes = select_device_samples(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
                 nbytes = self._reader.send(sample, nbytes)

@@ -32,7 +32,7 @@ from gpuload.datasets.tree import (
 )
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
-from gpuload.decode.header import has_end
+from gpuload.decode.header import has_eoi
 from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
@@ -84,7 +84,7 @@ class Picture:
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
         keeps_mode = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
-        return keeps_mode and jpeg.single_scan and has_end(leaf.data, jpeg)
+        return keeps_mode and jpeg.has_single_scan and has_eoi(leaf.data, jpeg)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -159,14 +159,14 @@ class SampleReader:
     @property
     def remark(self) -> str:
         """Return the next remark for the user, on unrecognized targets, sizes or decoding; "" if there is none."""
-        return self._remarks[0] if self._remarks else self._decoder.remark
+        return self._remarks[0] if self._remarks else self._decoder.warning
 
     def clear_remark(self) -> None:
         """Drop the current `remark` after it was sent with a reply; the next remark replaces it."""
         if self._remarks:
             del self._remarks[0]
         else:
-            self._decoder.remark = ""
+            self._decoder.warning = ""
 
     def set_counters(self, counters: Counters) -> None:
         """Count decoded images and the bytes of samples in `counters`."""
@@ -323,7 +323,7 @@ class SampleReader:
                     nbytes += len(leaf.data)
             number += 1
         with contextlib.suppress(Exception):  # raised again when the bad file is decoded
-            for picture, part in zip(pictures, self._decoder.cuts(requests), strict=True):
+            for picture, part in zip(pictures, self._decoder.cut_files(requests), strict=True):
                 picture.part = part
         return number
 

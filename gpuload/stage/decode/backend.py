@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.decode.header import upright
+from gpuload.decode.header import turn_upright
 
 __all__ = ["PLACE", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "self_test_error"]
 
@@ -75,7 +75,7 @@ def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tenso
     memory = target.numpy()
     for (region, _, _, _), (shape, orientation, start) in zip(pixels, places.tolist(), strict=True):
         destination = memory[start : start + region.size].reshape(shape)
-        destination[:] = region if orientation == 1 else upright(region, orientation)
+        destination[:] = region if orientation == 1 else turn_upright(region, orientation)
 
 
 def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:

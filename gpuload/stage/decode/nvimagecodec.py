@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
-from gpuload.decode.native_messages import listen
+from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns_to_decode
+from gpuload.decode.native_messages import run_and_capture
 from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, self_test_error
 
@@ -117,7 +117,7 @@ class NvImageCodec:
         for name, backends in backends_of.items():
             if only not in ("", name):
                 continue
-            decoder, message = listen(self._make, backends, threads)
+            decoder, message = run_and_capture(self._make, backends, threads)
             error = message or "the decoder could not be created"
             if decoder is not None:
                 error = self_test_error(functools.partial(self._run, name, decoder), device)
@@ -163,7 +163,7 @@ class NvImageCodec:
     def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._with_regions else None for source in sources]
-        images, message = listen(self._call, decoder, sources, boxes)
+        images, message = run_and_capture(self._call, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise OutOfDeviceMemory(message)
         if images is not None and not self._on_cpu:
@@ -216,7 +216,7 @@ def _box(source: Source) -> Box | None:
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None
-    start, stop = columns(left, width, image_width)
+    start, stop = columns_to_decode(left, width, image_width)
     return top, start, top + height, stop
 
 
