@@ -107,10 +107,10 @@ def draw_programs(
     key = philox.epoch_key(seed, epoch)
     programs: list[list[Program]] = []
     for images in columns.images:
-        rows, sizes, first_column = images.row_numbers, images.table["size_hw"], columns.images[0]
+        rows, sizes, first_column = images.row_indices, images.table["size_hw"], columns.images[0]
         if (
             programs
-            and np.array_equal(rows, first_column.row_numbers)
+            and np.array_equal(rows, first_column.row_indices)
             and np.array_equal(sizes, first_column.table["size_hw"])
         ):
             programs.append(programs[0])  # both columns have the same rows and sizes
@@ -506,7 +506,7 @@ class _Names(Sequence[str]):
         return len(self._images.table)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._columns.name(int(self._images.row_numbers[row]), entry(self._images.leaves, row))
+        return self._columns.name(int(self._images.row_indices[row]), entry(self._images.leaves, row))
 
 
 # -- lending slots to the user ---------------------------------------------------------------------------------------

@@ -626,7 +626,7 @@ class _OrderSampler:
         return (index for rows in batches for index in rows.indices.tolist())
 
     def __len__(self) -> int:
-        return self._shares().rows
+        return self._shares().samples_per_rank
 
     def _shares(self) -> Any:
         order = self._loader._options.order

@@ -251,7 +251,7 @@ def _untried(options: Options) -> tuple[str, ...]:
     parts = list(datasets_in(dataset))
     # Neighbouring samples are read together if a file contains several samples, or if the dataset has `blocks()`.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
-    if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
+    if order.is_planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
     is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` rejects set_epoch()
     if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):

@@ -182,7 +182,7 @@ class Session:
         started_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
-        self.options, self.errors, self._warned = options, errors, options.order.warned
+        self.options, self.errors, self._warned = options, errors, options.order.issued_warnings
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
         choice = options.choose_decoder(device)
@@ -575,7 +575,7 @@ class _Consumer(Consumer):
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
         if not order.has_sampler:
-            first_index, count = order.peers(index)
+            first_index, count = order.substitute_range(index)
             return (
                 first_index + row
                 for row in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
@@ -615,7 +615,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
-        single=options.order.single,
+        single=options.order.yields_samples,
         plain=options.plain,
         moves=options.chain.moves_pixels,
         epoch=epoch,

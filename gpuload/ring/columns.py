@@ -64,7 +64,7 @@ class Column:
         raise NotImplementedError
 
     @property
-    def row_numbers(self) -> np.ndarray:
+    def row_indices(self) -> np.ndarray:
         """The rows that have an entry, int64 (M,)."""
         return np.arange(len(self)) if self.rows is None else self.rows
 
@@ -110,7 +110,7 @@ class ImageColumn(Column):
 
     def rows_and_leaves(self) -> Iterable[tuple[int, int]]:
         """Iterate over the row and the leaf number of each image."""
-        return zip(self.row_numbers.tolist(), _expand(self.leaves, len(self)), strict=True)
+        return zip(self.row_indices.tolist(), _expand(self.leaves, len(self)), strict=True)
 
     def take(self, rows: np.ndarray) -> ImageColumn:
         """Return a column with only the given rows, in the given order."""
@@ -162,7 +162,7 @@ class ValueColumn(Column):
 
     def items(self) -> Iterable[tuple[int, Any]]:
         """Iterate over the rows and their values."""
-        return zip(self.row_numbers.tolist(), self.values, strict=True)
+        return zip(self.row_indices.tolist(), self.values, strict=True)
 
     def get(self, row: int) -> Any:
         """Return the value of a row, or None if the row has no value."""
@@ -424,7 +424,7 @@ def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Se
         columns = [chunks[number][key] for number in chunk_numbers]
         rows: Rows = None
         if len(columns) < len(chunks) or any(column.rows is not None for column in columns):
-            rows = np.concatenate([chunks[number][key].row_numbers + bases[number] for number in chunk_numbers])
+            rows = np.concatenate([chunks[number][key].row_indices + bases[number] for number in chunk_numbers])
         joined[key] = type(columns[0]).concat(columns, rows, [offsets[number] for number in chunk_numbers])
     return joined
 
