@@ -169,8 +169,8 @@ class _Pass:
             if are_equal and (not place.read_worker_info or len(set(digests[:count])) > 1):
                 self._schedule._warned.add("workers")
                 return (
-                    f"workers {min(worker, other_worker)} and {max(worker, other_worker)} yielded the "
-                    f"same first {count} samples: each of the {len(self._progress)} workers iterates over the entire dataset, so "
+                    f"workers {min(worker, other_worker)} and {max(worker, other_worker)} yielded the same first "
+                    f"{count} samples: each of the {len(self._progress)} workers iterates over the entire dataset, so "
                     f"every sample appears {len(self._progress)} times. In __iter__ call "
                     "torch.utils.data.get_worker_info() and yield only the worker's share according to `id` and "
                     "`num_workers`, or use num_workers=1"

@@ -161,7 +161,7 @@ class Batch:
     def remark(self) -> str:
         """Return the first remark of a part on its samples (see `Columns`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
-        return next((content.remark for content in contents if content is not None and content.remark), "")
+        return next((content.warning for content in contents if content is not None and content.warning), "")
 
     def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
         """Record failed samples, each with its substitute; return a new part with the substitutes, or None if there are

@@ -46,7 +46,7 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, error_types, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
-from gpuload.ring.ring import Ring, map_file, standard_streams_taken
+from gpuload.ring.ring import Ring, map_file, reserve_standard_streams
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
 from gpuload.workers.start import Start
@@ -266,7 +266,7 @@ class Reply:
         process has too many open files, or cannot be mapped, the chunk counts as too large."""
         self.file = None
         if file is not None:
-            with file, standard_streams_taken(), contextlib.suppress(OSError):
+            with file, reserve_standard_streams(), contextlib.suppress(OSError):
                 self.data = map_file(file.fileno(), max(1, self.nbytes))[: self.nbytes]
         if self.data is None:
             self.status, self.meta, self.meta_at, self.plain = Status.TOO_LARGE, b"", None, False

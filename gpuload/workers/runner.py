@@ -38,7 +38,7 @@ from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_types, on
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
-from gpuload.ring.ring import align, map_file, standard_streams_taken
+from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
@@ -120,7 +120,7 @@ class Chunk:
         if nbytes > size or self.file is not None:
             return None
         try:
-            with standard_streams_taken():
+            with reserve_standard_streams():
                 self.file = FileIO(memory_file("chunk", size), "r+")
                 os.posix_fallocate(self.file.fileno(), 0, nbytes)  # a lack of memory is an error here, not a SIGBUS
                 memory = map_file(self.file.fileno(), size)
@@ -134,7 +134,7 @@ class Chunk:
         """Write the columns and the errors so far after the `used_bytes` of pixels; return the reply."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
         larger = partial(self.allocate, used_bytes=used_bytes)
-        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "larger": larger}
+        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "grow": larger}
         packed = write_content(columns, self.slot, used_bytes, **options)
         if not packed.fits:
             return self.reject(Status.TOO_LARGE, packed.nbytes)
@@ -383,7 +383,7 @@ class ChunkRunner:
         last, now = now, clock()
         counters.decode_ns += now - last
         columns = as_columns(chunk.samples, sent_bytes)
-        columns.remark = self._reader.remark
+        columns.warning = self._reader.remark
         try:
             reply = chunk.pack(columns, end, keep_types=self._keeps_types)
         except Exception as error:
