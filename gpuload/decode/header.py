@@ -270,20 +270,9 @@ def scan_markers(data: bytes) -> JpegHeader | None:
                     return None
                 has_single_scan = frame not in PROGRESSIVE and data[pos + 4] == components
                 return JpegHeader(
-                    frame,
-                    bits,
-                    height,
-                    width,
-                    components,
-                    pos,
-                    has_single_scan,
-                    exif,
-                    xmp,
-                    True,
-                    frame_at,
-                    restart_interval,
-                    index_at,
-                )
+                    frame, bits, height, width, components, pos, has_single_scan, exif, xmp, True, frame_at,
+                    restart_interval, index_at,
+                )  # fmt: skip
             elif marker == 0xFFE1:
                 if data.startswith(EXIF, pos + 4):
                     exif += data[pos + 10 : pos + 2 + length]

@@ -171,13 +171,9 @@ def _cut_parts(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     point_arrays: list[np.ndarray] = []
     for index, _, x0, x1, y0, y1 in parts:
         nbytes = point_bytes(*index.widths)
-        first_point_at = index.points_at + (y0 * index.columns + x0) * nbytes
+        first_at = index.points_at + (y0 * index.columns + x0) * nbytes
         strides = index.columns * nbytes, (x1 - x0) * nbytes
-        point_arrays += (
-            NO_POINT,
-            np.ndarray((y1 - y0, 2), POINTS, index.data, first_point_at, strides).ravel(),
-            NO_POINT,
-        )
+        point_arrays += NO_POINT, np.ndarray((y1 - y0, 2), POINTS, index.data, first_at, strides).ravel(), NO_POINT
     points = np.concatenate(point_arrays)
     counts = [2 * (y1 - y0) + 2 for *_, y0, y1 in parts]
     ends = list(accumulate(counts))

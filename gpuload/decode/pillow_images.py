@@ -44,7 +44,7 @@ CHANNELS: Final[dict[str, int]] = {
 
 # Pillow's names of stored pixel formats with 16 bits per channel, of which Pillow returns the upper 8 bits. Each name
 # is mapped to the name with the opposite byte order, with which Pillow returns the lower 8 bits.
-LOWER_BITS_FORMATS: Final[dict[str, str]] = {
+LOWER_BITS: Final[dict[str, str]] = {
     f"{mode};16{order}": f"{mode};16{opposite}" for mode in ("RGB", "RGBA") for order, opposite in ("BL", "LB", "NB")
 }
 # The Pillow modes with one value per pixel, each with a dtype that can hold the mode's values.
@@ -119,7 +119,7 @@ class PillowImage:
         self.format = image.format or ""
         self.mode: str = image.mode
         self._failure: Exception | None = None
-        self._is_16_bit_rgb = image.format in ("PNG", "TIFF") and _stored_format(image) in LOWER_BITS_FORMATS
+        self._is_16_bit_rgb = image.format in ("PNG", "TIFF") and _stored_format(image) in LOWER_BITS
         # In a TIFF, mode I can be any integer; in all other formats it holds 16 bits.
         is_uint16 = self._is_16_bit_rgb or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
         self.dtype: str = "uint16" if is_uint16 else "float32" if self.mode == "F" else "uint8"
@@ -185,7 +185,7 @@ class PillowImage:
             with strict_pillow():
                 lower_image = self._open()
                 lower_image.tile = [
-                    _replace_format(tile, LOWER_BITS_FORMATS[_stored_format(lower_image)]) for tile in lower_image.tile
+                    _replace_format(tile, LOWER_BITS[_stored_format(lower_image)]) for tile in lower_image.tile
                 ]
                 values = (values << 8) | _crop_array(lower_image, region_tlhw)
         return values if values.ndim == 3 else values[:, :, None]
