@@ -29,9 +29,7 @@ from gpuload.errors import one_line
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns_to_decode"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
-MAX_REUSED_BYTES = (
-    64 << 20
-)  # larger image memory is freed after each image, so that workers do not keep a panorama's memory
+MAX_REUSED_BYTES = 64 << 20  # larger image memory is freed at once, so that workers do not keep a panorama's memory
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 
 
@@ -57,8 +55,8 @@ class NvImageCodec:
     def __init__(self) -> None:
         if native_messages() is None:
             raise ImportError("its messages cannot be captured with this C library")
-        is_created, complaint = run_and_capture(self._create)
-        if is_created is None:
+        result, complaint = run_and_capture(self._create)
+        if result is None:
             raise ImportError(complaint)
 
     def _create(self) -> bool:
@@ -94,10 +92,7 @@ class NvImageCodec:
         if not data.endswith(EOI) and not has_eoi(data, header):
             return None, "the file is truncated: it has no end-of-image marker"
         if header.height * header.width * header.components >= NV_MAX_BYTES:
-            return (
-                None,
-                f"not tried: {header.width:,}×{header.height:,} pixels exceed its limit of {NV_MAX_BYTES:,} bytes",
-            )
+            return None, f"not tried: {header.width:,}×{header.height:,} pixels exceed its {NV_MAX_BYTES:,}-byte limit"
         top, left, height, width = region_tlhw
         is_part = height != header.height or width != header.width
         if is_part and not header.is_complete:

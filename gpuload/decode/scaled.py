@@ -26,13 +26,12 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, has_eoi, mcu_layout
 
 __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-# The antialiasing filters and their radii in Pillow. With other filters, scaling first would change the picture's
-# appearance.
+# The antialiasing filters and their radii in Pillow. With other filters, scaling first would change the result.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # The scales for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
-# simplejpeg's message if the picture ends before its data. It reports only the first warning, so no other
-# warning came before it.
+# simplejpeg's message if the picture ends before its data. simplejpeg reports only the first warning, so there was no
+# earlier warning.
 MORE_ROWS: Final = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 # The cost model, in ns. Only ratios of costs matter, and these vary less between machines than the costs themselves.
@@ -63,15 +62,13 @@ def choose_eighths(
     if not (eighths and interpolation in SUPPORT and header.is_plain and header.is_complete and has_eoi(data, header)):
         return 0
     # The costs of decoding at full size and scaled, without the entropy-coded bytes.
-    top, can_cut = region_tlhw[0], find_grid(data, header) is not None
+    top, is_cut = region_tlhw[0], find_grid(data, header) is not None
     (mcu_width, mcu_height), _ = mcu_layout(data, header)
     samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # per pixel
-    is_whole = can_cut or (height, width) == (header.height, header.width)
+    is_whole = is_cut or (height, width) == (header.height, header.width)
     sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if is_whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     exact_ns = height * width * (samples * sample_ns + pixel_ns)
-    decoded_pixels = (
-        height * width if can_cut else (top + height if _can_trim(header) else header.height) * header.width
-    )
+    decoded_pixels = height * width if is_cut else (top + height if _can_trim(header) else header.height) * header.width
     taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
     scaled_ns = SCALED_NS + decoded_pixels * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
     return eighths if scaled_ns < exact_ns else 0
@@ -115,16 +112,12 @@ def _shorten(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHead
     below is decoded; None if this is impossible or would change nothing."""
     if not _can_trim(header):
         return None
-    mcu_height = mcu_layout(data, header)[0][1]
-    height = (
-        -(-(row + (mcu_height > BLOCK)) // mcu_height) * mcu_height
-    )  # chroma can be interpolated from the row below
+    mcu = mcu_layout(data, header)[0][1]
+    height = -(-(row + (mcu > BLOCK)) // mcu) * mcu  # chroma can be interpolated from the row below
     if height >= header.height:
         return None
-    height_at = header.frame_at + 5
-    return b"".join((data[:height_at], struct.pack(">H", height), memoryview(data)[height_at + 2 :])), header._replace(
-        height=height
-    )
+    at = header.frame_at + 5
+    return b"".join((data[:at], struct.pack(">H", height), memoryview(data)[at + 2 :])), header._replace(height=height)
 
 
 def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""The order of ``shuffle="block"``: blocks of neighbours are shuffled, and samples are shuffled within windows of
-blocks.
+"""The order of ``shuffle="block"``: shuffled blocks of neighbours, with samples shuffled within a window of blocks.
 
 Use it for storage where reading neighbours together is much cheaper than reading single samples. Like the full shuffle
 it is a bijection of 0 … n-1 that can be computed for any positions independently. Blocks of equal length use no memory;
-a dataset's `natural_blocks` use 8 bytes each. This module runs in the main process; orders
-are immutable.
+a dataset's `natural_blocks` use 8 bytes each. This module runs in the main process;
+orders are immutable.
 
 An epoch proceeds window by window. A window is `BlockShuffle.window` consecutive blocks in the shuffled order of all
 blocks; the samples of each window are shuffled separately.
@@ -133,17 +132,15 @@ class BlockOrder:
         positions = check_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        windows, window_indices = np.unique(self._turns_at(flat) // window, return_inverse=True)
+        windows, indices = np.unique(self._turns_at(flat) // window, return_inverse=True)
         window_starts = self._turn_starts(windows * window)
         lengths = self._turn_starts(np.minimum((windows + 1) * window, count)) - window_starts
         is_small = lengths <= TABLE_MAX
-        offsets = flat - window_starts[window_indices]
-        results = self._positions_in_small_windows(
-            window_starts, np.where(is_small, lengths, 0), window_indices, offsets
-        )
+        offsets = flat - window_starts[indices]
+        results = self._positions_in_small_windows(window_starts, np.where(is_small, lengths, 0), indices, offsets)
         window_keys = philox.words(self._key, windows, WINDOWS, 2).tolist()
         for i in np.flatnonzero(~is_small).tolist():
-            selected = np.flatnonzero(window_indices == i)
+            selected = np.flatnonzero(indices == i)
             shuffle = Shuffle(int(lengths[i]), philox.Key(*window_keys[i]))
             results[selected] = window_starts[i] + shuffle(offsets[selected])
         return results.reshape(positions.shape)
@@ -155,12 +152,10 @@ class BlockOrder:
         windows of length 0. All positions of these windows are sorted by random numbers. (A separate `Shuffle` for each
         window takes 0.2 ms.)"""
         counts_before = np.cumsum(lengths) - lengths
-        position_windows = np.repeat(np.arange(len(lengths)), lengths)
-        all_positions = (
-            np.arange(len(position_windows), dtype=np.int64) + (window_starts - counts_before)[position_windows]
-        )
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        all_positions = np.arange(len(owners), dtype=np.int64) + (window_starts - counts_before)[owners]
         words = philox.words(self._key, all_positions, WITHIN_WINDOWS, 2).astype(np.uint64)
-        order = np.lexsort((words[:, 0] << _32 | words[:, 1], position_windows))
+        order = np.lexsort((words[:, 0] << _32 | words[:, 1], owners))
         is_small = (lengths > 0)[window_indices]
         results = np.empty_like(offsets)
         results[is_small] = all_positions[order[(counts_before[window_indices] + offsets)[is_small]]]
