@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks import loading, photos
 from benchmarks.loading import judge, median_of, parse, ratio
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
-from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm_page_cache
 
 
 def rounds(*rates: float, **more: float) -> list[dict]:
@@ -73,7 +73,7 @@ def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
     assert len(files) == 60
     assert len({file.name for file in files}) == 60
     assert all(not file.is_symlink() and file.stat().st_nlink == 1 for file in files)
-    assert warm(root)[0] == 60
+    assert warm_page_cache(root)[0] == 60
     made = {file: file.stat().st_mtime_ns for file in files}
     assert copy_photos(jpeg_folder, tmp_path, 60) == root
     assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == made
