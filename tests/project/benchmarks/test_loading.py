@@ -127,7 +127,7 @@ def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: py
         raise photos.PhotographsMissing
 
     monkeypatch.setattr(photos, "make_folder", missing)
-    monkeypatch.setattr(photos, "VARIED", 1)
+    monkeypatch.setattr(photos, "GENERATED_COUNT", 1)
     root, described = find_photos(tmp_path)
     files = sorted(root.glob("*.jpg"))
     assert described.startswith("synthetic")
@@ -150,7 +150,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpuload_cuttable" in parse(["--cuttable"]).peers
     with pytest.raises(SystemExit):
         parse(["--only", "gpuload_cuttable"])
-    assert "--only gpuload_cuttable needs --cuttable too" in capsys.readouterr().err
+    assert "--only gpuload_cuttable also needs --cuttable" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse(["--only", "ffcv"])
     assert "got 'ffcv'" in capsys.readouterr().err
