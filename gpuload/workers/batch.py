@@ -159,7 +159,7 @@ class Batch:
 
     @property
     def remark(self) -> str:
-        """Return the first remark of a part on its samples (see `Columns`), or ""."""
+        """Return the first warning of a part about its samples (see `Columns`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.warning for content in contents if content is not None and content.warning), "")
 
