@@ -59,7 +59,7 @@ from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, separable
 from gpuload.stage.transfer import CpuTransfer, round_up_bytes
 from gpuload.workers import feed, planned
-from gpuload.workers.protocol import next_request
+from gpuload.workers.protocol import peek_request
 
 _CROP_AND_FLIP = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
@@ -139,7 +139,11 @@ def _skip_device_work() -> Iterator[None]:
             (torch, "empty", _CachedMemory()),
             (runner, "one_pass", _FakeKernel()),
             (separable, "_weigh", _FakeKernel()),
-            (runner, "tables", lambda pixels, arrays, factors, most, channels: torch.empty(len(factors), 3, 256)),
+            (
+                runner,
+                "make_level_tables",
+                lambda pixels, arrays, factors, most, channels: torch.empty(len(factors), 3, 256),
+            ),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
@@ -277,11 +281,11 @@ def _batch_times(
     return means
 
 
-def _wait_for_workers(active_session: Any) -> None:
-    """Sleep until no worker has a chunk left to process."""
-    while (active_session.feed._in_flight or active_session.feed.plans.in_flight) and not (
-        next_request(active_session.engine._queues[0].read_end, active_session.engine._memory) is None
-        and all(_is_idle(active_session.engine, worker) for worker in active_session.engine._team)
+def _wait_for_workers(active: Any) -> None:
+    """Sleep until no worker has a chunk left to do."""
+    while (active.feed._in_flight or active.feed.plans.in_flight) and not (
+        peek_request(active.engine._queues[0].read_end, active.engine._memory) is None
+        and all(_is_idle(active.engine, worker) for worker in active.engine._team)
     ):
         time.sleep(0.002)
     time.sleep(0.002)

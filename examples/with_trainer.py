@@ -40,7 +40,7 @@ class Labelled:
         return {"pixel_values": image, "labels": label}
 
 
-class Loading(Trainer):
+class LoaderTrainer(Trainer):
     """A Trainer that uses these loaders, which already divide samples among ranks and put batches on the device."""
 
     def __init__(self, training: gl.Loader, validation: gl.Loader, **options: Any) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
     else:
         shape = {"embedding_size": 16, "hidden_sizes": [16, 32, 64], "depths": [1, 1, 1], "layer_type": "basic"}
         model = AutoModelForImageClassification.from_config(transformers.ResNetConfig(num_labels=classes, **shape))
-    trainer = Loading(
+    trainer = LoaderTrainer(
         training,
         validation,
         model=model,

@@ -53,7 +53,7 @@ class Device:
         return self.current
 
     @contextlib.contextmanager
-    def on(self, stream):
+    def make_current(self, stream):
         before, self.current = self.current, stream
         try:
             yield

@@ -40,7 +40,7 @@ from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
-from gpuload.stage.device import COPY, profiler_range, views_of
+from gpuload.stage.device import COPY, profiler_range, view_arrays
 from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
@@ -69,7 +69,9 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
     if planned is not None and planned.columns is not None:
         columns = planned.columns
     else:
-        chunks = [(part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.samples]
+        chunks = [
+            (part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.sample_count
+        ]
         contents = [content for _, content, _ in chunks if content is not None]
         spread = spread or bool(batch.errors) or any(content.has_targets for content in contents)
         leaves = (
@@ -184,7 +186,7 @@ class Assembly:
         self._transfer = transfer
         self.copy_s = self.stage_s = self.collate_s = 0.0
         self._by_row = options.by_row
-        self._pool = None if transfer.asynchronous else OutputPool()
+        self._pool = None if transfer.is_asynchronous else OutputPool()
         chain = options.chain
         has_transforms = len(chain) or chain.module is not None or chain.views is not None
         self._lends_slots = (
@@ -226,7 +228,7 @@ class Assembly:
                 raise _collate_error(columns, collated.error, collated.traceback, collated.error_classes)
             collect = partial(self._on_device, collated.value)
         else:
-            is_postponed = self._transfer.asynchronous and self._reads_state(columns)
+            is_postponed = self._transfer.is_asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
             finished = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
             collect = partial(self._collate, columns, outline, finished)
@@ -294,7 +296,9 @@ class Assembly:
         if chain.mixing is not None:
             samples = columns.positions // self._options.repeats
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
-        lends_slots = bool(self._lends_slots and columns.images and not (columns.has_targets or batch.on_device))
+        lends_slots = bool(
+            self._lends_slots and columns.images and not (columns.has_targets or batch.has_device_images)
+        )
         loads_slots = bool((columns.images and not lends_slots) or (columns.blocks and pool is None))
         started_at = perf_counter()
         with profiler_range(COPY):
@@ -307,9 +311,9 @@ class Assembly:
 
         if (planned := batch.planned) is not None:
             assert pixels is not None
-            planned.arrays = views_of(pixels, planned.spans, starts[-1])
+            planned.arrays = view_arrays(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
-            if self._transfer.asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
+            if self._transfer.is_asynchronous:  # views would keep the pixels alive as long as the user keeps the labels
                 finished.planned_columns = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
@@ -410,7 +414,7 @@ class Assembly:
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
+        if self._options.pin_memory and not self._transfer.is_asynchronous and devices.is_available():
             return tensor.pin_memory()
         return self._transfer.copy_to_device(tensor)
 
@@ -518,7 +522,9 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
     """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
     otherwise copies in memory from the `pool`."""
     parts = [
-        (part, start) for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False) if part.samples
+        (part, start)
+        for part, start in zip(batch.parts, transfer.part_offsets(batch), strict=False)
+        if part.sample_count
     ]
     arrays = {
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore

@@ -31,13 +31,13 @@ from gpuload.order.ranks import find_rank
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
-from gpuload.stage.masks import ragged_masks
+from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
-from gpuload.workers.sample import SampleReader, as_columns
+from gpuload.workers.sample import SampleReader, make_columns
 
 __all__ = ["Augment"]
 
@@ -117,7 +117,7 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
-        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
+        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 
@@ -288,13 +288,13 @@ class Augment(torch.nn.Module):
                     raise type(error)(f"image {row} of the batch: {error}") from None
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
-            columns = as_columns(samples)
+            columns = make_columns(samples)
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
-        remarks = [reader.remark]
-        reader.clear_remark()
+        remarks = [reader.warning]
+        reader.clear_warning()
         if columns.has_targets and not self._warned:
             self._warned, remarks = True, [*remarks, warning_on_targets(self._chain, columns)]
         for remark in filter(None, remarks):
@@ -344,7 +344,7 @@ class _Images:
         where = f" of {leaf.place}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
-        self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
+        self.planes = RaggedImages.from_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
 
 def _make_view(
@@ -406,7 +406,7 @@ def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> Ragged
     """Return the pixels of a column of masks."""
     leaf = tree.leaves[column.leaves[0]]
     masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
-    return ragged_masks(tree_map(partial(_to_device, device=device), masks))[0]
+    return pack_masks(tree_map(partial(_to_device, device=device), masks))[0]
 
 
 def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:

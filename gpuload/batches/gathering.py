@@ -25,9 +25,9 @@ from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
-from gpuload.stage.device import upload_together
+from gpuload.stage.device import upload_arrays
 from gpuload.stage.gathering import groups_of, tile
-from gpuload.stage.masks import check_fill, ragged_masks
+from gpuload.stage.masks import check_fill, pack_masks
 from gpuload.transforms import Chain
 from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import SampleTargets, apply_records
@@ -90,7 +90,7 @@ class GatheredTargets(TargetStage):
             part = program.part(start, end)
             if start:
                 leaves = scenes[0].masks if part.records else ()
-                pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
+                pixels = {leaf: pack_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
@@ -337,5 +337,5 @@ def _resize_nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
         return masks
     sizes = zip(masks.shape[-2:], size_hw.tolist(), strict=True)
     places = [nearest_indices(length, size, 0, size) for length, size in sizes]
-    rows, columns = upload_together(places, masks.device)
+    rows, columns = upload_arrays(places, masks.device)
     return masks.index_select(-2, rows).index_select(-1, columns)

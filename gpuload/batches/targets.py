@@ -17,7 +17,7 @@ from gpuload.batches.collate import FinishedColumns, unwrap
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
-from gpuload.stage.device import upload_together
+from gpuload.stage.device import upload_arrays
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
@@ -116,7 +116,7 @@ def select_rows(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
     """Yield the given rows (int64) of each tensor or array, with a single copy of all row numbers to the device."""
     entries = list(entries)
     uploads = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
-    uploaded = iter(upload_together([rows for _, rows in uploads], uploads[0][0]) if uploads else ())
+    uploaded = iter(upload_arrays([rows for _, rows in uploads], uploads[0][0]) if uploads else ())
     for value, rows in entries:
         if not isinstance(value, torch.Tensor):
             yield value[rows]

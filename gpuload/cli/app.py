@@ -23,7 +23,7 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help=KINDS)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Rounds = Annotated[
-    int, typer.Option(min=1, help="Number of rounds; in each, gpuload and the DataLoader are measured once.")
+    int, typer.Option(min=1, help="Number of rounds. Each round measures gpuload and the DataLoader once.")
 ]
 Json = Annotated[
     str | None,
@@ -64,7 +64,7 @@ def command(implementation: str, *examples: str) -> Callable[[Callable[..., None
     return register
 
 
-def _version(is_requested: bool) -> None:
+def _print_version(is_requested: bool) -> None:
     if is_requested:
         from gpuload import __version__
 
@@ -79,10 +79,10 @@ def _check_pixels(pixels: str) -> str:
 
 
 def _check_bytes(text: str) -> str:
-    from gpuload.cli.pack import bytes_of
+    from gpuload.cli.pack import parse_bytes
 
     try:
-        bytes_of(text)
+        parse_bytes(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return text
@@ -91,7 +91,7 @@ def _check_bytes(text: str) -> str:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
 
@@ -128,7 +128,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 3.0,
     rounds: Rounds = 2,
     device: Device = None,
-    images: Annotated[int, typer.Option(min=8, help="Number of photographs to create if --data is not given.")] = 500,
+    images: Annotated[int, typer.Option(min=8, help="Number of photographs to create without --data.")] = 500,
 ) -> None:
     """Load real photographs with gpuload and torch's DataLoader, alternating, and write a page about them.
 
@@ -147,7 +147,7 @@ def bench(
     recipe: Recipe = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Measure with this number of workers only. Default: measure several numbers."),
+        typer.Option(min=0, help="Measure only with this number of workers. Default: try several numbers."),
     ] = None,
     batch_size: BatchSize = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 3.0,
@@ -206,9 +206,9 @@ def inspect(
     ] = "4000",
     images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
     draws: Annotated[
-        int, typer.Option(min=1, max=50, help="Random draws of the recipe per image on the contact sheet.")
+        int, typer.Option(min=1, max=50, help="Random outputs of the recipe per image on the contact sheet.")
     ] = 6,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of all random draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed for everything that is drawn at random.")] = 0,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Worker processes. Default: one per available CPU.")
     ] = None,

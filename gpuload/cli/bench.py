@@ -28,17 +28,26 @@ from rich.table import Table
 from torch.utils._pytree import tree_leaves
 
 import gpuload as gl
-from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy, write_json
+from gpuload.cli.console import (
+    echo,
+    format_count,
+    make_console,
+    progress,
+    report_error,
+    select_device,
+    warn_if_busy,
+    write_json,
+)
 from gpuload.cli.processes import cpu_seconds
-from gpuload.cli.source import default_recipe, load_recipe, source_of
+from gpuload.cli.source import default_recipe, load_recipe, open_source
 from gpuload.cli.torch_way import DECODER, data_loader
 from gpuload.errors import GpuloadError, LimitError
 from gpuload.loader.advice import better_setting
 from gpuload.loader.limits import default_workers, usable_cpus
 
 __all__ = [
-    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "comparison_table", "images_of", "measure_settings", "medians",
-    "parts_of", "recommend", "remark_on", "repeat_epochs", "report_rows", "run", "worker_counts",
+    "PREFETCH", "Bench", "Pairs", "Row", "comparison_table", "explain_suggestion", "find_bottleneck", "images_of",
+    "measure_settings", "medians", "part_rows", "recommend", "repeat_epochs", "report_rows", "run", "worker_counts",
 ]  # fmt: skip
 
 PREFETCH: Final = 2  # prefetched batches: in total in gpuload, per worker in the DataLoader; the default of each
@@ -55,12 +64,12 @@ class Row:
     Attributes:
         name: ``"read"``, ``"decode"``, ``"augment"``, ``"Loader"`` or ``"DataLoader"``.
         where: a description of the workers or the device that did the work.
-        images_per_s: the rate; for a part of the work, the rate without the other parts.
+        images_per_s: the rate; for a part of the work, the rate that it would reach without the other parts.
         cpu_s_per_1000: the CPU seconds of all processes per 1,000 images; None if unknown.
         image_bytes: the average number of bytes read or decoded per image; None if unknown.
         num_workers, prefetch_factor: the setting of a Loader or DataLoader.
         stats: the statistics of a Loader.
-        suggested_setting: the ``num_workers`` and ``prefetch_factor`` that these statistics suggest, if any.
+        suggested_setting: the ``num_workers`` and ``prefetch_factor`` that `stats` suggests, if any.
     """
 
     name: str = ""
@@ -80,7 +89,7 @@ class Row:
 
     @property
     def workers(self) -> str:
-        return count_of(self.num_workers, "worker")
+        return format_count(self.num_workers, "worker")
 
     @property
     def max_prefetched(self) -> int:
@@ -94,7 +103,7 @@ class Row:
         return {name: value for name, value in values.items() if value is not None and name not in omitted}
 
 
-RowCallback = Callable[[Row], Row]  # reports progress with a row, and returns the row
+RowCallback = Callable[[Row], Row]  # reports progress with a row, and returns the row unchanged
 Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
@@ -114,11 +123,11 @@ def images_of(batch: Any) -> torch.Tensor:
 def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of one epoch after another. Raise ValueError if an epoch has no images."""
     while True:
-        images = 0
+        image_count = 0
         for batch in loader:
-            images += len(images_of(batch))
+            image_count += len(images_of(batch))
             yield batch
-        if not images:
+        if not image_count:
             raise ValueError("an epoch has no images: no sample can be loaded; run gpuload inspect to see why")
 
 
@@ -137,9 +146,9 @@ class Bench:
     seconds: float
     failed: set[Any] = field(default_factory=set)
 
-    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_setting(self, name: str, workers: int, prefetch: int) -> Row:
         """Measure a Loader or DataLoader, without a training step."""
-        where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
+        where = format_count(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
             self._copy_batches(batches, 1 + row.max_prefetched)  # wait until the workers have started
@@ -148,9 +157,9 @@ class Bench:
             stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, suggested_setting=better_setting(stats) if stats else None)
 
-    def take_turns(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
-        """Measure two loaders alternately. The first batches of each turn do not count, since they were prefetched
-        during the other loader's turn."""
+    def measure_alternately(self, gpuload_row: Row, peer: Row, rounds: int, report: RowCallback) -> Pairs:
+        """Measure two loaders alternately, and return a pair of rows for each round. The first batches of each turn do
+        not count, since they were prefetched during the other loader's turn."""
         with self.batches(gpuload_row) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
             sides = ((gpuload_row, gpuload_batches), (peer, peer_batches))
             rows = [
@@ -192,48 +201,49 @@ class Bench:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
         self._copy_batches(batches, skip)
-        self._wait()
-        images, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
-        while not images or time.perf_counter() - began_s < self.seconds:
-            images += self._copy_batches(batches, 1)
-        self._wait()
-        wall_s, cpu_s = time.perf_counter() - began_s, cpu_seconds(os.getpid()) - cpu_before_s
-        return replace(row, images_per_s=images / wall_s, cpu_s_per_1000=1000 * cpu_s / images)
+        self._synchronize()
+        image_count, cpu_before_s, start_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
+        while not image_count or time.perf_counter() - start_s < self.seconds:
+            image_count += self._copy_batches(batches, 1)
+        self._synchronize()
+        wall_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(os.getpid()) - cpu_before_s
+        return replace(row, images_per_s=image_count / wall_s, cpu_s_per_1000=1000 * cpu_s / image_count)
 
     def _copy_batches(self, batches: Iterator[Any], count: int) -> int:
+        """Copy the next `count` batches to the device, and return the number of images."""
         return sum(len(images_of(next(batches)).to(self.device, non_blocking=True)) for _ in range(count))
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
 
 def measure_settings(
-    bench: Bench, numbers: Sequence[int], report: RowCallback, remark: Callable[[str], None]
+    bench: Bench, counts: Sequence[int], report: RowCallback, report_skip: Callable[[str], None]
 ) -> list[Row]:
-    """Measure the Loader with these numbers of workers; if there are several, also with the numbers that the best
-    setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched batches.
-    If a setting is skipped, `remark` is called with the reason.
+    """Measure the Loader with these numbers of workers; if there are several, also with the larger numbers that the
+    best setting's ``loader.stats()`` suggests. Then measure the best setting again with twice as many prefetched
+    batches. If a setting is skipped, call `report_skip` with the reason.
 
     Raises:
         LimitError: the first setting cannot be started.
     """
     rows: list[Row] = []
-    to_try = [(workers, PREFETCH) for workers in numbers]
-    while to_try:
+    settings_to_try = [(workers, PREFETCH) for workers in counts]
+    while settings_to_try:
         try:
-            rows.append(report(bench.measure_alone("Loader", *to_try.pop(0))))
+            rows.append(report(bench.measure_setting("Loader", *settings_to_try.pop(0))))
         except LimitError as error:  # too few open files or too little memory for this many workers
             if not rows:
                 raise
-            remark(str(error))
+            report_skip(str(error))
             continue
-        if not to_try and 1 < len(numbers) <= len(rows) < len(numbers) + MAX_SUGGESTED:
+        if not settings_to_try and 1 < len(counts) <= len(rows) < len(counts) + MAX_SUGGESTED:
             suggested_setting = recommend(rows).suggested_setting
             if suggested_setting is not None and suggested_setting[0] > max(row.num_workers for row in rows):
-                to_try.append(suggested_setting)
+                settings_to_try.append(suggested_setting)
     best = recommend(rows)
-    rows.append(report(bench.measure_alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
+    rows.append(report(bench.measure_setting("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
@@ -255,23 +265,23 @@ def medians(pairs: Pairs) -> dict[str, float]:
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def worker_counts(cpus: int, usual: int) -> list[int]:
+def worker_counts(cpus: int, default_count: int) -> list[int]:
     """Return the numbers of workers to try: one, half the CPUs, the default, all CPUs, and one and a half times the
     CPUs, which helps if workers wait for a disk."""
-    return sorted({1, max(1, cpus // 2), usual, cpus, cpus + max(1, cpus // 2)})
+    return sorted({1, max(1, cpus // 2), default_count, cpus, cpus + max(1, cpus // 2)})
 
 
 def recommend(rows: Sequence[Row]) -> Row:
     """Among the rows that are nearly as fast as the fastest, return the row with the fewest workers, then the fewest
     prefetched batches."""
-    best = max(row.images_per_s for row in rows)
-    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
+    best_rate = max(row.images_per_s for row in rows)
+    good_rows = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best_rate]
     return min(good_rows, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 
-def remark_on(best: Row, rows: Sequence[Row]) -> str:
-    """Return a remark if ``loader.stats()`` suggests more workers than the recommended row has; otherwise "". The
-    statistics are only estimates; the rates of the rows were measured."""
+def explain_suggestion(best: Row, rows: Sequence[Row]) -> str:
+    """Return an explanation for the user if ``loader.stats()`` suggests more workers than the recommended row has;
+    otherwise "". The statistics are only estimates; the rates of the rows were measured."""
     workers = best.num_workers
     if best.suggested_setting is None or best.suggested_setting[0] <= workers:
         return ""
@@ -284,17 +294,17 @@ def remark_on(best: Row, rows: Sequence[Row]) -> str:
     return f"{suggestion}, but this is an estimate. Measured: {row.workers} load {row.images_per_s:,.0f} images/s"
 
 
-def parts_of(row: Row, device: torch.device) -> list[Row]:
-    """Compute the rates of reading, decoding and augmenting, each without the other parts, from the statistics of a
-    Loader. Workers read and decode; the device augments, or this process if the device is the CPU. Parts that took no
-    time are omitted."""
+def part_rows(row: Row, device: torch.device) -> list[Row]:
+    """Return one row each for reading, decoding and augmenting, with the rate that the part would reach without the
+    others, computed from the statistics of a Loader. Workers read and decode; the device augments, or this process if
+    the device is the CPU. Parts that took no time are omitted."""
     stats, workers = row.stats or gl.Stats(), row.num_workers
     worker_process = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
     augmenting_process = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
-    for name, names in PARTS.items():
+    for name, stat_names in PARTS.items():
         process, label, count = augmenting_process if name == "augment" else worker_process
-        seconds = sum(stats.part(part, process).seconds for part in names)
+        seconds = sum(stats.part(part, process).seconds for part in stat_names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
             rate = count * stats.images / seconds
@@ -302,18 +312,22 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
     return rows
 
 
-def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
+def find_bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
     """Return the name of the bottleneck, and a sentence with the figures; both are "" if there are no parts. Workers
     read and then decode, so if the combined rate of these parts is below the rate of augmenting, the slower of the two
     is the bottleneck."""
     rates = {part.name: part.images_per_s for part in parts}
     if not rates:
         return "", ""
-    work = {name: rate for name, rate in rates.items() if name != "augment"}
-    combined_rate = 1 / sum(1 / rate for rate in work.values()) if work else math.inf
-    slowest = min(work, key=lambda name: work[name]) if combined_rate < rates.get("augment", math.inf) else "augment"
+    worker_rates = {name: rate for name, rate in rates.items() if name != "augment"}
+    combined_rate = 1 / sum(1 / rate for rate in worker_rates.values()) if worker_rates else math.inf
+    slowest = (
+        min(worker_rates, key=lambda name: worker_rates[name])
+        if combined_rate < rates.get("augment", math.inf)
+        else "augment"
+    )
     name = {"read": "reading", "decode": "decoding", "augment": "augmenting"}[slowest]
-    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if work else []
+    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if worker_rates else []
     figures += [f"augmenting {rates['augment']:,.0f}"] if "augment" in rates else []
     workers = f"with {row.workers}, " if row.num_workers else ""
     return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each on its own' * (len(figures) > 1)}"
@@ -334,10 +348,11 @@ def run(
     as_json: str | None,
     **store: str | None,
 ) -> int:
-    """Run the benchmark and print the results. Return the exit status. `store` has the options of `source_of`."""
+    """Run the benchmark and print the results. Return the exit status: 0, or `FAILED`. `store` has the options of
+    `open_source`."""
     console = make_console(stderr=as_json == "-")
     try:
-        dataset, torch_device = source_of(data, store), device_of(device)
+        dataset, torch_device = open_source(data, store), select_device(device)
         transforms = default_recipe() if recipe is None else load_recipe(recipe)
         bench = Bench(
             dataset=dataset, transforms=transforms, batch_size=batch_size, device=torch_device, seconds=seconds
@@ -346,15 +361,19 @@ def run(
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
         best = recommend(settings)
         setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
-        parts = parts_of(best, torch_device)
-        bottleneck_name, why = bottleneck(best, parts)
+        parts = part_rows(best, torch_device)
+        bottleneck_name, why = find_bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
         if pairs:
             console.print(comparison_table(best, recommend(peers), pairs))
-        for text, style in ((_failures(bench, data), "yellow"), (why, None), (remark_on(best, settings), None)):
+        for text, style in (
+            (_describe_failures(bench, data), "yellow"),
+            (why, None),
+            (explain_suggestion(best, settings), None),
+        ):
             if text:
-                say(console, text, style)
-        say(console, f"Recommended: {', '.join(f'{name}={value}' for name, value in setting.items())}", "bold")
+                echo(console, text, style)
+        echo(console, f"Recommended: {', '.join(f'{name}={value}' for name, value in setting.items())}", "bold")
         if as_json is not None:
             report = {
                 "data": data, "recipe": recipe, "seconds": seconds, **_context(bench), "failed": len(bench.failed),
@@ -367,7 +386,7 @@ def run(
                 report["peer"] |= {**medians(pairs), "rounds": round_rows}
             write_json(as_json, report)
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        return fail(console, error)
+        return report_error(console, error)
     return 0
 
 
@@ -386,13 +405,13 @@ def _context(bench: Bench) -> dict[str, Any]:
 
 
 def _print_setup(console: Console, bench: Bench, recipe: str | None) -> None:
-    cpus, recipe_name = count_of(usable_cpus(), "CPU"), recipe or "the default recipe"
-    say(console, repr(bench.dataset))
-    say(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
+    cpus, recipe_name = format_count(usable_cpus(), "CPU"), recipe or "the default recipe"
+    echo(console, repr(bench.dataset))
+    echo(console, f"on {bench.device}: {cpus}, batches of {bench.batch_size}, {recipe_name}, torch {torch.__version__}")
     if recipe is None:
-        say(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
+        echo(console, f"The DataLoader does the same work with {DECODER} and torch's own resize")
     else:
-        say(console, "torch's DataLoader is not measured: it supports only the default recipe")
+        echo(console, "torch's DataLoader is not measured: it supports only the default recipe")
     warn_if_busy(console)
 
 
@@ -400,16 +419,16 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
     """Return the rows of the Loader's settings, the rows of the DataLoader's settings, and the rounds of the best two.
     Without rounds, the DataLoader is not measured."""
     cpus = usable_cpus()
-    numbers = worker_counts(cpus, default_workers(cpus, 1)) if workers is None else [workers]
-    peer_numbers = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
+    counts = worker_counts(cpus, default_workers(cpus, 1)) if workers is None else [workers]
+    peer_counts = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
     with report_rows(
-        console, "measurements", len(numbers) + 1 + (len(peer_numbers) + 2 * rounds if rounds else 0)
+        console, "measurements", len(counts) + 1 + (len(peer_counts) + 2 * rounds if rounds else 0)
     ) as report:
-        settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
+        settings = measure_settings(bench, counts, report, lambda reason: echo(console, reason, "yellow"))
         if not rounds:
             return settings, [], []
-        peers = [report(bench.measure_alone("DataLoader", number, PREFETCH)) for number in peer_numbers]
-        return settings, peers, bench.take_turns(recommend(settings), recommend(peers), rounds, report)
+        peers = [report(bench.measure_setting("DataLoader", count, PREFETCH)) for count in peer_counts]
+        return settings, peers, bench.measure_alternately(recommend(settings), recommend(peers), rounds, report)
 
 
 @contextmanager
@@ -442,11 +461,13 @@ def _table(groups: Sequence[Sequence[Row]], best: Row) -> Table:
     return table
 
 
-def _failures(bench: Bench, data: str) -> str:
+def _describe_failures(bench: Bench, data: str) -> str:
     if not (failed := len(bench.failed)):
         return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} skipped; find {them} with gpuload inspect {data}"
+    return (
+        f"{format_count(failed, 'sample')} cannot be loaded, and {was} skipped; find {them} with gpuload inspect {data}"
+    )
 
 
 def comparison_table(gpuload_row: Row, peer: Row, pairs: Pairs) -> Table:

@@ -22,8 +22,8 @@ from gpuload.errors import LINES, visible
 from gpuload.packing.durable import write_file
 
 __all__ = [
-    "FAILED", "STOPPED", "ProgressCallback", "count_of", "device_of", "fail", "make_console", "progress", "say",
-    "warn_if_busy", "write_json", "write_text",
+    "FAILED", "STOPPED", "ProgressCallback", "echo", "format_count", "make_console", "progress", "report_error",
+    "select_device", "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
 FAILED: Final = 1  # exit status of a command that failed; an invalid command line exits with 2
@@ -42,16 +42,16 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, emoji=False, stderr=stderr)
 
 
-def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
+def echo(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
     """Print text without interpreting markup or emoji codes such as ``:x:``. Control characters are escaped, since
     names in data are untrusted. With `to_copy`, for commands and code, lines are not wrapped."""
     visible_text = visible(text, LINES)
     if console.is_terminal and not to_copy:
-        visible_text = "\n".join(_wrapped(line, console.width) for line in visible_text.split("\n"))
+        visible_text = "\n".join(_wrap_line(line, console.width) for line in visible_text.split("\n"))
     console.print(visible_text, style=style, markup=False, emoji=False, soft_wrap=True)
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(
         line.lstrip(), width, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
@@ -59,9 +59,9 @@ def _wrapped(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def fail(console: Console, error: object) -> int:
-    """Print an error (to stderr if the console writes to stdout), and return the exit status."""
-    say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
+def report_error(console: Console, error: object) -> int:
+    """Print an error (to stderr if the console writes to stdout), and return the exit status `FAILED`."""
+    echo(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
     return FAILED
 
 
@@ -69,7 +69,7 @@ def fail(console: Console, error: object) -> int:
 def progress(
     console: Console, description: str, total: int | None = None, *, transient: bool = True
 ) -> Iterator[ProgressCallback]:
-    """Show the progress of a task. A `transient` bar is removed at the end."""
+    """Show the progress of a task: yield a callback that updates it. A `transient` bar is removed at the end."""
     if not console.is_terminal:
         yield _line_reporter(console, description, total)
         return
@@ -89,34 +89,34 @@ def progress(
 
 
 def _line_reporter(console: Console, description: str, known_total: int | None) -> ProgressCallback:
-    printed = 0
+    printed_steps = 0
 
     def update_progress(completed: int, total: int | None = None, note: str = "") -> None:
-        nonlocal printed, known_total
+        nonlocal printed_steps, known_total
         known_total = known_total if total is None else total
-        if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed:
-            printed = step
-            say(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
+        if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed_steps:
+            printed_steps = step
+            echo(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
 
     return update_progress
 
 
-def count_of(number: int, singular: str, plural: str = "") -> str:
+def format_count(count: int, singular: str, plural: str = "") -> str:
     """Format a count with its noun: ``1 image``, ``2 images``."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def warn_if_busy(console: Console) -> None:
-    """Print a warning if the machine is busy, before anything is measured."""
+    """Print a warning if the machine is busy, which would affect measurements."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus / 2:
         text = (
             f"This machine is busy: its load is {load:.1f} on {cpus} CPUs. Other programs will affect the measurements"
         )
-        say(console, text, "yellow")
+        echo(console, text, "yellow")
 
 
-def device_of(name: str | None) -> Any:
+def select_device(name: str | None) -> Any:
     """Return the torch device for ``--device``; the default is a GPU if there is one.
 
     Raises:

@@ -25,13 +25,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import count_of, make_console, progress, say, write_json
+from gpuload.cli.console import echo, format_count, make_console, progress, write_json
 from gpuload.cli.trial import ISOLATED, LOCKED_BYTES, STEPS, sample_jpeg, try_in_process
 from gpuload.errors import LimitError
 from gpuload.loader import limits
 from gpuload.workers.process import check_platform
 
-__all__ = ["Finding", "as_dict", "examine", "exit_status", "run", "show", "summary"]
+__all__ = ["Finding", "as_dict", "examine", "exit_status", "print_report", "run", "summary"]
 
 State = Literal["works", "improve", "broken", "not needed"]
 Trial = Mapping[str, Any]
@@ -77,18 +77,19 @@ class Finding(NamedTuple):
 
 
 def run(as_json: str | None = None, console: Console | None = None) -> int:
-    """Examine this machine, and print the report or write it as JSON. Return the exit status."""
+    """Examine this machine, print the report, and write it as JSON if `as_json` is a path; "-" prints only JSON. Return
+    the exit status."""
     with progress(make_console(stderr=True), "checks") as update_progress:
         findings = examine(update_progress)
     if as_json is not None:
         write_json(as_json, as_dict(findings))
     if as_json != "-":
-        show(findings, console or make_console())
+        print_report(findings, console or make_console())
     return exit_status(findings)
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Summarise the worst finding in a sentence; `findings` are in order of importance."""
+    """Summarise the first of the worst findings in a sentence; `findings` are in order of importance."""
     broken, improve = ([finding for finding in findings if finding.state == state] for state in ("broken", "improve"))
     if broken:
         subject = "1 part is" if len(broken) == 1 else f"{len(broken)} parts are"
@@ -109,7 +110,7 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"summary": summary(findings), "exit_status": status, "findings": [row._asdict() for row in findings]}
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
+def print_report(findings: Sequence[Finding], console: Console) -> None:
     """Print the findings as a table, then the remedies and the summary."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -121,11 +122,11 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     console.print(table)
     to_fix = [finding for finding in findings if finding.fix]
     if to_fix:
-        say(console, "What to do:\n", "bold")
+        echo(console, "What to do:\n", "bold")
         for finding in to_fix:
-            say(console, f"  {finding.name}: {finding.fix}", to_copy=True)
+            echo(console, f"  {finding.name}: {finding.fix}", to_copy=True)
         console.print()
-    say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
+    echo(console, summary(findings), "bold red" if exit_status(findings) else "bold")
 
 
 def examine(update_progress: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
@@ -144,17 +145,17 @@ def examine(update_progress: Callable[[int, int], None] = lambda completed, tota
         for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
             results |= trial.result()
             update_progress(len(results), len(steps))
-    return findings_of(results)
+    return build_findings(results)
 
 
-def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
+def build_findings(results: Mapping[str, Trial]) -> list[Finding]:
     """Return all findings in three groups (the machine, GPUs, packages), each in order of importance."""
     usable = limits.usable_cpus()
-    workers, left = limits.default_workers(usable, 1), limits.processes_left()
+    workers, processes_left = limits.default_workers(usable, 1), limits.processes_left()
     soft, hard = (
         None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    driver, driver_cuda = _driver()
+    driver, driver_cuda = _driver_versions()
     torch = results["torch"]
     cuda, devices = torch.get("cuda"), len(torch.get("devices", []))
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
@@ -162,15 +163,15 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         name: {extra: version for extra, package in packages.items() if (version := _version(package))}
         for name, packages in NVIDIA.items()
     }
-    crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
-    jpegs = "decodes entire JPEGs, and JPEGs that nvImageCodec refuses" if crops else "decodes all JPEGs here"
-    other_formats = "decodes PNG, WebP and other formats, and damaged JPEGs"
+    has_codec = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
+    jpeg_role = "decodes entire JPEGs, and JPEGs that nvImageCodec refuses" if has_codec else "decodes all JPEGs here"
+    pillow_role = "decodes PNG, WebP and other formats, and damaged JPEGs"
     extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
     return [
         check_cpus(usable=usable, affinity=len(os.sched_getaffinity(0)), online=os.cpu_count() or 1),
         check_memory(workers),
         check_open_files(workers, soft=soft, hard=hard),
-        check_processes(workers, left and left[0]),
+        check_processes(workers, processes_left and processes_left[0]),
         check_workers(workers, results["workers"]),
         check_torch(torch, driver_cuda=driver_cuda),
         check_gpus(torch, driver=driver, cuda=driver_cuda),
@@ -178,8 +179,8 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=devices),
         check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
         *([check_regions(results["regions"])] if "regions" in results else []),
-        check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
-        check_decoder("Pillow", _version("pillow"), results["Pillow"], other_formats),
+        check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpeg_role),
+        check_decoder("Pillow", _version("pillow"), results["Pillow"], pillow_role),
         check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
         check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
         check_system(platform.release(), resource.getpagesize(), platform.python_version(), _platform_problem()),
@@ -194,7 +195,7 @@ def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
     within the CPU quota."""
     bounds = [f"the affinity mask allows {affinity} of {online}"] if affinity < online else []
     bounds += [f"the cgroup CPU quota allows {usable}"] if usable < affinity else []
-    details = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
+    details = "; ".join([f"{format_count(usable, 'CPU')} for this process", *bounds])
     if usable > 1:
         return Finding("CPUs", "works", details)
     details += ". Workers read and decode on the CPU, and must share it with the training loop"
@@ -204,15 +205,15 @@ def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
 
 def check_memory(workers: int, *, root: str = "/") -> Finding:
     """Check the free memory within the cgroup limit, or on the machine. `root` is the folder used as ``/``."""
-    free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
+    free, cgroup_bytes = limits.available_bytes(root), limits.memory_left_bytes(root)
     if free is None:
         return Finding("memory", "works", "no known limit")
-    details = f"{size_of(free)} free {'within the cgroup limit' if free == left else 'on the machine'}"
+    details = f"{format_size(free)} free {'within the cgroup limit' if free == cgroup_bytes else 'on the machine'}"
     worker_bytes = workers * limits.WORKER_BYTES
     if free >= worker_bytes + SPARE_BYTES:
         return Finding("memory", "works", details)
     details += ", but" if free < worker_bytes else ", which leaves little for batches and decoded images;"
-    details += f" the default of {count_of(workers, 'worker')} uses about {size_of(worker_bytes)}"
+    details += f" the default of {format_count(workers, 'worker')} uses about {format_size(worker_bytes)}"
     fix = "raise the memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or use fewer workers"
     return Finding("memory", "broken" if free < worker_bytes else "improve", details, fix)
 
@@ -228,17 +229,17 @@ def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Fin
     except LimitError:
         can_raise = hard is None or hard > soft
         fix = f"ulimit -n {hard or 'unlimited'}" if can_raise else "ask the administrator to raise the hard limit"
-        return Finding("open files", "broken", f"{details}: too few for {count_of(workers, 'worker')}", fix)
+        return Finding("open files", "broken", f"{details}: too few for {format_count(workers, 'worker')}", fix)
     return Finding("open files", "works", details)
 
 
-def check_processes(workers: int, left: int | None) -> Finding:
-    """Check how many more processes and threads can be started; `left` is None if there is no limit."""
-    if left is None:
+def check_processes(workers: int, processes_left: int | None) -> Finding:
+    """Check how many more processes and threads can be started; `processes_left` is None if there is no limit."""
+    if processes_left is None:
         return Finding("processes", "works", "no limit")
-    details = f"{left:,} more processes and threads can be started"
-    if left < workers + THREADS:
-        details += f": too few for {count_of(workers, 'worker')} and their libraries"
+    details = f"{processes_left:,} more processes and threads can be started"
+    if processes_left < workers + THREADS:
+        details += f": too few for {format_count(workers, 'worker')} and their libraries"
         return Finding("processes", "broken", details, "raise the limit: ulimit -u, docker run --pids-limit")
     return Finding("processes", "works", details)
 
@@ -254,16 +255,16 @@ def check_workers(workers: int, trial: Trial) -> Finding:
 # -- torch and the GPUs -----------------------------------------------------------------------------------------------
 
 
-def _driver() -> tuple[str | None, str | None]:
+def _driver_versions() -> tuple[str | None, str | None]:
     """Return the version of NVIDIA's driver, and the newest CUDA version that it supports; None if unknown."""
     path = Path("/proc/driver/nvidia/version")
     match = re.search(r"Kernel Module\D*([\d.]+)", path.read_text() if path.is_file() else "")
     try:
-        number = ctypes.c_int()
-        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+        version = ctypes.c_int()
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         status = -1
-    cuda = f"{number.value // 1000}.{number.value % 1000 // 10}" if status == 0 and number.value else None
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}" if status == 0 and version.value else None
     return match[1] if match else None, cuda
 
 
@@ -289,10 +290,10 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
 
 
 def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
-    """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, `cuda` the newest CUDA
-    version that it supports."""
+    """Check the devices that torch finds; `driver` is the version of NVIDIA's driver, and `cuda` the newest CUDA
+    version that the driver supports."""
     if devices := trial.get("devices", []):
-        names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
+        names = [f"{device['name']} with {format_size(device['bytes'])}" for device in devices]
         are_equal = len(set(names)) == 1 and len(names) > 1
         details = f"{len(names)} × {names[0]}" if are_equal else "; ".join(names)
         return Finding("GPUs", "works", details + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
@@ -314,14 +315,16 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
     runtime's error code, or None without a GPU.
     """
     name = "page-locked memory"
-    limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else size_of(limit_bytes))
+    limit = "the limit (ulimit -l) is " + ("unlimited" if limit_bytes is None else format_size(limit_bytes))
     if code is None:
         return Finding(name, "not needed", f"{limit}; not used without a GPU")
     if code == 0:
-        return Finding(name, "works", f"{size_of(locked_bytes)} were locked as a test; {limit}")
-    details = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
+        return Finding(name, "works", f"{format_size(locked_bytes)} were locked as a test; {limit}")
+    details = (
+        f"{format_size(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU take longer, "
+    )
     fix = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
-    return Finding(name, "broken", f"{details}the training loop waits for them", fix)
+    return Finding(name, "broken", f"{details}and the training loop waits for them", fix)
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
@@ -347,8 +350,8 @@ def check_triton(version: str | None, trial: Trial | None, *, compiler: str | No
 
 
 def cuda_extra(torch_cuda: str | None, others: Sequence[str] = ()) -> str:
-    """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. If torch has no CUDA, either
-    works: return the extra of `others`, NVIDIA's installed packages, or the newest extra if there are none."""
+    """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. If torch has no CUDA, both
+    work: return the first of `others`, the extras of NVIDIA's installed packages, or else the newest extra."""
     if torch_cuda is not None:
         return "cu13" if torch_cuda.startswith("13") else "cu12"
     return others[0] if others else "cu13"
@@ -418,7 +421,7 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
 
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
-    """List the extras whose packages are all installed and the extras that are missing, and check for jpegtran."""
+    """List the extras whose packages are all installed and the other extras, and check for jpegtran."""
     present_names, absent_names = (
         [name for name, ok in installed.items() if ok is expected] for expected in (True, False)
     )
@@ -432,7 +435,7 @@ def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
     """Check the kernel, page size and interpreter; `problem` says why workers cannot be processes here, or is ""."""
-    details = f"gpuload {__version__}, kernel {kernel}, {size_of(page_bytes)} pages, Python {python}"
+    details = f"gpuload {__version__}, kernel {kernel}, {format_size(page_bytes)} pages, Python {python}"
     if problem:
         return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", details)
@@ -453,7 +456,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def size_of(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Format a number of bytes: ``64 KB``, ``1.5 GB``. Units are powers of 1000, as for disks and in docker, or powers
     of 1024 if the number is an exact multiple of one."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):

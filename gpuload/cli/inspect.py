@@ -11,16 +11,33 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say, write_json, write_text
-from gpuload.cli.source import default_recipe, load_recipe, source_of
+from gpuload.cli.console import (
+    STOPPED,
+    echo,
+    format_count,
+    make_console,
+    progress,
+    report_error,
+    write_json,
+    write_text,
+)
+from gpuload.cli.source import default_recipe, load_recipe, open_source
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import FORMAT_BY_ENDING
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
-from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
+from gpuload.inspection.page import (
+    SIDE,
+    choose_rows,
+    duplicate_rows,
+    format_bytes,
+    make_contact_sheet,
+    make_pictures,
+    render,
+)
+from gpuload.inspection.summary import Advice, advise, count_ignored_files, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
 __all__ = ["BAD", "run"]
@@ -49,18 +66,18 @@ def run(
     **store: str | None,
 ) -> int:
     """Run the inspection. Return the exit status: 0, `BAD`, or 1 if it failed. `store` has the options of
-    `source_of`."""
+    `open_source`."""
     workers = usable_cpus() if workers is None else workers
     store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
         # The page shows images before Normalize, so drop it from the default recipe.
         transforms = default_recipe()[:-1] if recipe is None else load_recipe(recipe)
-        datasets = [_dataset(source, store) for source in data]
-        ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
+        datasets = [_open_dataset(source, store) for source in data]
+        ignored = [_count_ignored(dataset, store.get("extensions")) for dataset in datasets]
         with progress(console, "files checked") as update_progress:
             gathered = gather(
-                datasets, _names(data), limit=limit, seed=seed, workers=workers, update_progress=update_progress
+                datasets, _unique_names(data), limit=limit, seed=seed, workers=workers, update_progress=update_progress
             )
         if pixels != "0":
             max_images = None if pixels == "all" else int(pixels)
@@ -73,34 +90,37 @@ def run(
         if html:
             page_workers, rows = min(workers, 2), choose_rows(gathered, images)
             sides = dict.fromkeys(duplicate_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
-            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
-            originals, recipe_text = pictures(gathered, sides, workers=page_workers), "\n".join(map(repr, transforms))
+            sheet = make_contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
+            originals, recipe_text = (
+                make_pictures(gathered, sides, workers=page_workers),
+                "\n".join(map(repr, transforms)),
+            )
             write_text(
                 html, render(summary, advice, sheet, originals, recipe=recipe_text, seed=seed, version=__version__)
             )
         if as_json is not None:
             write_json(as_json, {**summary, "advice": [item._asdict() for item in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
-        return fail(console, error)
+        return report_error(console, error)
     except KeyboardInterrupt:
-        say(console, "stopped", "yellow")
+        echo(console, "stopped", "yellow")
         return STOPPED
-    _show(console, summary, advice)
+    _print_summary(console, summary, advice)
     if html:
-        size = bytes_text(os.path.getsize(html))
-        say(console, f"{visible(html)}: {size}; opens offline in any browser")
+        size = format_bytes(os.path.getsize(html))
+        echo(console, f"{visible(html)}: {size}; opens offline in any browser")
     return BAD if is_bad(summary) else 0
 
 
-def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
+def _open_dataset(data: str, store: Mapping[str, str | None]) -> Any:
     """Return a dataset from any source that `gpuload pack` accepts, or from a single image."""
     if os.path.isfile(data) and data.lower().endswith(tuple(FORMAT_BY_ENDING)):
         return [read(data)]
-    return source_of(data, store)
+    return open_source(data, store)
 
 
-def _names(data: Sequence[str]) -> list[str]:
-    """Name each data set by the last parts of its path, with as few parts as needed for unique names."""
+def _unique_names(data: Sequence[str]) -> list[str]:
+    """Return a name for each data set: the last parts of its path, as few as the names need to be unique."""
     paths = [source if is_url(source) else os.path.abspath(source) for source in data]
     parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
@@ -110,15 +130,15 @@ def _names(data: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(data, 1)]
 
 
-def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
+def _count_ignored(dataset: Any, endings: str | None) -> dict[str, int]:
     root, kind = getattr(dataset, "root", None), type(dataset).__name__
     if kind not in ("ImageFolder", "ImageFiles") or not isinstance(root, str) or is_url(root):
         return {}
     extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
-    return ignored_in(root, extensions, classes=kind == "ImageFolder")
+    return count_ignored_files(root, extensions, classes=kind == "ImageFolder")
 
 
-def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
+def _print_summary(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
     """Print the summary as a table in a terminal, otherwise as plain lines."""
     facts = [(name, visible(value)) for name, value in _summary_lines(summary)]
     if console.is_terminal:
@@ -130,38 +150,39 @@ def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -
         console.print(table)
     else:
         for name, value in facts:
-            say(console, f"{name}: {value}")
+            echo(console, f"{name}: {value}")
     for kind in summary["pixels"]["kinds"][:1]:
         if kind["normalize"]:
-            say(console, kind["normalize"], to_copy=True)
+            echo(console, kind["normalize"], to_copy=True)
     for line, style in _finding_lines(summary):
-        say(console, line, style)
+        echo(console, line, style)
     if console.is_terminal:
         console.print()
     for item in advice:
-        say(console, f"{LABELS[item.level]}: {visible(item.title)}", STYLES[item.level])
+        echo(console, f"{LABELS[item.level]}: {visible(item.title)}", STYLES[item.level])
         for code_line in item.code.splitlines():
-            say(console, f"    {code_line}", to_copy=True)
+            echo(console, f"    {code_line}", to_copy=True)
 
 
 def _finding_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the lines that name damaged files and duplicates, with their styles."""
+    """Yield the lines that name damaged files and duplicates, each with its style."""
     damaged = summary["damaged"]
     for image in damaged["listed"][:MAX_LISTED]:
         yield f"damaged: {visible(image['path'])}: {visible(image['cause'])}", "red"
-    if (more := damaged["count"] - MAX_LISTED) > 0:
-        yield f"damaged: {more:,} more", "red"
+    if (remaining := damaged["count"] - MAX_LISTED) > 0:
+        yield f"damaged: {remaining:,} more", "red"
     for kind, label in (("files", "same file"), ("pixels", "same pixels")):
         duplicates = summary["duplicates"][kind]
-        is_joint = len(summary["data"]) > 1
+        has_several_data = len(summary["data"]) > 1
         for group in duplicates["listed"][:MAX_LISTED]:
             names = [
-                f"{image['data'] + ': ' if is_joint else ''}{image['name']}" for image in group["images"][:MAX_LISTED]
+                f"{image['data'] + ': ' if has_several_data else ''}{image['name']}"
+                for image in group["images"][:MAX_LISTED]
             ]
-            more = f", and {group['count'] - MAX_LISTED:,} more" if group["count"] > MAX_LISTED else ""
-            yield f"{label}: {', '.join(map(visible, names))}{more}", "yellow"
-        if (more := duplicates["groups"] - MAX_LISTED) > 0:
-            yield f"{label}: {more:,} more", "yellow"
+            suffix = f", and {group['count'] - MAX_LISTED:,} more" if group["count"] > MAX_LISTED else ""
+            yield f"{label}: {', '.join(map(visible, names))}{suffix}", "yellow"
+        if (remaining := duplicates["groups"] - MAX_LISTED) > 0:
+            yield f"{label}: {remaining:,} more", "yellow"
 
 
 def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -169,12 +190,15 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for dataset in summary["data"]:
         yield "data", dataset["kind"] or dataset["name"]
     selection = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
-    yield "images", f"{images['looked_at']:,}{selection}, {bytes_text(images['bytes'])}"
+    yield "images", f"{images['looked_at']:,}{selection}, {format_bytes(images['bytes'])}"
     if sizes:
         median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
         smallest, largest = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
-        yield "sizes", f"median {median}, smallest {smallest}, largest {largest}; {count_of(sizes['distinct'], 'size')}"
-        median, smallest, largest = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        yield (
+            "sizes",
+            f"median {median}, smallest {smallest}, largest {largest}; {format_count(sizes['distinct'], 'size')}",
+        )
+        median, smallest, largest = (format_bytes(sizes["bytes"][name]) for name in ("median", "least", "most"))
         yield "files", f"median {median}, {smallest} to {largest}"
         for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:
@@ -186,7 +210,7 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "classes", f"{classes['count']:,}; the largest is {largest}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
     decoded = f"{images['decoded']:,} images decoded"
-    yield "duplicates", f"{count_of(files, 'identical file')}; {pixels:,} with identical pixels ({decoded})"
+    yield "duplicates", f"{format_count(files, 'identical file')}; {pixels:,} with identical pixels ({decoded})"
     yield "damaged", f"{summary['damaged']['count']:,}; over a limit of Decode: {summary['refused']['count']:,}"
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):

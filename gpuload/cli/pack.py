@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say
-from gpuload.cli.source import OPTIONS_OF, source_of
+from gpuload.cli.console import STOPPED, echo, format_count, make_console, progress, report_error
+from gpuload.cli.source import OPTIONS_OF, open_source
 from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.errors import GpuloadError
@@ -19,22 +19,22 @@ from gpuload.packing.manifest import MANIFEST
 from gpuload.packing.pack import Packed, pack
 from gpuload.packing.verify import verify
 
-__all__ = ["bytes_of", "run_index", "run_pack", "run_verify"]
+__all__ = ["parse_bytes", "run_index", "run_pack", "run_verify"]
 
 UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set; `options` are the options of `source_of` and `pack`.
+    """Pack a data set; `options` are the options of `open_source` and `pack`.
 
     Return the exit status: 0 on success, also if damaged samples were skipped; `STOPPED` on ctrl-C; else 1.
     """
     console = make_console()
     store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
-        dataset = source_of(data, store)
-        say(console, f"{dataset!r}")
+        dataset = open_source(data, store)
+        echo(console, f"{dataset!r}")
         with progress(console, "samples") as update_progress:
 
             def report(done: int, total: int, nbytes: int) -> None:
@@ -43,17 +43,17 @@ def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **optio
             packed = pack(
                 dataset,
                 folder,
-                shard_bytes=bytes_of(shard_bytes),
+                shard_bytes=parse_bytes(shard_bytes),
                 skip_bad=on_error == "skip",
                 progress=report,
                 **options,
             )
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
-        return fail(console, error)
+        return report_error(console, error)
     except KeyboardInterrupt:
-        say(console, "stopped; run the same command again to continue", "yellow")
+        echo(console, "stopped; run the same command again to continue", "yellow")
         return STOPPED
-    _show(console, packed)
+    _print_summary(console, packed)
     return 0
 
 
@@ -64,13 +64,16 @@ def run_verify(folder: str) -> int:
         with progress(console, "parts") as update_progress:
             problems = verify(folder, progress=update_progress)
     except (GpuloadError, OSError, ImportError) as error:
-        return fail(console, error)
+        return report_error(console, error)
     for problem in problems:
-        say(console, problem, "red")
+        echo(console, problem, "red")
     if problems:
-        say(console, f"{count_of(len(problems), 'problem')} in {folder}: copy these files again, or pack the set again")
+        echo(
+            console,
+            f"{format_count(len(problems), 'problem')} in {folder}: copy these files again, or pack the set again",
+        )
         return 1
-    say(console, f"{folder}: intact")
+    echo(console, f"{folder}: intact")
     return 0
 
 
@@ -89,23 +92,23 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
                 update_progress(done_count)
 
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *other_arguments: say(console, str(message), "yellow")
+            warnings.showwarning = lambda message, *other_arguments: echo(console, str(message), "yellow")
             opened_shards = open_shards(paths, workers=workers, rebuild=again, progress=on_ready)
     except (OSError, ValueError) as error:
-        return fail(console, error)
+        return report_error(console, error)
     samples, members = (sum(getattr(shard, name) for shard in opened_shards) for name in ("samples", "members"))
     nbytes = sum(shard.table.nbytes for shard in opened_shards)
     size = sum(os.stat(path).st_size for path in paths)
-    files, up_to_date_count = count_of(members, "file"), len(opened_shards) - built_count
+    files, up_to_date_count = format_count(members, "file"), len(opened_shards) - built_count
     per_sample = f", {nbytes / samples:.0f} per sample" if samples else ""
-    shard_count, sample_count = count_of(len(opened_shards), "shard"), count_of(samples, "sample")
-    index_count = count_of(built_count, "index", "indexes")
-    say(console, f"{shard_count} ({size:,} bytes in total): {sample_count} in {files}")
-    say(console, f"{index_count} built, {up_to_date_count:,} up to date: {nbytes:,} bytes in total{per_sample}")
+    shard_count, sample_count = format_count(len(opened_shards), "shard"), format_count(samples, "sample")
+    index_count = format_count(built_count, "index", "indexes")
+    echo(console, f"{shard_count} ({size:,} bytes in total): {sample_count} in {files}")
+    echo(console, f"{index_count} built, {up_to_date_count:,} up to date: {nbytes:,} bytes in total{per_sample}")
     return 0
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """Parse a number of bytes: ``256MB``, ``1GiB``, ``1000``.
 
     Raises:
@@ -117,17 +120,17 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def _show(console: Console, packed: Packed) -> None:
+def _print_summary(console: Console, packed: Packed) -> None:
     reused = f" ({packed.taken_up:,} from an earlier run)" if packed.taken_up else ""
-    samples, files = count_of(packed.samples, "sample"), count_of(packed.files, "file")
-    say(console, f"{samples}{reused}, {packed.nbytes:,} bytes in {files} in {packed.folder}")
+    samples, files = format_count(packed.samples, "sample"), format_count(packed.files, "file")
+    echo(console, f"{samples}{reused}, {packed.nbytes:,} bytes in {files} in {packed.folder}")
     for why, count in packed.kept.items():
-        say(console, f"{count_of(count, 'image')} kept unchanged, {why}")
+        echo(console, f"{format_count(count, 'image')} kept unchanged, {why}")
     for item in packed.left_out[:SHOWN]:
-        say(console, f"skipped: {item['source'] or 'sample ' + str(item['index'])}: {item['cause']}", "yellow")
+        echo(console, f"skipped: {item['source'] or 'sample ' + str(item['index'])}: {item['cause']}", "yellow")
     if len(packed.left_out) > SHOWN:
-        say(console, f"skipped: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
-    say(console, f"Read it with {packed.read}", to_copy=True)
+        echo(console, f"skipped: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
+    echo(console, f"Read it with {packed.read}", to_copy=True)
 
 
 def _shards_in(pattern: str) -> list[str]:

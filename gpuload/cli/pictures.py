@@ -34,7 +34,7 @@ ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 class PhotographsMissing(Exception):
-    """scikit-image is not installed, or lacks the photographs."""
+    """The error if scikit-image is not installed, or lacks the photographs."""
 
 
 def photographs() -> dict[str, Path]:
@@ -56,11 +56,11 @@ def photographs() -> dict[str, Path]:
 
 
 def make_picture(photograph: Image.Image, number: int) -> bytes:
-    """Return a JPEG of a part of the photograph, determined by the photograph and `number` only."""
+    """Return a JPEG of a random part of the photograph, which depends only on the photograph and `number`."""
     rng = np.random.default_rng([0x6750, number])
     width, height = SIZES_WH[rng.integers(len(SIZES_WH))]
-    largest = min(photograph.width / width, photograph.height / height)
-    zoom = largest * np.sqrt(rng.uniform(*SCALE))
+    max_zoom = min(photograph.width / width, photograph.height / height)
+    zoom = max_zoom * np.sqrt(rng.uniform(*SCALE))
     left = rng.uniform(0, photograph.width - width * zoom)
     top = rng.uniform(0, photograph.height - height * zoom)
     box = (left, top, min(photograph.width, left + width * zoom), min(photograph.height, top + height * zoom))
@@ -75,7 +75,7 @@ def make_picture(photograph: Image.Image, number: int) -> bytes:
 
 
 def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lambda count_so_far: None) -> Path:
-    """Write `count` JPEGs to ``root/class/number.jpg``, and return `root`; a complete folder is reused unchanged.
+    """Write `count` JPEGs to ``root/class/number.jpg``, and return `root`. A complete folder is reused unchanged.
 
     `progress` is called with the number of pictures written so far.
 
@@ -84,17 +84,17 @@ def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lam
         FileExistsError: `root` exists and was not created by this function.
     """
     sources = photographs()
-    note = root.with_name(root.name + ".made")  # not inside the folder, which must contain only classes
-    expected_note = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
-    if note.exists() and note.read_text() == expected_note and root.exists():
+    marker = root.with_name(root.name + ".made")  # not inside the folder, which must contain only classes
+    expected_marker = f"{count} pictures of {', '.join(sources)}; recipe 1\n"
+    if marker.exists() and marker.read_text() == expected_marker and root.exists():
         progress(count)
         return root
     if root.exists():
-        if not note.exists():
+        if not marker.exists():
             raise FileExistsError(f"{root} exists, and is not a demo folder: remove it, or choose another folder")
         shutil.rmtree(root)
     root.mkdir(parents=True)
-    note.write_text("unfinished\n")
+    marker.write_text("unfinished\n")
     photographs_by_class = {name: Image.open(path).convert("RGB") for name, path in sources.items()}
     names = list(photographs_by_class)
     for name in names:
@@ -103,5 +103,5 @@ def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lam
         name = names[number % len(names)]
         (root / name / f"{number:04d}.jpg").write_bytes(make_picture(photographs_by_class[name], number))
         progress(number + 1)
-    note.write_text(expected_note)
+    marker.write_text(expected_marker)
     return root

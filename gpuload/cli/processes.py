@@ -20,7 +20,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def tree(root_pid: int) -> list[int]:
-    """Return the process and all its living descendants, itself first."""
+    """Return the ids of a process and all its living descendants; `root_pid` comes first."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := _stat_fields(int(entry))):
@@ -32,7 +32,8 @@ def tree(root_pid: int) -> list[int]:
 
 
 def cpu_seconds(root_pid: int) -> float:
-    """Return the user and system time of the entire tree so far, including children that were waited for."""
+    """Return the user and system time of the process and its descendants so far, including children that have ended
+    and were waited for."""
     ticks = 0
     for pid in tree(root_pid):
         if fields := _stat_fields(pid):

@@ -1,7 +1,7 @@
-"""Opens the dataset and loads the transforms given on a command line: a path, and ``--recipe FILE.py:name``.
+"""Opens the dataset and loads the transforms that a command line names: a path, and ``--recipe FILE.py:name``.
 
-A recipe's file runs once, in this process, as with ``python FILE.py``, but its name is not ``__main__``. It can import
-modules from its folder, which comes last in the search path, so that they cannot shadow a library.
+A recipe's file runs once, in this process, as with ``python FILE.py``, but its ``__name__`` is not ``__main__``. The
+file can import modules from its folder, which comes last in the search path, so that they cannot shadow a library.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
 from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "default_recipe", "load_recipe", "source_of"]
+__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "default_recipe", "load_recipe", "open_source"]
 
-OPTIONS_OF: Final = {
+OPTIONS_OF: Final = {  # the classes of datasets to which each command line option applies
     "fields": ("TarShards",),
     "image": ("LMDB", "Parquet", "HDF5"),
     "target": ("LMDB", "Parquet", "HDF5"),
@@ -31,13 +31,13 @@ OPTIONS_OF: Final = {
 }
 
 
-def source_of(source: str, store: Mapping[str, str | None]) -> Any:
-    """Return the dataset given on a command line. Its kind is recognised by the content of a folder, or by the ending
+def open_source(source: str, store: Mapping[str, str | None]) -> Any:
+    """Open the dataset that a command line names. Its kind is recognised by the content of a folder, or by the ending
     of a file name.
 
     Args:
         source: a path, a pattern of paths, or a URL.
-        store: the values of the command line options in `OPTIONS_OF`; None if an option is not given.
+        store: the values of the command line options in `OPTIONS_OF`; None if an option is not used.
 
     Raises:
         FileNotFoundError: the source does not exist.
@@ -50,16 +50,16 @@ def source_of(source: str, store: Mapping[str, str | None]) -> Any:
 
 
 def _open(source: str, store: dict[str, str]) -> Any:
-    name = _kind_of(source)
+    name = _class_name_of(source)
     for option in store:
         if name not in OPTIONS_OF[option]:
             raise ValueError(f"--{option} applies to {', '.join(OPTIONS_OF[option])}, but {source!r} is read by {name}")
     if name == "packed":
         return open_packed(os.path.abspath(source))
     options: dict[str, Any] = dict(store)
-    for name_of_list in ("fields", "extensions"):
-        if name_of_list in options:
-            options[name_of_list] = tuple(options[name_of_list].split(","))
+    for list_option in ("fields", "extensions"):
+        if list_option in options:
+            options[list_option] = tuple(options[list_option].split(","))
     if "classes" in options:
         options["classes"] = _open(options["classes"], {})
     if options.get("target") == "":
@@ -67,7 +67,7 @@ def _open(source: str, store: dict[str, str]) -> Any:
     return getattr(gl, name)(source, **options)
 
 
-def _kind_of(source: str) -> str:
+def _class_name_of(source: str) -> str:
     endings: dict[str, str] = {
         ".tar": "TarShards", ".parquet": "Parquet", ".mdb": "LMDB", ".lmdb": "LMDB", ".npy": "ArrayFile",
         ".h5": "HDF5", ".hdf5": "HDF5", ".csv": "FileList", ".tsv": "FileList",
@@ -108,10 +108,8 @@ def default_recipe() -> list[Any]:
 
 
 def load_recipe(spec: str) -> list[Any]:
-    """Return the transforms that ``FILE.py:name`` names: a list, tuple or `Chain` in a Python file.
-
-    Returns:
-        The transforms in order, which may end with a module.
+    """Return the transforms that ``FILE.py:name`` names, which are a list, tuple or `Chain` in a Python file. The last
+    one may be a module.
 
     Raises:
         ValueError: the file or the name does not exist, the file raises an error, or the value is not a chain.
@@ -153,7 +151,7 @@ def load_recipe(spec: str) -> list[Any]:
 
 
 def _describe(error: BaseException, path: str) -> str:
-    """Describe an error, with the line of the file that raised it."""
+    """Describe an error, with the line of the recipe's file that raised it."""
     if isinstance(error, SyntaxError):
         return one_line(f"SyntaxError in line {error.lineno}: {error.msg}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

@@ -49,7 +49,7 @@ def decode_with_pillow(data: bytes) -> np.ndarray:
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Draw a box as torchvision's RandomResizedCrop does, from torch's generator: (left, top, right, bottom)."""
+    """Draw a random box (left, top, right, bottom) from torch's generator, as torchvision's RandomResizedCrop does."""
     for _ in range(10):
         area = width * height * float(torch.empty(1).uniform_(0.08, 1))
         ratio = math.exp(float(torch.empty(1).uniform_(math.log(3 / 4), math.log(4 / 3))))

@@ -18,10 +18,10 @@ from gpuload.errors import one_line
 
 __all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
-LIMIT_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 RESULT: Final = b"gpuload-trial "  # prefix of lines with results; libraries also print to stdout
 LOCKED_BYTES: Final = 64 << 20
-TOLERANCE_LEVELS: Final = 3  # maximum average difference from the expected pixels
+MAX_MEAN_ERROR: Final = 3  # maximum average difference from the expected pixel values, which are 0 to 255
 SIZE_WH: Final = (96, 64)
 REGION_TLHW: Final = (16, 8, 32, 40)
 
@@ -34,15 +34,17 @@ REGIONS: Final = (
 )  # fmt: skip
 
 
-def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
+def try_in_process(steps: Sequence[str], jpeg: bytes = b"", timeout_s: float = TIMEOUT_S) -> dict[str, dict[str, Any]]:
     """Run some of the `STEPS` in another process. Return a dict per step with ``ok``, ``why`` (the reason for a
     failure), and values specific to the step."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
-        completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
+        completed = subprocess.run(
+            [sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=timeout_s
+        )
         output, why = completed.stdout, _exit_reason(completed.returncode, completed.stderr.decode(errors="replace"))
     except subprocess.TimeoutExpired as error:
-        output, why = error.stdout or b"", f"it did not finish within {limit_s:.0f} seconds"
+        output, why = error.stdout or b"", f"it did not finish within {timeout_s:.0f} seconds"
     lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     results = dict(map(json.loads, lines))
     for step in steps[len(results) :]:
@@ -81,7 +83,7 @@ def sample_jpeg() -> bytes:
     return file.getvalue()
 
 
-def _decode_step(name: str) -> Callable[[bytes], None]:
+def _make_decode_step(name: str) -> Callable[[bytes], None]:
     """Return a step that decodes a region of the JPEG with one of gpuload's decoders and checks the pixels."""
 
     def step(jpeg: bytes) -> None:
@@ -92,30 +94,30 @@ def _decode_step(name: str) -> Callable[[bytes], None]:
         pixels, why = getattr(decoders, name)().decode(jpeg, read_header(jpeg, Decode()).jpeg, False, REGION_TLHW)
         if pixels is None:
             raise RuntimeError(why)
-        _compare(pixels)
+        _check_pixels(pixels)
 
     return step
 
 
-def _pillow(jpeg: bytes) -> None:
+def _try_pillow(jpeg: bytes) -> None:
     import numpy as np
     from PIL import Image
 
     top, left, height, width = REGION_TLHW
-    _compare(np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))[top : top + height, left : left + width])
+    _check_pixels(np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))[top : top + height, left : left + width])
 
 
-def _compare(pixels: Any) -> None:
+def _check_pixels(pixels: Any) -> None:
     import numpy as np
 
     top, left, height, width = REGION_TLHW
     ys, xs = np.mgrid[top : top + height, left : left + width]
     error = float(np.abs(np.stack([2 * xs, 3 * ys, xs + ys], axis=2) - pixels.astype(np.int64)).mean())
-    if error > TOLERANCE_LEVELS:
-        raise RuntimeError(f"decoded pixels are wrong, by {error:.0f} levels on average")
+    if error > MAX_MEAN_ERROR:
+        raise RuntimeError(f"decoded pixels differ from the expected values by {error:.0f} of 255 on average")
 
 
-def _torch(jpeg: bytes) -> dict[str, Any]:
+def _try_torch(jpeg: bytes) -> dict[str, Any]:
     import torch
 
     result: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "other": "", "devices": []}
@@ -134,7 +136,7 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
     return result
 
 
-def _page_locking(jpeg: bytes) -> dict[str, Any]:
+def _try_page_locking(jpeg: bytes) -> dict[str, Any]:
     import numpy as np
     import torch
 
@@ -148,10 +150,10 @@ def _page_locking(jpeg: bytes) -> dict[str, Any]:
     if code == 0:
         device.unlock(memory.ctypes.data)
         torch.accelerator.synchronize()
-    return {"code": None if code == devices.NO_LOCKS else code}
+    return {"code": None if code == devices.CANNOT_LOCK else code}
 
 
-def _workers(jpeg: bytes) -> dict[str, Any]:
+def _try_workers(jpeg: bytes) -> dict[str, Any]:
     import numpy as np
 
     import gpuload as gl
@@ -166,7 +168,7 @@ def _workers(jpeg: bytes) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def _triton(jpeg: bytes) -> None:
+def _try_triton(jpeg: bytes) -> None:
     from gpuload.stage import device as devices
     from gpuload.stage.fused import FusedBackend
 
@@ -177,7 +179,7 @@ def _triton(jpeg: bytes) -> None:
     FusedBackend(devices.current_device())
 
 
-def _dali(jpeg: bytes) -> None:
+def _try_dali(jpeg: bytes) -> None:
     import torch
 
     from gpuload.stage.dali import DaliBackend
@@ -185,15 +187,15 @@ def _dali(jpeg: bytes) -> None:
     DaliBackend(torch.device("cpu"))
 
 
-def _regions(jpeg: bytes) -> dict[str, Any]:
+def _try_regions_without_core_dump(jpeg: bytes) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump if the decoder crashes
     return try_regions()
 
 
 def try_regions() -> dict[str, Any]:
     """Check whether nvImageCodec's decoders on the GPU (or the CPU, if there is no GPU) decode a region to exactly the
-    same bits as the entire image. A version of nvImageCodec is added to `EXACT_REGION_VERSIONS` once this check has
-    passed on several kinds of GPUs.
+    same pixels as in the entire image. A version of nvImageCodec is added to `EXACT_REGION_VERSIONS` once this check
+    has passed on several kinds of GPUs.
 
     Returns:
         The ``version``, the ``device``, the ``faults`` (a description keyed by decoder, "" for no fault), and ``used``,
@@ -204,7 +206,7 @@ def try_regions() -> dict[str, Any]:
     from gpuload.stage import device as devices
     from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, EXACT_REGION_VERSIONS, GPU, NvImageCodec, load_library
 
-    on_gpu = devices.is_available() and devices.kind() == "cuda" and torch.version.hip is None
+    on_gpu = devices.is_available() and devices.supported_type() == "cuda" and torch.version.hip is None
     device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
     faults = {}
     for name in (ENGINE, GPU) if on_gpu else (CPU,):
@@ -218,32 +220,32 @@ def try_regions() -> dict[str, Any]:
 
 
 def find_fault(decoder: Any, device: Any) -> str:
-    """Return a description of a fault in a decoder's regions; "" if there is none. Regions, decoded in one call, must
-    be identical to the same parts of the entire picture. Pictures that the decoder refuses to decode are ignored."""
+    """Return a description of the first fault in a decoder's regions; "" if there is none. Regions, decoded in one
+    call, must be identical to the same parts of the entire picture. Pictures that the decoder refuses are ignored."""
     import numpy as np
 
     from gpuload.stage.decode.backend import Refusal, Source, fetch
 
-    compared = 0
-    for data, grey in _pictures():
+    compared_count = 0
+    for data, grey in _make_pictures():
         file = np.frombuffer(data, np.uint8)
         sources = [Source(file, HEIGHT, WIDTH, grey, region) for region in REGIONS]
         [image] = decoder.decode(sources[:1])
         if isinstance(image, Refusal):
             continue
-        compared += 1
+        compared_count += 1
         entire = fetch(image, sources[0], device).astype(np.int64)
         for source, region in zip(sources, decoder.decode(sources), strict=True):
             if isinstance(region, Refusal):
                 return f"it refuses a region: {region.reason}"
             top, left, height, width = source.region_tlhw
-            levels = np.abs(fetch(region, source, device) - entire[top : top + height, left : left + width]).max()
-            if levels:
-                return f"the region {source.region_tlhw} differs from the entire picture by up to {levels} levels"
-    return "" if compared else "it refuses all test pictures"
+            error = np.abs(fetch(region, source, device) - entire[top : top + height, left : left + width]).max()
+            if error:
+                return f"the region {source.region_tlhw} differs from the entire picture by up to {error} of 255"
+    return "" if compared_count else "it refuses all test pictures"
 
 
-def _pictures() -> list[tuple[bytes, bool]]:
+def _make_pictures() -> list[tuple[bytes, bool]]:
     """Create test JPEGs. Return pairs of the file's bytes and whether the picture is grey."""
     import numpy as np
     from PIL import Image
@@ -262,13 +264,13 @@ def _pictures() -> list[tuple[bytes, bool]]:
 
 ISOLATED: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # one process each; all other steps share one
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
-    "nvImageCodec": _decode_step("NvImageCodec"),
-    "simplejpeg": _decode_step("SimpleJpeg"),
-    "Pillow": _pillow,
-    "regions": _regions,
-    "torch": _torch,
-    "page-locked memory": _page_locking,
-    "workers": _workers,
-    "Triton": _triton,
-    "DALI": _dali,
+    "nvImageCodec": _make_decode_step("NvImageCodec"),
+    "simplejpeg": _make_decode_step("SimpleJpeg"),
+    "Pillow": _try_pillow,
+    "regions": _try_regions_without_core_dump,
+    "torch": _try_torch,
+    "page-locked memory": _try_page_locking,
+    "workers": _try_workers,
+    "Triton": _try_triton,
+    "DALI": _try_dali,
 }

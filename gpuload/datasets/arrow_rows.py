@@ -1,12 +1,13 @@
 """Rows of a Hugging Face dataset for workers, which need only pyarrow, not `datasets` with its dependencies (pandas,
 fsspec and others).
 
-`ArrowRows.of` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are converted
-with pyarrow's ``as_py()``, as in `datasets`. This covers the features that `datasets` does not convert any further.
+`ArrowRows.from_dataset` runs in the main process when a wrapped dataset is pickled; workers read the rows. Values are
+converted with pyarrow's ``as_py()``, as in `datasets`. Only features that `datasets` does not convert any further are
+supported.
 
 A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded so
-that copies can replay them; a worker maps the file again. So the pickle of a memory-mapped dataset does not grow with
-its rows. A table in memory is pickled as its buffers.
+that copies can replay them; a worker maps the file again. Therefore the pickle of a memory-mapped dataset does not
+grow with the number of rows. A table in memory is pickled as its buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLAIN: Final = {
     ("datasets.features.image", "Image"),
 }
 LISTS: Final = {("datasets.features.features", name) for name in ("List", "LargeList", "Sequence")}
-# Changes of a memory-mapped table that pyarrow alone can replay: names of methods of pyarrow.Table.
+# Changes of a memory-mapped table that pyarrow alone can replay, as names of pyarrow.Table methods.
 REPLAYABLE: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
 MAX_UNUSED_BYTES: Final = 64 << 10  # a table is copied if its buffers exceed its own data by more than this
 
@@ -40,7 +41,7 @@ class Unsuitable(Exception):
 
 @dataclass(frozen=True)
 class MappedTable:
-    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods to replay."""
+    """A memory-mapped table: the path of its file (an Arrow stream), and the pyarrow method calls to replay."""
 
     path: str
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
@@ -79,21 +80,21 @@ class ArrowRows:
 
     Args:
         data: the columns of a sample, in the sample's order.
-        indices: a column with the numbers of the selected rows in `data`; None means all rows in order.
+        indices: a column with the indices of the selected rows of `data`; None means all rows in order.
     """
 
     def __init__(self, data: Blocks, indices: Blocks | None) -> None:
         self._data, self._indices = data, indices
 
     @classmethod
-    def of(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
+    def from_dataset(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
         """Return the rows of a ``datasets.Dataset`` without a format.
 
         Args:
             dataset: the dataset.
             columns: the names of a sample's columns, in the sample's order.
-            copies: an output: the version of each in-memory table that is pickled, keyed by the `id` of the dataset's
-                table.
+            copies: an output argument, which receives the version of each in-memory table that is pickled, keyed by
+                the `id` of the dataset's table.
 
         Raises:
             Unsuitable: a column, or the history of its table, needs `datasets`.
@@ -103,16 +104,16 @@ class ArrowRows:
         for name in columns:
             if not _is_plain(dataset.info.features[name]):
                 raise Unsuitable(f"column {name!r} is {dataset.info.features[name]!r}")
-        data = _blocks(dataset._data, columns, copies)
+        data = _convert_table(dataset._data, columns, copies)
         indices = dataset._indices
-        return cls(data, None if indices is None else _blocks(indices, indices.column_names[:1], copies))
+        return cls(data, None if indices is None else _convert_table(indices, indices.column_names[:1], copies))
 
     @cached_property
     def _columns(self) -> list[pa.ChunkedArray]:
         return self._data.open().columns
 
     @cached_property
-    def _numbers(self) -> pa.ChunkedArray | None:
+    def _row_indices(self) -> pa.ChunkedArray | None:
         return None if self._indices is None else self._indices.open().column(0)
 
     def __getstate__(self) -> tuple[Blocks, Blocks | None]:
@@ -120,20 +121,20 @@ class ArrowRows:
 
     def __setstate__(self, state: tuple[Blocks, Blocks | None]) -> None:
         self._data, self._indices = state
-        _ = self._columns, self._numbers  # open them once in the workers' template, not in each worker
+        _ = self._columns, self._row_indices  # open them once in the workers' template, not in each worker
 
     def __len__(self) -> int:
-        return len(self._columns[0] if self._numbers is None else self._numbers)
+        return len(self._columns[0] if self._row_indices is None else self._row_indices)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         count = len(self)
-        if not -count <= number < count:
-            raise IndexError(f"Invalid key: {number} is out of bounds for size {count}")
-        number %= count
-        if self._numbers is not None:
-            number = self._numbers[number].as_py()
+        if not -count <= index < count:
+            raise IndexError(f"Invalid key: {index} is out of bounds for size {count}")
+        index %= count
+        if self._row_indices is not None:
+            index = self._row_indices[index].as_py()
         columns = zip(self._data.columns, self._columns, strict=True)
-        return {name: column[number].as_py() for name, column in columns}
+        return {name: column[index].as_py() for name, column in columns}
 
 
 class PickledDataset:
@@ -147,11 +148,11 @@ class PickledDataset:
     def __init__(self, dataset: Any, tables: dict[int, pa.Table]) -> None:
         import cloudpickle  # not needed in workers
 
-        numbers = {key: number for number, key in enumerate(tables)}
+        positions = {table_id: position for position, table_id in enumerate(tables)}
 
         class Pickler(cloudpickle.Pickler):
             def persistent_id(self, obj: Any) -> int | None:
-                return numbers.get(id(obj)) if isinstance(obj, pa.Table) else None
+                return positions.get(id(obj)) if isinstance(obj, pa.Table) else None
 
             def reducer_override(self, obj: Any) -> Any:  # older versions of `datasets` pickle more than the table
                 return (type(obj), (obj.table,)) if _is_in_memory(obj) else super().reducer_override(obj)
@@ -172,37 +173,37 @@ class PickledDataset:
 
 
 def _is_plain(feature: Any) -> bool:
-    kind = type(feature).__module__, type(feature).__name__
+    type_name = type(feature).__module__, type(feature).__name__
     if isinstance(feature, Mapping):
         return all(map(_is_plain, feature.values()))
     if isinstance(feature, list | tuple):
         return all(map(_is_plain, feature))
-    if kind in LISTS:
+    if type_name in LISTS:
         return _is_plain(feature.feature)
     # pyarrow imports pandas for nanosecond timestamps and for time zones.
-    return kind in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
+    return type_name in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
-def _blocks(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
-    """Convert a table of `datasets` to blocks."""
+def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
+    """Convert a `datasets` table to blocks."""
     grid = table.blocks if type(table).__name__ == "ConcatenationTable" else [[table]]
-    rows = [[_block(block, copies) for block in row] for row in grid if row]
+    rows = [[_convert_block(block, copies) for block in row] for row in grid if row]
     for row in grid:
         for name in set(columns).difference(*(block.column_names for block in row)) if row else ():
-            raise Unsuitable(f"column {name!r} is missing in a part of the dataset")
+            raise Unsuitable(f"column {name!r} is missing from a part of the dataset")
     return Blocks(rows, columns)
 
 
-def _block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
+def _convert_block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
     if type(table).__name__ == "MemoryMappedTable":
-        return _mapped(table)
+        return _convert_mapped_table(table)
     if not _is_in_memory(table):
         raise Unsuitable(f"its table is a {type(table).__module__}.{type(table).__name__}")
     for field in table.table.schema:
         if isinstance(field.type, pa.BaseExtensionType):
             raise Unsuitable(f"column {field.name!r} is stored as {field.type}")
     if id(table.table) not in copies:
-        copies[id(table.table)] = _without_unused_bytes(table.table)
+        copies[id(table.table)] = _drop_unused_bytes(table.table)
     return copies[id(table.table)]
 
 
@@ -210,32 +211,32 @@ def _is_in_memory(table: Any) -> bool:
     return (type(table).__module__, type(table).__name__) == ("datasets.table", "InMemoryTable")
 
 
-def _mapped(table: Any) -> MappedTable:
-    """Convert a memory-mapped table of `datasets`, with its changes as calls of pyarrow's methods."""
+def _convert_mapped_table(table: Any) -> MappedTable:
+    """Convert a memory-mapped `datasets` table, and its recorded changes to pyarrow method calls."""
     with pa.memory_map(table.path) as file, pa.ipc.open_stream(file) as reader:
-        rows = reader.schema.empty_table()
+        empty_table = reader.schema.empty_table()
     calls: list[Any] = []
     for name, args, keywords in table.replays:
         if name == "replace_schema_metadata":
             continue
         if name == "cast":
             schema = args[0] if args else keywords["target_schema"]
-            if sorted(rows.column_names) != sorted(schema.names):
+            if sorted(empty_table.column_names) != sorted(schema.names):
                 raise Unsuitable("a cast changed the columns of its table")
-            for field in rows.schema:
+            for field in empty_table.schema:
                 if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, but was cast")
             name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata changed
         if name not in REPLAYABLE:
             raise Unsuitable(f"its table was changed by {name}()")
-        rows = getattr(rows, name)(*args, **keywords)
+        empty_table = getattr(empty_table, name)(*args, **keywords)
         calls.append((name, args, keywords))
     return MappedTable(table.path, calls)
 
 
-def _without_unused_bytes(table: pa.Table) -> pa.Table:
-    """Return a table without the unused parts of its buffers: a slice would be pickled with its entire original
-    table."""
+def _drop_unused_bytes(table: pa.Table) -> pa.Table:
+    """Return a copy of a table without the unused parts of its buffers, if these are large: a slice would otherwise be
+    pickled with its entire original table."""
     if table.get_total_buffer_size() <= table.nbytes + MAX_UNUSED_BYTES:
         return table
     sink = pa.BufferOutputStream()

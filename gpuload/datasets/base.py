@@ -14,16 +14,16 @@ import numpy as np
 from gpuload.datasets.files import prefetch, read_file
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import Lazy, Paths, full_path, normalize_index
+from gpuload.datasets.scan import LazySequence, Paths, full_path, normalize_index
 from gpuload.datasets.stores.opening import client, display_path, is_url, read_files
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "in_smallest_type", "pack_labels"]
+__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels", "shrink_integers"]
 
 
-class LabelledPaths(Lazy[tuple[str, Any]]):
+class LabelledPaths(LazySequence[tuple[str, Any]]):
     """Pairs of a path and a label, stored in a few arrays that all workers share."""
 
     def __init__(self, paths: Paths, labels: Any) -> None:
@@ -32,9 +32,9 @@ class LabelledPaths(Lazy[tuple[str, Any]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _entry(self, number: int) -> tuple[str, Any]:
-        label = self.labels[number]
-        return self.paths[number], int(label) if isinstance(self.labels, np.ndarray) else label
+    def _build_entry(self, index: int) -> tuple[str, Any]:
+        label = self.labels[index]
+        return self.paths[index], int(label) if isinstance(self.labels, np.ndarray) else label
 
 
 class ImageFileDataset(Dataset):
@@ -59,9 +59,9 @@ class ImageFileDataset(Dataset):
             for index in indices:
                 prefetch(self.paths[self._normalize_index(index)])
 
-    def _forget(self, number: int) -> list[str]:
-        """Drop a file from the cache of its remote, see `gpuload.datasets.kinds.forget`."""
-        return [] if self._remote is None else client(self._remote).forget(self.paths[number])
+    def _forget(self, index: int) -> list[str]:
+        """Remove a file from the cache of its remote; see `gpuload.datasets.kinds.forget`."""
+        return [] if self._remote is None else client(self._remote).forget(self.paths[index])
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         if self._remote is not None:
@@ -70,14 +70,14 @@ class ImageFileDataset(Dataset):
         path = self.paths[number]
         return self._make_sample(number, Encoded(read_file(path), self.mode, path))
 
-    def _make_sample(self, number: int, image: Encoded) -> Any:
-        """Build the sample with this number from its image."""
+    def _make_sample(self, index: int, image: Encoded) -> Any:
+        """Build the sample with this index from its image."""
         raise NotImplementedError
 
     @property
     def __getitems__(self) -> Any:
-        """A function that fetches several samples in one request. It exists for URLs only: reading local files one
-        by one, each just before it is decoded, is faster."""
+        """A function that fetches several samples in one request. This attribute exists only for URLs: local files are
+        faster to read one by one, each just before it is decoded."""
         if self._remote is None:
             raise AttributeError("__getitems__")
         return self._fetch
@@ -85,10 +85,8 @@ class ImageFileDataset(Dataset):
     def _fetch(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         numbers = [self._normalize_index(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
-        samples = zip(numbers, paths, read_files(paths, self._remote), strict=True)
-        return [
-            self._make_sample(number, Encoded(data, self.mode, display_path(path))) for number, path, data in samples
-        ]
+        files = zip(numbers, paths, read_files(paths, self._remote), strict=True)
+        return [self._make_sample(number, Encoded(data, self.mode, display_path(path))) for number, path, data in files]
 
     def _normalize_index(self, index: SupportsIndex) -> int:
         if type(index) is int and 0 <= index < len(self.paths):
@@ -97,10 +95,10 @@ class ImageFileDataset(Dataset):
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:
-    """Return a folder's absolute path; a URL without a trailing slash.
+    """Return a folder's absolute path, or a folder's URL without a trailing slash.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such folder.
+        FileNotFoundError, NotADirectoryError: the path does not exist, or is not a folder. A URL is not checked.
     """
     if is_url(root):
         return os.fsdecode(root).rstrip("/")
@@ -115,10 +113,10 @@ def existing_folder(root: str | os.PathLike[str]) -> str:
 def pack_labels(labels: Sequence[Any]) -> Any:
     """Pack integer labels into an array of the smallest type that holds them; return any other labels as a list."""
     array = np.asarray(labels) if {int}.issuperset(map(type, labels)) else np.empty(0)
-    return in_smallest_type(array) if array.dtype.kind in "iu" and len(array) else list(labels)
+    return shrink_integers(array) if array.dtype.kind in "iu" and len(array) else list(labels)
 
 
-def in_smallest_type(array: np.ndarray) -> np.ndarray:
+def shrink_integers(array: np.ndarray) -> np.ndarray:
     """Return integers in the smallest type that holds them all; return other numbers unchanged."""
     dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
     return array.astype(dtype) if dtype.kind in "iu" else array  # numpy promotes uint64 with int8 to float64

@@ -1,19 +1,18 @@
-"""The file of a cache: packed samples, which are read without a lock, and added and evicted under a lock.
+"""The file of a cache of packed samples. Reading takes no lock; adding and evicting do.
 
 The file is a memfd that workers inherit, or a file in a folder on disk; each process opens and maps it separately. It
 starts with the header (`Head`), followed by the counters of the processes and the table. For each sample of the
 dataset, the table has the location of its entry (first page × 2**24 + number of pages; 0 for no entry) and the time of
-its last request, counted in requests (0 for never). All of these numbers are u64. Then come the entries, each of which
+its last request, counted in requests (0 for never). All of these values are u64. Then come the entries, each of which
 starts on a page boundary and consists of an `ENTRY` and the packed sample. Entries are only ever appended, and are
 freed by punching holes: no byte is written twice.
 
-A reader accepts an entry only if its key, sample number, length and CRC-32 are right; an entry that was evicted in the
-meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If it is killed, the
-lock is released; the next process that takes the lock finds `dirty` set, and frees all pages that the table does not
-refer to.
-The first process after a reboot does the same. An ``flock`` lock belongs to an open file description
-and is released when its last descriptor is closed, which also happens when a process is killed. An inherited descriptor
-shares its open file description with the parent's, so each process opens the memfd again.
+A reader accepts an entry only if its key, sample index, length and CRC-32 match; an entry that was evicted in the
+meantime reads as zeros. A process that adds an entry holds the lock and sets `Head.dirty`. If the process is killed,
+the lock is released; the next process that takes the lock finds `dirty` set, and frees all pages that the table does
+not refer to. The first process after a reboot also frees these pages. An ``flock`` lock belongs to an open file
+description and is released when its last descriptor is closed, which also happens when a process is killed. An
+inherited descriptor shares its open file description with the parent's, so each process opens the memfd again.
 
 The least recently used entries are evicted first, 1/64 of the cache at a time. The allowed bytes adapt to the hit rate:
 each time the number of *repeated* requests since the last check reaches the number of samples, the hit rate is compared
@@ -41,7 +40,7 @@ import numpy as np
 
 from gpuload.datasets.memory import memory_file
 
-__all__ = ["CachePlace", "Entries"]
+__all__ = ["CacheLocation", "Entries"]
 
 NAME: Final = "samples.gpuload-cache"
 IN_USE: Final = "in-use"
@@ -52,7 +51,7 @@ PAGES_MASK: Final = (1 << PAGES_BITS) - 1
 COUNTERS: Final = ("hits", "first_misses", "repeated_misses", "near_misses", "too_large")
 SLOTS: Final = 256  # sets of counters; two processes that share a set occasionally lose a count
 SLOT_WORDS: Final = 8  # a cache line
-ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, the sample's number, bytes, CRC-32
+ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, and the sample's index, length in bytes and CRC-32
 EVICTION_DIVISOR: Final = 64
 MIN_SHARE_DIVISOR: Final = 16
 MIN_GAIN: Final = 0.01
@@ -63,7 +62,8 @@ PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Head(ctypes.Structure):
-    """The header of the file: the cache's key, its allowed and used bytes, and the counters at the last check."""
+    """The header of the file: the cache's key, its allowed and used bytes, the number of requests (`clock`), an id of
+    the machine's boot, and the counters at the last check."""
 
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),
@@ -75,7 +75,7 @@ class Head(ctypes.Structure):
     ]
 
 
-class CachePlace:
+class CacheLocation:
     """The location of a cache's file, in memory or in a folder. The folder is in use while a process has this object.
 
     Workers of a loader share a cache in memory (`gpuload.workers.shipping`); any other copy is new and empty.
@@ -102,7 +102,7 @@ class CachePlace:
             fd = os.open(os.path.join(folder, IN_USE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         elif fd is None:
             memory = memory_file("cache", self.data_at)
-            fd = fcntl.fcntl(memory, fcntl.F_DUPFD_CLOEXEC, 3)  # do not take the number of a standard stream
+            fd = fcntl.fcntl(memory, fcntl.F_DUPFD_CLOEXEC, 3)  # skip 0 to 2, the standard streams
             os.close(memory)
         self.fd = fd
         if fd >= 0:
@@ -128,52 +128,52 @@ class CachePlace:
         self.is_new = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachePlace, (self.samples, self.limit_bytes, self.key, self.folder, -1 if self.folder else None)
+        return CacheLocation, (self.samples, self.limit_bytes, self.key, self.folder, -1 if self.folder else None)
 
 
 class Entries:
     """A cache that is open in this process.
 
     Args:
-        place: the location of its file.
+        location: the location of the cache file.
 
     Raises:
         ValueError: another process uses the cache for another dataset, or with another limit.
         OSError: the file system does not support holes, or is full.
     """
 
-    def __init__(self, place: CachePlace) -> None:
-        self._place, self._lock = place, threading.Lock()
-        self._fd = place.open()
+    def __init__(self, location: CacheLocation) -> None:
+        self._location, self._lock = location, threading.Lock()
+        self._fd = location.open()
         self._finalizer = weakref.finalize(self, os.close, self._fd)
-        is_same_cache = os.fstat(self._fd).st_size >= place.data_at and self._map()
-        if place.is_new:
+        is_same_cache = os.fstat(self._fd).st_size >= location.data_at and self._map()
+        if location.is_new:
             self._prepare(is_same_cache)
-            place.share()
+            location.share()
         elif not is_same_cache:
             raise ValueError(
-                f"the cache in {place.folder!r} is in use for another dataset, or another version of this one; "
+                f"the cache in {location.folder!r} is in use for another dataset, or another version of this one; "
                 "give each a separate path="
             )
-        elif self._head.limit != place.limit_bytes:
+        elif self._head.limit != location.limit_bytes:
             raise ValueError(
-                f"the cache in {place.folder!r} is in use with bytes_limit={self._head.limit}, got "
-                f"{place.limit_bytes}; use the same limit in all processes"
+                f"the cache in {location.folder!r} is in use with bytes_limit={self._head.limit}, got "
+                f"{location.limit_bytes}; use the same limit in all processes"
             )
         self._counters = self._slots[os.getpid() % SLOTS]
 
     def _prepare(self, is_same_cache: bool) -> None:
         """Create the file, or take over the file of an earlier run."""
-        place = self._place
+        location = self._location
         if not is_same_cache:
             os.ftruncate(self._fd, 0)
-            os.ftruncate(self._fd, place.data_at)
-            if place.folder:  # otherwise a write to the mapping would kill the process when the disk is full
-                os.posix_fallocate(self._fd, 0, place.data_at)
+            os.ftruncate(self._fd, location.data_at)
+            if location.folder:  # otherwise a write to the mapping would kill the process when the disk is full
+                os.posix_fallocate(self._fd, 0, location.data_at)
             self._map()
-            self._head.key[:] = place.key
-        self._head.limit = self._head.allowed = place.limit_bytes
-        if self._head.boot != (boot := _boot_number()):  # the machine may have crashed while a process wrote
+            self._head.key[:] = location.key
+        self._head.limit = self._head.allowed = location.limit_bytes
+        if self._head.boot != (boot := _boot_id()):  # the machine may have crashed while a process wrote
             self._head.dirty, self._head.boot = 1, boot
         end = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, end + PAGE)
@@ -181,44 +181,44 @@ class Entries:
 
     def _map(self) -> bool:
         """Map the beginning of the file; return whether it was created for these samples by this version."""
-        mapping = mmap.mmap(self._fd, self._place.data_at)
-        numbers, samples = np.frombuffer(mapping, np.uint64, offset=PAGE), self._place.samples
+        mapping = mmap.mmap(self._fd, self._location.data_at)
+        values, samples = np.frombuffer(mapping, np.uint64, offset=PAGE), self._location.samples
         self._head = Head.from_buffer(mapping)
-        self._slots = numbers[: SLOTS * SLOT_WORDS].reshape(SLOTS, SLOT_WORDS)
-        self._words, self._last_requests = numbers[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
-        return bytes(self._head.key) == self._place.key
+        self._slots = values[: SLOTS * SLOT_WORDS].reshape(SLOTS, SLOT_WORDS)
+        self._words, self._last_requests = values[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
+        return bytes(self._head.key) == self._location.key
 
-    def get(self, number: int, read: Callable[[memoryview], Any]) -> Any:
-        """Return the result of `read` for a packed sample. Return None if the cache does not have the sample, or if
-        `read` returns None, in which case the entry is dropped."""
+    def get(self, index: int, read: Callable[[memoryview], Any]) -> Any:
+        """Return the result of `read` for a packed sample. Return None if the cache does not have the sample. If `read`
+        returns None, drop the entry and return None."""
         head = self._head
-        head.clock += 1  # a race with another process may lose a count, which does no harm
-        now, last_request, word = head.clock, int(self._last_requests[number]), int(self._words[number])
-        self._last_requests[number] = now
+        head.clock += 1  # a race with another process can lose a count, which does no harm
+        now, last_request, word = head.clock, int(self._last_requests[index]), int(self._words[index])
+        self._last_requests[index] = now
         if word:
-            packed = self._read(number)
+            packed = self._read(index)
             sample = None if packed is None else read(packed)
             if sample is not None:
                 self._count("hits")
                 return sample
-            self.drop(number, word)
+            self.drop(index, word)
         self._count("repeated_misses" if last_request else "first_misses")
-        if last_request and (now - last_request) * head.used <= self._place.limit_bytes * max(1, head.entries):
+        if last_request and (now - last_request) * head.used <= self._location.limit_bytes * max(1, head.entries):
             self._count("near_misses")
         return None
 
-    def put(self, number: int, packed: bytes) -> None:
+    def put(self, index: int, packed: bytes) -> None:
         """Add a packed sample, unless it is too large or the disk is full."""
-        head, start = self._head, self._place.data_at
+        head, start = self._head, self._location.data_at
         pages = -(-(ENTRY.size + len(packed)) // PAGE)
-        if pages * PAGE > self._place.limit_bytes // MIN_SHARE_DIVISOR or pages > PAGES_MASK:
+        if pages * PAGE > self._location.limit_bytes // MIN_SHARE_DIVISOR or pages > PAGES_MASK:
             self._count("too_large")
             return
-        entry = ENTRY.pack(self._place.key, number, len(packed), zlib.crc32(packed)) + packed
-        with self._locked():
-            if self._words[number]:
+        entry = ENTRY.pack(self._location.key, index, len(packed), zlib.crc32(packed)) + packed
+        with self._hold_lock():
+            if self._words[index]:
                 return  # another process has already added this sample
-            self._adapt()
+            self._adapt_allowed_bytes()
             try:
                 excess_bytes = head.used + pages * PAGE - head.allowed
                 if excess_bytes > 0:
@@ -228,7 +228,7 @@ class Entries:
                     os.ftruncate(self._fd, start)
                 page = self._end
                 _write(self._fd, entry, start + page * PAGE)
-                self._words[number] = page << PAGES_BITS | pages
+                self._words[index] = page << PAGES_BITS | pages
                 head.used += pages * PAGE
                 head.entries += 1
             except OSError as error:
@@ -237,23 +237,23 @@ class Entries:
                 self._recover()  # free the pages of a partly written entry
                 head.allowed = max(PAGE, head.used // 8 * 7)
 
-    def drop(self, number: int, word: int | None = None) -> bool:
-        """Drop the entry of a sample; return whether there was one. If `word` is given and differs from the table,
-        another process has replaced the entry in the meantime, and the new entry stays."""
-        with self._locked():
-            current_word = int(self._words[number])
+    def drop(self, index: int, word: int | None = None) -> bool:
+        """Drop the entry of a sample, and return whether an entry was dropped. If `word` is passed and differs from the
+        table, another process has replaced the entry in the meantime, and the new entry stays."""
+        with self._hold_lock():
+            current_word = int(self._words[index])
             if not current_word or word not in (None, current_word):
                 return False
-            if self._read(number) is None:  # the entry, or its word in the table, may be corrupt
-                self._words[number] = 0
+            if self._read(index) is None:  # the entry, or its word in the table, may be corrupt
+                self._words[index] = 0
                 self._recover()
             else:
-                self._remove([number])
+                self._remove([index])
             return True
 
     def totals(self) -> dict[str, int]:
         """Return the counters of all processes and the size of the cache, as fields of `CacheStatistics`."""
-        with self._locked():
+        with self._hold_lock():
             head, (hits, first, repeated, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
             counts = {"hits": hits, "misses": first + repeated, "evicted": head.evicted, "too_large": too_large}
             return {**counts, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
@@ -262,7 +262,7 @@ class Entries:
         self._counters[COUNTERS.index(name)] += np.uint64(1)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         with self._lock:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
@@ -277,70 +277,70 @@ class Entries:
     @property
     def _end(self) -> int:
         """The first page after all entries."""
-        return -(-max(0, os.fstat(self._fd).st_size - self._place.data_at) // PAGE)
+        return -(-max(0, os.fstat(self._fd).st_size - self._location.data_at) // PAGE)
 
-    def _read(self, number: int) -> memoryview | None:
+    def _read(self, index: int) -> memoryview | None:
         """Return the packed sample that the table refers to; None if the entry is not this sample or is incomplete."""
-        page, pages = self._pages(number)
+        page, pages = self._page_range(index)
         if page + pages > self._end:  # do not allocate memory for an invalid size in a corrupt file
             return None
-        offset, capacity = self._place.data_at + page * PAGE, pages * PAGE - ENTRY.size
-        head = os.pread(self._fd, ENTRY.size, offset)
-        if len(head) < ENTRY.size:
+        offset, capacity = self._location.data_at + page * PAGE, pages * PAGE - ENTRY.size
+        entry_header = os.pread(self._fd, ENTRY.size, offset)
+        if len(entry_header) < ENTRY.size:
             return None
-        key, entry_number, nbytes, checksum = ENTRY.unpack(head)
-        if (key, entry_number) != (self._place.key, number) or not capacity - PAGE < nbytes <= capacity:
+        key, entry_index, nbytes, checksum = ENTRY.unpack(entry_header)
+        if (key, entry_index) != (self._location.key, index) or not capacity - PAGE < nbytes <= capacity:
             return None
         packed = os.pread(self._fd, nbytes, offset + ENTRY.size)
         return memoryview(packed) if len(packed) == nbytes and zlib.crc32(packed) == checksum else None
 
-    def _pages(self, number: int) -> tuple[int, int]:
-        """Return the first page of a sample's entry, and the number of its pages."""
-        word = int(self._words[number])
+    def _page_range(self, index: int) -> tuple[int, int]:
+        """Return the first page of a sample's entry, and the number of pages."""
+        word = int(self._words[index])
         return word >> PAGES_BITS, word & PAGES_MASK
 
-    def _remove(self, numbers: list[int]) -> None:
-        for number in numbers:
-            page, pages = self._pages(number)
-            self._words[number] = 0
-            _punch_hole(self._fd, self._place.data_at + page * PAGE, pages * PAGE)
+    def _remove(self, indices: list[int]) -> None:
+        for index in indices:
+            page, pages = self._page_range(index)
+            self._words[index] = 0
+            _punch_hole(self._fd, self._location.data_at + page * PAGE, pages * PAGE)
             self._head.used -= pages * PAGE
             self._head.entries -= 1
 
     def _evict(self, min_bytes: int) -> None:
-        live = self._live()
-        oldest = live[np.argsort(self._last_requests[live], kind="stable")]
-        freed = np.cumsum(self._words[oldest] & np.uint64(PAGES_MASK)) * PAGE
+        live_indices = self._find_live_indices()
+        indices_by_age = live_indices[np.argsort(self._last_requests[live_indices], kind="stable")]
+        freed_bytes = np.cumsum(self._words[indices_by_age] & np.uint64(PAGES_MASK)) * PAGE
         bytes_to_free = max(min_bytes, self._head.allowed // EVICTION_DIVISOR)
-        evicted = oldest[: int(np.searchsorted(freed, bytes_to_free)) + 1].tolist()
-        self._remove(evicted)
-        self._head.evicted += len(evicted)
+        evicted_indices = indices_by_age[: int(np.searchsorted(freed_bytes, bytes_to_free)) + 1].tolist()
+        self._remove(evicted_indices)
+        self._head.evicted += len(evicted_indices)
 
-    def _live(self) -> np.ndarray:
-        """Return the numbers of the samples that have entries. The table may be corrupt, so first clear words that
-        point beyond the end of the file."""
+    def _find_live_indices(self) -> np.ndarray:
+        """Return the indices of the samples that have entries. The table may be corrupt, so first clear words that
+        point beyond the end of the file. Also recompute the header's `used` and `entries`."""
         pages = self._words & np.uint64(PAGES_MASK)
         self._words[(pages == 0) | ((self._words >> np.uint64(PAGES_BITS)) + pages > self._end)] = 0
-        live = np.flatnonzero(self._words)
-        self._head.used, self._head.entries = int(pages[live].sum()) * PAGE, len(live)
-        return live
+        live_indices = np.flatnonzero(self._words)
+        self._head.used, self._head.entries = int(pages[live_indices].sum()) * PAGE, len(live_indices)
+        return live_indices
 
     def _recover(self) -> None:
         """Free all pages that the table does not refer to, after a process was killed or the machine crashed."""
-        words = np.sort(self._words[self._live()])
-        firsts = (words >> np.uint64(PAGES_BITS)).astype(np.int64)
-        lasts = np.maximum.accumulate(firsts + (words & np.uint64(PAGES_MASK)).astype(np.int64))
-        begins, ends = np.append(0, lasts), np.append(firsts, self._end)
+        words = np.sort(self._words[self._find_live_indices()])
+        first_pages = (words >> np.uint64(PAGES_BITS)).astype(np.int64)
+        end_pages = np.maximum.accumulate(first_pages + (words & np.uint64(PAGES_MASK)).astype(np.int64))
+        begins, ends = np.append(0, end_pages), np.append(first_pages, self._end)
         gaps = np.flatnonzero(begins < ends)
         for begin, pages in zip(begins[gaps].tolist(), (ends - begins)[gaps].tolist(), strict=True):
-            _punch_hole(self._fd, self._place.data_at + begin * PAGE, pages * PAGE)
+            _punch_hole(self._fd, self._location.data_at + begin * PAGE, pages * PAGE)
 
-    def _adapt(self) -> None:
+    def _adapt_allowed_bytes(self) -> None:
         """Halve or double the allowed bytes, as the module's docstring describes."""
         head = self._head
         hits, _, repeated_misses, near_misses, *_ = self._slots.sum(axis=0).tolist()
         requests = hits + repeated_misses - head.requests_before
-        if requests < max(1, self._place.samples):
+        if requests < max(1, self._location.samples):
             return
         rate = (hits - head.hits_before) / requests
         possible_rate = rate + (near_misses - head.near_before) / requests
@@ -369,7 +369,7 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(code, f"cannot free a part of a file: {os.strerror(code)}")
 
 
-def _boot_number() -> int:
-    """Return a number that changes with each boot of the machine."""
+def _boot_id() -> int:
+    """Return an integer that changes with each boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return int(file.read(18).replace(b"-", b""), 16)

@@ -21,10 +21,10 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.cache_file import CachePlace, Entries
+from gpuload.datasets.cache_file import CacheLocation, Entries
 from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import View
-from gpuload.datasets.kinds import check_map_style, draws_nothing, fetch_samples, forget
+from gpuload.datasets.kinds import check_map_style, fetch_samples, forget, is_deterministic
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
 from gpuload.datasets.scan import full_path, normalize_index
@@ -81,9 +81,9 @@ class Cached(View):
     """A cache for the samples of a map-style dataset, stored as encoded bytes that all workers of a loader share.
 
     A sample can be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
-    bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the cache keeps the first draw:
-    augment in ``Loader(transforms=…)``. An `Encoded` image whose `source` is a file is read again if that file has
-    changed. The least recently used samples are evicted first. All other attributes are looked up in the dataset.
+    bytes, None, numpy arrays and torch tensors. If the dataset draws random numbers, the first results are cached, so
+    augment in ``Loader(transforms=…)`` instead. An `Encoded` image whose `source` is a file is read again if that file
+    has changed. The least recently used samples are evicted first. All other attributes are looked up in the dataset.
 
     Args:
         dataset: the dataset to cache.
@@ -116,18 +116,18 @@ class Cached(View):
         super().__init__(dataset)
         self.where = where
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
-        self._place = CachePlace(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
+        self._location = CacheLocation(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
         self._initial_totals = self._entries.totals()
 
     @property
     def _entries(self) -> Entries:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), Entries(self._place)
+            self._opened = os.getpid(), Entries(self._location)
         return self._opened[1]
 
     def __len__(self) -> int:
-        return self._place.samples
+        return self._location.samples
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.__getitems__([index])[0]
@@ -159,19 +159,19 @@ class Cached(View):
         new_counts = {
             name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")
         }
-        return CacheStatistics(**(totals | new_counts), bytes_limit=self._place.limit_bytes)
+        return CacheStatistics(**(totals | new_counts), bytes_limit=self._location.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
         """Drop a sample from this cache and from inner caches, and return the names of the caches that had it; see
         `gpuload.datasets.kinds.forget`."""
-        name = f"the cache in {self._place.folder!r}" if self._place.folder else "the cache in memory"
+        name = f"the cache in {self._location.folder!r}" if self._location.folder else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def __repr__(self) -> str:
-        return f"Cached({self.dataset!r}, bytes_limit={self._place.limit_bytes}, where={self.where!r})"
+        return f"Cached({self.dataset!r}, bytes_limit={self._location.limit_bytes}, where={self.where!r})"
 
 
 def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) -> None:
@@ -199,7 +199,7 @@ def _identity(dataset: Any, version: str | None) -> bytes:
     digest = hashlib.blake2b(f"{FORMAT} {type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
     if version is not None:
         digest.update(str(version).encode())
-    elif draws_nothing(dataset):
+    elif is_deterministic(dataset):
         file: Any = SimpleNamespace(write=digest.update)
         pickler = _Identity(file, 5)
         pickler.stamps = []
@@ -319,9 +319,9 @@ def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
         tensor: Any = value
         blobs.append(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
-    place = f"{path} of the sample" if path else "the sample"
+    leaf_name = f"{path} of the sample" if path else "the sample"
     raise TypeError(
-        f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
+        f"{leaf_name} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached cannot store; {_EXPECTED}"
     )
 
 

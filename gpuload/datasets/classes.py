@@ -1,7 +1,7 @@
 """The class names that a user passes as `classes=`, so that all splits of a data set have the same labels.
 
-A dataset that numbers the names it finds shifts the labels if a split lacks a class: label 3 then means another class.
-Runs in the main process when a dataset is created.
+If a dataset numbers the class names that it finds, and a split lacks a class, the labels of that split are shifted:
+label 3 then means another class. This module runs in the main process when a dataset is created.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 
-__all__ = ["Classes", "check_known", "class_names", "format_names", "warn_of_other_classes"]
+__all__ = ["Classes", "check_known_class", "class_names", "format_names", "warn_of_class_conflicts"]
 
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
-SHOWN: Final = 3  # maximum number of names in a message
+MAX_SHOWN: Final = 3  # maximum number of names in a message
 EXPECTED: Final = (
     "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
     "such as the train split"
@@ -23,42 +23,42 @@ EXPECTED: Final = (
 
 
 def class_names(classes: Classes | None) -> list[str] | None:
-    """Return the names in the argument `classes` of a dataset; None if it is None.
+    """Return the names in the argument `classes` of a dataset, or None if the argument is None.
 
     Raises:
         TypeError: `classes` is neither a list of str nor a dataset with `classes`, or is unordered (a set).
-        ValueError: there are no names, or a name occurs twice; the dataset has no class names.
+        ValueError: there are no names, a name occurs twice, or the dataset has no class names.
     """
     if classes is None:
         return None
     argument = getattr(classes, "classes", classes)
     if argument is None:
         raise ValueError(
-            f"classes={_short(classes)} has no class names (its targets are numbers, or it has no targets); remove "
+            f"classes={_shorten(classes)} has no class names (its targets are numbers, or it has no targets); remove "
             "classes=, or pass a list of names"
         )
     # The order of a set differs between processes.
     if isinstance(argument, str | bytes | Mapping | Set) or not isinstance(argument, Iterable):
-        inner = getattr(argument, "dataset", None)
-        hint = "; pass the data set inside it" if hasattr(inner, "classes") else ""
-        raise TypeError(f"{EXPECTED}, got {_short(argument)}{hint}")
+        inner_dataset = getattr(argument, "dataset", None)
+        hint = "; pass the data set inside it" if hasattr(inner_dataset, "classes") else ""
+        raise TypeError(f"{EXPECTED}, got {_shorten(argument)}{hint}")
     names = list(argument)
     if not names:
         raise ValueError(f"{EXPECTED}, got no names")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{EXPECTED}, got a list that contains {_short(name)}")
+            raise TypeError(f"{EXPECTED}, got a list that contains {_shorten(name)}")
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"classes contains {duplicate!r} twice; names must be unique")
     return [str(name) for name in names]
 
 
-def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: str) -> None:
+def check_known_class(name: str, classes: Sequence[str] | Mapping[str, int], where: str) -> None:
     """Refuse a class that is not among `classes`.
 
     Raises:
-        ValueError: the class is unknown; the message starts with `where`, and names the class.
+        ValueError: the class is unknown. The message starts with `where` and names the class.
     """
     if name not in classes:
         raise ValueError(
@@ -68,7 +68,7 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
         )
 
 
-def warn_of_other_classes(datasets: Sequence[Any]) -> None:
+def warn_of_class_conflicts(datasets: Sequence[Any]) -> None:
     """Warn if joined datasets use the same label for different classes or COCO categories."""
     reference: tuple[Any, dict[Any, Any]] | None = None
     for dataset in datasets:
@@ -80,9 +80,9 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
             expected = reference[1].get(label, name)
             if name != expected:
                 warnings.warn(
-                    f"{_short(reference[0])} and {_short(dataset)} are joined, but number their classes differently: "
-                    f"label {label} is {expected!r} in the first and {name!r} in the second. Pass the same classes= to "
-                    "both, a list of all names; in COCO's files, use the same category ids",
+                    f"{_shorten(reference[0])} and {_shorten(dataset)} are joined, but number their classes "
+                    f"differently: label {label} is {expected!r} in the first and {name!r} in the second. Pass the "
+                    "same classes=, a list of all names, to both; in COCO files, use the same category ids",
                     stacklevel=4,
                 )
                 return
@@ -97,9 +97,9 @@ def _class_names_of(dataset: Any) -> dict[Any, Any]:
 
 def format_names(names: Sequence[str]) -> str:
     """Format the first few names and the number of the remaining names, for a message."""
-    suffix = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + suffix
+    suffix = f" and {len(names) - MAX_SHOWN:,} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(map(repr, names[:MAX_SHOWN])) + suffix
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     return one_line(repr(value), 200)

@@ -23,7 +23,7 @@ from gpuload.datasets.base import ImageFileDataset, existing_folder, pack_labels
 from gpuload.datasets.files import check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
-from gpuload.datasets.scan import Lazy, Paths
+from gpuload.datasets.scan import LazySequence, Paths
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.errors import one_line
@@ -53,8 +53,8 @@ class _CocoImages(ImageFileDataset):
     if TYPE_CHECKING:
         targets: Any
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        target = self.targets[number]
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, Any]:
+        target = self.targets[index]
         if (transform := getattr(self, "target_transform", None)) is not None:
             return image, transform(target)
         return image, as_meta(target) if type(target) is list else target
@@ -63,9 +63,9 @@ class _CocoImages(ImageFileDataset):
 class Coco(_CocoImages):
     """Images with boxes, labels, masks and keypoints, from COCO's JSON.
 
-    Yields ``(Encoded, target)``. The target is the same as that of a wrapped CocoDetection (`gpuload.wrap`): a dict
-    with ``"boxes"``, ``"labels"``, ``"image_id"``, and any other fields of the annotations. Images are sorted by id;
-    the annotations of an image keep the file's order. An image without annotations has a target with no objects.
+    Yields ``(Encoded, target)``. The target is the same as for a wrapped CocoDetection (`gpuload.wrap`): a dict with
+    ``"boxes"``, ``"labels"``, ``"image_id"``, and the optional fields that the annotations have. Images are sorted by
+    id; the annotations of an image keep the file's order. An image without annotations has a target with no objects.
     Turning polygons into masks requires pycocotools.
 
     Args:
@@ -127,8 +127,8 @@ class Coco(_CocoImages):
         self.ids = arrays["ids"]
         self.paths = Paths(root, arrays["paths"], arrays["path_offsets"])
         self.categories: dict[int, str] = dict(header["categories"])
-        for remark in header["remarks"]:
-            warnings.warn(remark, stacklevel=3)
+        for warning in header["remarks"]:
+            warnings.warn(warning, stacklevel=3)
         self.targets = JsonLists(Paths("", arrays["lists"], arrays["list_offsets"]))
         if names != "raw":
             sizes = arrays["sizes_hw"].reshape(-1, 2)
@@ -142,7 +142,7 @@ class Coco(_CocoImages):
             raise FileNotFoundError(
                 errno.ENOENT,
                 f"image {self.ids[self._normalize_index(index)]} of {self.annotations!r} is not in the folder; copy it "
-                "there, or remove it from the file",
+                "there, or remove its entry from the annotation file",
                 error.filename,
             ) from None
 
@@ -164,7 +164,9 @@ class WrappedCoco(_CocoImages):
         self.mode = mode
         self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
-        self.paths = Paths.below(os.path.abspath(dataset.root), [_image_path(image, dataset.root) for image in images])
+        self.paths = Paths.pack_absolute(
+            os.path.abspath(dataset.root), [_image_path(image, dataset.root) for image in images]
+        )
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
@@ -172,33 +174,34 @@ class WrappedCoco(_CocoImages):
         unmatched = [
             annotation for annotation in all_annotations if not _is_known_id(annotation.get("image_id"), images_by_id)
         ]
-        remarks = [_unmatched_warning(unmatched, len(all_annotations), "image_id", images_by_id, source)]
+        user_warnings = [_unmatched_warning(unmatched, len(all_annotations), "image_id", images_by_id, source)]
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
             targets = [[item for item in objects if not item.get("iscrowd")] for objects in targets]
         if annotations == "raw" or (annotations is None and self.target_transform is not None):
-            self.targets = _if_json(targets)
+            self.targets = _pack_if_json(targets)
         elif self.target_transform is None:
             categories = dataset.coco.cats.values()
-            self.targets, target_remarks = _build_targets(
+            self.targets, target_warnings = _build_targets(
                 targets, self.ids, images, categories, annotations, source, WRAP_CALL
             )
-            self.targets.lists = _if_json(self.targets.lists)
-            remarks += target_remarks
+            self.targets.lists = _pack_if_json(self.targets.lists)
+            user_warnings += target_warnings
         else:
             raise TypeError(
                 f"annotations={annotations!r} converts the annotations to targets, but the dataset's target_transform "
                 "expects the raw annotations; remove one of the two"
             )
-        for remark in filter(None, remarks):
-            warnings.warn(remark, stacklevel=4)  # where the user calls `wrap`
+        for warning in filter(None, user_warnings):
+            warnings.warn(warning, stacklevel=4)  # where the user calls `wrap`
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
 
 
 def _build_index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
-    """Read and check an annotation file. Return its content as arrays; short lists and names are stored as JSON."""
+    """Read and check an annotation file. Return its content as arrays for the cached index; short lists and names are
+    stored as JSON."""
     images, annotations, categories = _read_annotations(path, remote)
     images.sort(key=lambda image: image["id"])
     by_image: dict[int, list[Any]] = {image["id"]: [] for image in images}
@@ -211,26 +214,30 @@ def _build_index(path: str, root: str, names: Any, crowds: bool, remote: Remote 
             unmatched.append(annotation)
         elif crowds or not annotation.get("iscrowd"):
             by_image[annotation["image_id"]].append(annotation)
-    remarks = [_unmatched_warning(unmatched, len(annotations), "image_id", by_image, repr(path))]
+    user_warnings = [_unmatched_warning(unmatched, len(annotations), "image_id", by_image, repr(path))]
     # A URL is not a path, but the part after "://" is checked as if it were.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
-    paths = Paths.below(folder, [_image_path(image, folder) for image in images])
+    paths = Paths.pack_absolute(folder, [_image_path(image, folder) for image in images])
     header: dict[str, Any] = {"categories": [(category["id"], category["name"]) for category in categories]}
     ids, lists = list(by_image), list(by_image.values())
     arrays = {"ids": np.array(ids, np.int64), "paths": paths.data, "path_offsets": paths.offsets}
     if names != "raw":
-        targets, target_remarks = _build_targets(lists, ids, images, categories, names, repr(path), COCO_CALL)
-        lists, remarks = targets.lists, [*remarks, *target_remarks]
+        targets, target_warnings = _build_targets(lists, ids, images, categories, names, repr(path), COCO_CALL)
+        lists, user_warnings = targets.lists, [*user_warnings, *target_warnings]
         header |= {"names": targets.names, "points": targets.keypoint_count, "more": targets.extra_fields}
         arrays["sizes_hw"] = targets.sizes_hw.ravel()
-    header["remarks"] = list(filter(None, remarks))
-    packed = _as_json(lists)
+    header["remarks"] = list(filter(None, user_warnings))
+    packed = _pack_json(lists)
     arrays |= {"lists": packed.data, "list_offsets": packed.offsets}
     return {**arrays, "short": np.frombuffer(json.dumps(header).encode(), np.uint8)}
 
 
 def _read_annotations(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the images, annotations and categories in a file."""
+    """Return the images, annotations and categories in a file.
+
+    Raises:
+        ValueError: the file is not JSON, or is not in COCO's format.
+    """
     try:
         with open_stream(path, remote) as file:
             content = json.loads(file.read().decode("utf-8"))
@@ -257,7 +264,7 @@ def _read_annotations(path: str, remote: Remote | None) -> tuple[list[Any], list
                 kind == "annotations" or (isinstance(entry.get("id"), int | str) and "name" in entry)
             )
             if not is_valid:
-                raise ValueError(f"one of the {kind} in {path!r} is {repr(entry)[:200]}, which is not COCO's format")
+                raise ValueError(f"one of the {kind} in {path!r} is not in COCO's format: {repr(entry)[:200]}")
             if kind == "categories" and (name := names.setdefault(entry["id"], entry["name"])) != entry["name"]:
                 raise ValueError(
                     f"{path!r} has two categories with the id {entry['id']!r}, {name!r} and {entry['name']!r}; ids "
@@ -267,7 +274,7 @@ def _read_annotations(path: str, remote: Remote | None) -> tuple[list[Any], list
 
 
 @dataclass(eq=False, repr=False)
-class CocoTargets(Lazy[Any]):
+class CocoTargets(LazySequence[Any]):
     """The targets of all images, each a dict; see `gpuload.datasets.wrap.wrap`."""
 
     _entry_noun = "targets"
@@ -282,7 +289,7 @@ class CocoTargets(Lazy[Any]):
     def __len__(self) -> int:
         return len(self.lists)
 
-    def _entry(self, index: int) -> dict[str, Any]:
+    def _build_entry(self, index: int) -> dict[str, Any]:
         objects, image_id = self.lists[index], self.ids[index]
         boxes = np.array([annotation["bbox"] for annotation in objects], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -296,7 +303,7 @@ class CocoTargets(Lazy[Any]):
             if name in self.extra_fields:
                 target[name] = np.array([annotation[name] for annotation in objects], dtype)
         if "masks" in self.names:
-            target["masks"] = Mask(self._masks(objects, target["image_id"], height, width))
+            target["masks"] = Mask(self._decode_masks(objects, target["image_id"], height, width))
         if "keypoints" in self.names:
             unlabeled = [0] * (3 * self.keypoint_count)  # COCO's values for points without a label
             points = np.array([annotation.get("keypoints") or unlabeled for annotation in objects], np.float32)
@@ -305,8 +312,8 @@ class CocoTargets(Lazy[Any]):
             target["visibility"] = points[..., 2].astype(np.int64)
         return target
 
-    def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
-        """Return the masks of an image, n×H×W. The height and width come from a file, so they are checked first."""
+    def _decode_masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
+        """Return the n×H×W masks of an image. The height and width come from a file, so check them first."""
         name, remedy = (
             f"the COCO image {image_id!r}",
             f", or {_omit_remedy('masks', self.names, self.selection_call)}",
@@ -315,7 +322,7 @@ class CocoTargets(Lazy[Any]):
         check_expanded(len(objects) * height * width, f"the array of the {len(objects)} masks of {name}", remedy)
         masks = np.zeros((len(objects), height, width), np.uint8)
         for mask, annotation in zip(masks, objects, strict=True):
-            mask[...] = _object_mask(annotation, height, width, self.selection_call)
+            mask[...] = _decode_mask(annotation, height, width, self.selection_call)
         return masks
 
 
@@ -328,7 +335,7 @@ def _build_targets(
     source: str,
     selection_call: str,
 ) -> tuple[CocoTargets, list[str]]:
-    """Return the targets of all images, whose `lists` are not packed yet, and warnings for the user.
+    """Return the targets of all images, with `lists` that are not packed yet, and warnings for the user.
 
     `annotations` has one list per image. `names` are the optional targets to build; None means all that the annotations
     have. `source` is the file's name in messages; for `selection_call`, see `CocoTargets`.
@@ -339,32 +346,34 @@ def _build_targets(
     all_annotations = list(chain.from_iterable(annotations))
     available = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in all_annotations)]
     names = available if names is None else [name for name in FIELDS if name in names]
-    raw = f"keep the annotations unchanged, with {selection_call.format('raw')}"
-    _check(all_annotations, "bbox", _is_box, VALID_BOX, f"fix the file, or {raw}")
-    _check(all_annotations, "category_id", _is_int64, INTEGER_64, raw)
-    remarks, keypoint_count = [], 0
+    raw_remedy = f"keep the annotations unchanged, with {selection_call.format('raw')}"
+    _check_field(all_annotations, "bbox", _is_box, VALID_BOX, f"fix the file, or {raw_remedy}")
+    _check_field(all_annotations, "category_id", _is_int64, INTEGER_64, raw_remedy)
+    user_warnings, keypoint_count = [], 0
     if labels := {label: None for category in categories if (label := _as_int64(category.get("id"))) is not None}:
         unmatched = [annotation for annotation in all_annotations if _as_int64(annotation["category_id"]) not in labels]
-        remarks.append(_unmatched_warning(unmatched, len(all_annotations), "category_id", labels, source))
+        user_warnings.append(_unmatched_warning(unmatched, len(all_annotations), "category_id", labels, source))
     if "masks" in names:
         _check_present(all_annotations, "segmentation", _omit_remedy("masks", names, selection_call))
-        remarks.append(_small_polygon_warning(all_annotations, source))
+        user_warnings.append(_small_polygon_warning(all_annotations, source))
     if "keypoints" in names:
-        keypoint_count = _count_points(all_annotations, f"{_omit_remedy('keypoints', names, selection_call)}, or {raw}")
+        keypoint_count = _count_points(
+            all_annotations, f"{_omit_remedy('keypoints', names, selection_call)}, or {raw_remedy}"
+        )
     sizes_hw = np.array([_image_size(image, names, selection_call) for image in images], np.int32).reshape(-1, 2)
-    # A target has one of these fields only if all annotations have a value for it other than null.
+    # The targets have each of these fields only if all annotations have a value for it other than null.
     extra_fields = [
         name for name in ("area", "iscrowd") if all(annotation.get(name) is not None for annotation in all_annotations)
     ]
     for field, is_valid, expected in (("area", _is_number, "a number"), ("iscrowd", _is_int64, INTEGER_64)):
         if field in extra_fields:
-            _check(all_annotations, field, is_valid, expected, raw)
+            _check_field(all_annotations, field, is_valid, expected, raw_remedy)
     required_fields = ("id", "bbox", "category_id", *extra_fields, *(FIELDS[name] for name in names))
     lists = [
         [{name: annotation[name] for name in required_fields if name in annotation} for annotation in objects]
         for objects in annotations
     ]
-    return CocoTargets(ids, sizes_hw, lists, names, keypoint_count, extra_fields, selection_call), remarks
+    return CocoTargets(ids, sizes_hw, lists, names, keypoint_count, extra_fields, selection_call), user_warnings
 
 
 def _omit_remedy(name: str, names: list[str], selection_call: str) -> str:
@@ -386,9 +395,13 @@ def _image_size(image: Any, names: list[str], selection_call: str) -> tuple[int,
 
 
 def _count_points(annotations: Collection[Any], remedy: str) -> int:
-    """Return the number of keypoints per object. Objects without keypoints are ignored."""
+    """Return the number of keypoints per object. Objects without keypoints are ignored.
+
+    Raises:
+        ValueError: keypoints are not triples of numbers, or their number differs between objects.
+    """
     annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
-    _check(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
+    _check_field(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
     counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
     if len(counts) > 1 or any(count % 3 for count in counts):
         example = " and ".join(f"{n} numbers (annotation {item.get('id')!r})" for n, item in list(counts.items())[:2])
@@ -411,22 +424,22 @@ def check_selection(annotations: Any, argument_name: str = "annotations") -> Any
     return tuple(annotations)
 
 
-def _check(
+def _check_field(
     annotations: Collection[Any], field: str, is_valid: Callable[[Any], bool], expected: str, remedy: str
 ) -> None:
     _check_present(annotations, field, remedy)
     for annotation in annotations:
         if not is_valid(value := annotation[field]):
-            raise ValueError(f"{_name_of(annotation)} has {field} {_shorten(value)}, expected {expected}; {remedy}")
+            raise ValueError(f"{_describe(annotation)} has {field} {_shorten(value)}, expected {expected}; {remedy}")
 
 
 def _check_present(annotations: Iterable[Any], field: str, remedy: str) -> None:
     for annotation in annotations:
         if annotation.get(field) in (None, [], ""):
-            raise ValueError(f"{_name_of(annotation)} has no {field}; {remedy}")
+            raise ValueError(f"{_describe(annotation)} has no {field}; {remedy}")
 
 
-def _name_of(annotation: Any) -> str:
+def _describe(annotation: Any) -> str:
     return f"the COCO annotation {annotation.get('id')!r} of image {_shorten(annotation.get('image_id'))}"
 
 
@@ -484,8 +497,10 @@ def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collec
     )
     if len(unmatched) == count:
         raise ValueError(f"none of the {count:,} annotations in {source} belongs to one of its {kinds}: {detail}")
-    fate = ", and are ignored" if field == "image_id" else ""
-    return f"{len(unmatched):,} of the {count:,} annotations in {source} belong to none of its {kinds}{fate}: {detail}"
+    suffix = ", and are ignored" if field == "image_id" else ""
+    return (
+        f"{len(unmatched):,} of the {count:,} annotations in {source} belong to none of its {kinds}{suffix}: {detail}"
+    )
 
 
 def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
@@ -494,8 +509,10 @@ def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
 
 def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
     """Return a warning if polygons have fewer than three points, else ""."""
-    lists = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
-    affected = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
+    with_polygons = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
+    affected = [
+        item for item in with_polygons if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])
+    ]
     if not affected:
         return ""
     empty_count = sum(not _valid_polygons(annotation["segmentation"]) for annotation in affected)
@@ -513,8 +530,8 @@ def _valid_polygons(segmentation: list[Any]) -> list[Any]:
 
 
 def _image_path(image: Any, root: str | os.PathLike[str]) -> str:
-    """Return the path of an image. Its name comes from a data file: raise ValueError if the path is outside the
-    root."""
+    """Return the path of an image. The file name comes from untrusted data, so raise ValueError if the path is outside
+    the root."""
     name = f"the COCO image {image['id']!r} has the file name {image['file_name']!r}"
     try:
         is_usable = b"\0" not in os.fsencode(image["file_name"])
@@ -524,14 +541,12 @@ def _image_path(image: Any, root: str | os.PathLike[str]) -> str:
         raise ValueError(f"{name}, which no file can have; correct the annotation file")
     path = os.path.abspath(os.path.join(root, image["file_name"]))
     if not path.startswith(os.path.join(os.path.abspath(root), "")):
-        raise ValueError(
-            f"{name}, which points outside {os.fspath(root)!r}; give the dataset a root that contains all its images"
-        )
+        raise ValueError(f"{name}, which points outside {os.fspath(root)!r}; pass a folder that contains all images")
     return path
 
 
-def _object_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
-    """Return the mask of an object, uint8 H×W, from polygons or from run lengths (RLE), which can be packed as text.
+def _decode_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
+    """Return the uint8 H×W mask of an object, from polygons or from run lengths (RLE), which can be packed as text.
 
     Run lengths are decoded here: if there are too few, pycocotools' `decode` returns uninitialized memory.
     """
@@ -576,11 +591,11 @@ def _object_mask(annotation: Any, height: int, width: int, selection_call: str) 
 
 
 def _unpack_runs(text: str | bytes) -> np.ndarray:
-    """Return the run lengths in COCO's text.
+    """Unpack run lengths from COCO's text.
 
-    Each character holds six bits: its code minus 48. Five of them belong to a number, lowest bits first; the sixth is
-    set if the number continues in the next character. A number's highest bit is its sign. From the fourth number on,
-    the text has the difference from the number two places before.
+    Each character holds six bits: its code minus 48. The lower five bits belong to a number, whose lowest bits come
+    first; the sixth is set if the number continues in the next character. A number's highest bit is its sign. From the
+    fourth number on, the text stores the difference from the second-to-last number.
     """
     values = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(~values & 32)
@@ -595,7 +610,7 @@ def _unpack_runs(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class JsonLists(Lazy[Any]):
+class JsonLists(LazySequence[Any]):
     """Values as JSON texts in one buffer, each parsed on access."""
 
     _entry_noun = "targets"
@@ -606,18 +621,18 @@ class JsonLists(Lazy[Any]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def _entry(self, number: int) -> Any:
-        return json.loads(self.texts[number])
+    def _build_entry(self, index: int) -> Any:
+        return json.loads(self.texts[index])
 
 
-def _as_json(values: Iterable[Any]) -> Paths:
-    return Paths.of("", [json.dumps(value, separators=(",", ":")).encode() for value in values])
+def _pack_json(values: Iterable[Any]) -> Paths:
+    return Paths.pack_relative("", [json.dumps(value, separators=(",", ":")).encode() for value in values])
 
 
-def _if_json(values: list[Any]) -> Sequence[Any]:
+def _pack_if_json(values: list[Any]) -> Sequence[Any]:
     """Pack values as JSON if that preserves them; otherwise return them unchanged, since the user may have added other
     objects."""
-    return JsonLists(_as_json(values)) if _is_json(values) else values
+    return JsonLists(_pack_json(values)) if _is_json(values) else values
 
 
 def _is_json(values: Collection[Any]) -> bool:
@@ -627,6 +642,6 @@ def _is_json(values: Collection[Any]) -> bool:
         return True
     if not types <= JSON_SCALARS | {list, dict}:
         return False
-    lists = all(_is_json(value) for value in values if type(value) is list)
+    are_lists_json = all(_is_json(value) for value in values if type(value) is list)
     dicts = [value for value in values if type(value) is dict]
-    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)
+    return are_lists_json and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)

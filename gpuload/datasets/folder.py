@@ -1,8 +1,8 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
 A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It has no
-open files and no list of objects: the paths are packed into one byte buffer (`gpuload.datasets.scan`), the labels an
-integer array. Ten million ImageNet-like paths with their labels take 360 MB.
+open files and no list of objects: the paths are packed into one byte buffer (`gpuload.datasets.scan`), and the labels
+into an integer array. Ten million ImageNet-like paths with their labels take 360 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
-from gpuload.datasets.classes import Classes, check_known, class_names, format_names
+from gpuload.datasets.classes import Classes, check_known_class, class_names, format_names
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
@@ -40,7 +40,7 @@ class _ScannedFolder(ImageFileDataset):
     ) -> tuple[list[str], np.ndarray, str]:
         """Find the images in each folder of the root, or in the root itself. Return the names of these folders, the
         number of images in each, and a description of the search for error messages."""
-        folder, endings = existing_folder(root), _checked_extensions(extensions)
+        folder, endings = existing_folder(root), _check_extensions(extensions)
         self._remote = remote_options(root, storage_options)
         if self._remote is None:
             scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
@@ -50,15 +50,15 @@ class _ScannedFolder(ImageFileDataset):
             scanner = RemoteScanner(client(self._remote), folder, extensions=endings)
 
         def scan() -> dict[str, np.ndarray]:
-            names = scanner.folders() if by_class else [b""]
+            names = scanner.find_folders() if by_class else [b""]
             if not names:
                 hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
                 raise FileNotFoundError(
                     f"{folder!r} has no subfolders; ImageFolder expects one per class, as in root/class/image.jpg."
-                    f"{hint if len(scanner.images()) else ''}"
+                    f"{hint if len(scanner.find_images()) else ''}"
                 )
-            images = [scanner.images(name) for name in names]
-            paths = Paths.joined(folder, images)
+            images = [scanner.find_images(name) for name in names]
+            paths = Paths.concatenate(folder, images)
             return {
                 "names": np.frombuffer(b"\0".join(names), np.uint8),
                 "counts": np.array(list(map(len, images))),
@@ -68,7 +68,7 @@ class _ScannedFolder(ImageFileDataset):
             }
 
         is_local = isinstance(scanner, Scanner)
-        arrays = scanner.cached([by_class, endings, follow_links], scan) if is_local else scan()
+        arrays = scanner.load_or_build([by_class, endings, follow_links], scan) if is_local else scan()
         log_skipped_files(folder, arrays["left_out"].tobytes().decode())
         self.paths = Paths(folder, arrays["data"], arrays["offsets"])
         names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
@@ -107,12 +107,13 @@ class ImageFolder(_ScannedFolder):
         classes: the sorted names of the classes, or the names in the argument `classes`.
         class_to_idx: the label of each class.
         paths: the full path of each image, in a sequence that builds each str on access.
-        labels: the label of each image, as an array of the smallest unsigned type; also `targets`.
-        samples: the path and the label of each image, in pairs; also `imgs`.
+        labels: the label of each image, in an array of the smallest unsigned type; `targets` is an alias.
+        samples: a pair of path and label for each image; `imgs` is an alias.
 
     Raises:
-        TypeError: an argument is unknown; for an argument of torchvision, the message names the replacement.
-        FileNotFoundError: `root` is missing or has no subfolders; a class has no images and `classes` is not given.
+        TypeError: an argument is unknown; for a torchvision argument, the message names the replacement.
+        FileNotFoundError: `root` is missing or has no subfolders; there are no images at all; a class has no images
+            and `classes` is not passed.
         NotADirectoryError: `root` is a file.
         ValueError: a folder is not among `classes`; a link points outside the root or is circular; `classes`,
             `extensions` or `mode` is invalid.
@@ -143,15 +144,15 @@ class ImageFolder(_ScannedFolder):
     ) -> None:
         names = class_names(classes)
         self.mode = check_mode(mode)
-        folders, counts, searched = self._scan(root, extensions, follow_links, storage_options, by_class=True)
+        folders, counts, search_text = self._scan(root, extensions, follow_links, storage_options, by_class=True)
         if names is None and not counts.all():
-            _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], searched)
+            _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], search_text)
         self.classes = folders if names is None else names
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         for name in folders:
-            check_known(name, self.class_to_idx, f"the folder {self.root!r}")
+            check_known_class(name, self.class_to_idx, f"the folder {self.root!r}")
         if not len(self.paths):
-            raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {search_text}")
         dtype = np.min_scalar_type(len(self.classes) - 1)
         self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], dtype), counts)
 
@@ -170,8 +171,8 @@ class ImageFolder(_ScannedFolder):
         """The samples, under torchvision's other name."""
         return self.samples
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, int]:
-        return image, int(self.labels[number])
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, int]:
+        return image, int(self.labels[index])
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}: {len(self)} images in {len(self.classes)} classes)"
@@ -210,18 +211,18 @@ class ImageFiles(_ScannedFolder):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode = check_mode(mode)
-        *_, searched = self._scan(root, extensions, follow_links, storage_options, by_class=False)
+        *_, search_text = self._scan(root, extensions, follow_links, storage_options, by_class=False)
         if not len(self.paths):
-            raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {search_text}")
 
-    def _make_sample(self, number: int, image: Encoded) -> Encoded:
+    def _make_sample(self, index: int, image: Encoded) -> Encoded:
         return image
 
     def __repr__(self) -> str:
         return f"ImageFiles({self.root!r}: {len(self)} images)"
 
 
-def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
+def _check_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
     if not endings:
         raise ValueError("extensions must name at least one ending, such as '.jpg'")
@@ -231,10 +232,10 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _refuse_empty(folder: str, names: list[str], searched: str) -> None:
+def _refuse_empty(folder: str, names: list[str], search_text: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(names) == 1 else f'{len(names)} classes have'} no images in {folder!r}: "
-        f"{format_names(names)}; {searched}. Pass other endings with extensions=. If this split lacks a class, do "
+        f"{format_names(names)}; {search_text}. Pass other endings with extensions=. If this split lacks a class, do "
         "not remove its folder, which would change the labels of the classes after it: pass classes=train, the data "
         "set of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
     )

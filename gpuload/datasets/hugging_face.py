@@ -1,8 +1,8 @@
-"""Wrapped datasets of Hugging Face, which yield the bytes of images: the results of `gpuload.datasets.wrap`.
+"""Wrapped Hugging Face datasets, which yield the bytes of images: the results of `gpuload.datasets.wrap`.
 
 `datasets` is not imported here. Workers get the parts of a table and read them with pyarrow alone
 (`gpuload.datasets.arrow_rows`) if this gives the same values as `datasets`; otherwise they get the dataset itself. For
-a stream, each worker gets the dataset itself.
+a stream, each worker always gets the dataset itself.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class WrappedRows(Dataset):
     Attributes:
         dataset: the wrapped dataset, with the decoding of images disabled.
         features: the dataset's features.
-        column_names: the names of its columns.
+        column_names: the names of the dataset's columns.
     """
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
         _check_format(dataset.format["type"], got)
         self.dataset = copy.deepcopy(dataset)  # shares the tables, but not the features, which change below
-        columns = _columns(self.dataset)
-        self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
+        columns = _sample_columns(self.dataset)
+        self._plan = _build_plan({name: self.dataset.info.features[name] for name in columns}, mode)
         _check_images(self._plan, columns, got)
 
     @property
@@ -58,7 +58,9 @@ class WrappedRows(Dataset):
             number = operator.index(index)
         except TypeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _with_encoded(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_local)
+        return _convert_images(
+            self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_local
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
@@ -66,9 +68,9 @@ class WrappedRows(Dataset):
             return state
         from gpuload.datasets import arrow_rows  # imports pyarrow, which only Hugging Face's datasets need
 
-        columns, copies = _columns(self.dataset), {}
+        columns, copies = _sample_columns(self.dataset), {}
         try:
-            state["_rows"] = arrow_rows.ArrowRows.of(self.dataset, columns, copies)
+            state["_rows"] = arrow_rows.ArrowRows.from_dataset(self.dataset, columns, copies)
         except arrow_rows.Unsuitable as reason:
             import logging  # slow to import, and seldom needed
 
@@ -81,14 +83,14 @@ class WrappedRows(Dataset):
         return state
 
     def __copy__(self) -> WrappedRows:
-        twin = type(self).__new__(type(self))
-        vars(twin).update(vars(self))
-        return twin
+        clone = type(self).__new__(type(self))
+        vars(clone).update(vars(self))
+        return clone
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedRows:
-        twin = copy.copy(self)
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
+        clone = copy.copy(self)
+        vars(clone).update(copy.deepcopy(vars(self), memo))
+        return clone
 
     def __getattr__(self, name: str) -> Any:
         if name != "dataset" or "_pickled" not in vars(self):
@@ -101,7 +103,7 @@ class WrappedRows(Dataset):
 
 
 class WrappedStream:
-    """A wrapped streaming dataset of Hugging Face: an iterable dataset that yields dicts of its columns, with `Encoded`
+    """A wrapped Hugging Face streaming dataset: an iterable dataset that yields dicts of its columns, with `Encoded`
     for each image.
 
     Each rank reads its part according to `datasets.distributed.split_dataset_by_node`, unless the dataset has already
@@ -120,7 +122,7 @@ class WrappedStream:
                 "dataset.cast(datasets.Features({…})), with datasets.Image() for images"
             )
         features = copy.deepcopy(dataset.features)
-        self._plan = _plan(features, mode)
+        self._plan = _build_plan(features, mode)
         _check_images(self._plan, list(features), got)
         self.dataset = dataset.decode(False)
 
@@ -143,8 +145,8 @@ class WrappedStream:
 class StreamPass:
     """A worker's pass over a `WrappedStream`: an iterator with the state of its dataset.
 
-    A missing or damaged image is an error of its sample, and the pass continues with the next sample. An error from
-    `datasets` ends the pass, because its generators cannot continue after an exception.
+    A missing or damaged image raises an error for its sample, and the pass continues with the next sample. An error
+    from `datasets` ends the pass, because its generators cannot continue after an exception.
 
     Attributes:
         broken: whether an error from `datasets` has ended the pass.
@@ -166,7 +168,7 @@ class StreamPass:
         except Exception as error:
             self.broken = not isinstance(error, StopIteration)
             raise
-        return _with_encoded(self._plan, row, _read_local_or_url)
+        return _convert_images(self._plan, row, _read_local_or_url)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: its epoch, and its position in the shards."""
@@ -177,9 +179,11 @@ class StreamPass:
         self._dataset.load_state_dict(state)
 
 
-def _check_format(kind: str | None, got: str) -> None:
-    if kind is not None:
-        formatting = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+def _check_format(format_type: str | None, got: str) -> None:
+    if format_type is not None:
+        formatting = (
+            "a transform (set_transform, with_transform)" if format_type == "custom" else f"the format {format_type!r}"
+        )
         raise TypeError(
             f"{got} with {formatting}, which takes decoded images: pass dataset.with_format(None), and transform "
             "images with Loader(transforms=…); gpuload's batches are tensors"
@@ -195,7 +199,7 @@ def _check_images(plan: Any, columns: list[str], got: str) -> None:
         )
 
 
-def _columns(dataset: Any) -> list[str]:
+def _sample_columns(dataset: Any) -> list[str]:
     """Return the names of a sample's columns, in the sample's order."""
     selected_names, all_names = dataset.format["columns"], [*dataset.info.features]
     names = [name for name in all_names if name in selected_names]
@@ -206,7 +210,7 @@ def _columns(dataset: Any) -> list[str]:
     )
 
 
-def _plan(feature: Any, mode: Mode | None) -> Any:
+def _build_plan(feature: Any, mode: Mode | None) -> Any:
     """Return a plan that describes where a column has images, and disable the decoding of these images. A plan is the
     mode of an image, a dict of plans, a list of one plan, or None for no images."""
     if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
@@ -218,21 +222,21 @@ def _plan(feature: Any, mode: Mode | None) -> Any:
                 raise TypeError(f"a column is a datasets.Image whose {error}; pass mode= to wrap()") from None
         return mode or "RGB"
     if isinstance(feature, Mapping):
-        plans = {name: _plan(part, mode) for name, part in feature.items()}
+        plans = {name: _build_plan(part, mode) for name, part in feature.items()}
         return {name: plan for name, plan in plans.items() if plan is not None} or None
-    inner = feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
-    plan = None if inner is None else _plan(inner, mode)
+    item_feature = feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
+    plan = None if item_feature is None else _build_plan(item_feature, mode)
     return None if plan is None else [plan]
 
 
-def _with_encoded(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
+def _convert_images(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
     """Return a row of the table, or a part of a row, with its images as `Encoded`. `read` reads the file at a path."""
     if value is None:
         return None
     if isinstance(plan, dict):
-        return {name: _with_encoded(plan[name], part, read) if name in plan else part for name, part in value.items()}
+        return {name: _convert_images(plan[name], part, read) if name in plan else part for name, part in value.items()}
     if isinstance(plan, list):
-        return [_with_encoded(plan[0], part, read) for part in value]
+        return [_convert_images(plan[0], part, read) for part in value]
     if not isinstance(value, Mapping):  # an earlier map() of a stream has decoded the image
         return value
     data, path = value["bytes"], value["path"]

@@ -1,7 +1,7 @@
-"""Operations of gpuload's map-style datasets (`Dataset`): ``+`` concatenates two datasets (`Joined`), ``map()`` applies
-a function to the samples (`Mapped`).
+"""Operations of gpuload's map-style datasets (`Dataset`): ``+`` concatenates two datasets (`Joined`), and ``map()``
+applies a function to the samples (`Mapped`).
 
-Created in the main process, copied to workers. No torch.
+The datasets are created in the main process and copied to workers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.classes import warn_of_other_classes
+from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
 from gpuload.datasets.scan import normalize_index
 
-__all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
+__all__ = ["Dataset", "Joined", "Mapped", "View", "is_map_style"]
 
 
 class Dataset:
@@ -31,7 +31,7 @@ class Dataset:
 
     def __add__(self, other: Any) -> Joined:
         """Concatenate this dataset with another map-style dataset."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
+        return Joined([self, other]) if is_map_style(other) else NotImplemented
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
         """Return this dataset with a function applied to each sample, in the workers.
@@ -64,72 +64,75 @@ class Joined(Dataset):
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
-        warn_of_other_classes(self.datasets)
+        warn_of_class_conflicts(self.datasets)
         self.cumulative_sizes: list[int] = np.cumsum([len(dataset) for dataset in self.datasets]).tolist()
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        dataset_number, number = self._place(index)
-        return self.datasets[dataset_number][number]
+        dataset_index, inner_index = self._locate(index)
+        return self.datasets[dataset_index][inner_index]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Return several samples; the samples of each dataset are fetched in one call."""
         samples: dict[int, Any] = {}
-        for dataset, rows, numbers in self._grouped(indices):
-            samples |= zip(rows, fetch_samples(dataset, numbers), strict=True)
-        return [samples[row] for row in range(len(samples))]
+        for dataset, positions, inner_indices in self._group_by_dataset(indices):
+            samples |= zip(positions, fetch_samples(dataset, inner_indices), strict=True)
+        return [samples[position] for position in range(len(samples))]
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Have the kernel prefetch these samples, which will be read soon, in the datasets that support it."""
-        for dataset, _, numbers in self._grouped(indices):
+        """Have the kernel prefetch these samples, which will be read soon, if their dataset supports it."""
+        for dataset, _, inner_indices in self._group_by_dataset(indices):
             if (will_need := getattr(dataset, "will_need", None)) is not None:
-                will_need(numbers)
+                will_need(inner_indices)
 
     def _forget(self, index: int) -> list[str]:
-        """Drop a sample from caches, see `gpuload.datasets.kinds.forget`."""
-        dataset_number, number = self._place(index)
-        return forget(self.datasets[dataset_number], number)
+        """Remove a sample from caches; see `gpuload.datasets.kinds.forget`."""
+        dataset_index, inner_index = self._locate(index)
+        return forget(self.datasets[dataset_index], inner_index)
 
     def blocks(self) -> np.ndarray | None:
-        """Return the first sample of each block in all datasets, and the length; None if no dataset has blocks. In
+        """Return the index of the first sample of each block, then the total length; None if no dataset has blocks. In
         a dataset without blocks, each sample is a block."""
-        natural = [natural_blocks(dataset) for dataset in self.datasets]
-        if all(blocks is None for blocks in natural):
+        blocks_by_dataset = [natural_blocks(dataset) for dataset in self.datasets]
+        if all(blocks is None for blocks in blocks_by_dataset):
             return None
         starts = [0, *self.cumulative_sizes]
         sizes = np.diff(starts)
-        bounds = [np.arange(size + 1) if part is None else part for part, size in zip(natural, sizes, strict=True)]
+        bounds = [
+            np.arange(size + 1) if part is None else part for part, size in zip(blocks_by_dataset, sizes, strict=True)
+        ]
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
-    def _place(self, index: SupportsIndex) -> tuple[int, int]:
-        """Return the number of the dataset that has a sample, and the sample's number in that dataset."""
+    def _locate(self, index: SupportsIndex) -> tuple[int, int]:
+        """Return the index of the dataset that has a sample, and the sample's index in that dataset."""
         number = normalize_index(index, len(self), f"the joined datasets have {len(self)} samples")
-        dataset_number = bisect_right(self.cumulative_sizes, number)
-        return dataset_number, number - (self.cumulative_sizes[dataset_number - 1] if dataset_number else 0)
+        dataset_index = bisect_right(self.cumulative_sizes, number)
+        return dataset_index, number - (self.cumulative_sizes[dataset_index - 1] if dataset_index else 0)
 
-    def _grouped(self, indices: Iterable[SupportsIndex]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """Group indices by dataset: yield each dataset with its rows, which are positions in `indices`, and with the
-        samples' numbers in the dataset."""
-        places = [self._place(index) for index in indices]
-        for dataset_number in sorted({dataset_number for dataset_number, _ in places}):
-            rows = [row for row, place in enumerate(places) if place[0] == dataset_number]
-            yield self.datasets[dataset_number], rows, [places[row][1] for row in rows]
+    def _group_by_dataset(self, indices: Iterable[SupportsIndex]) -> Iterator[tuple[Any, list[int], list[int]]]:
+        """Group indices by dataset: yield each dataset with the positions of its samples in `indices`, and with the
+        samples' indices in the dataset."""
+        locations = [self._locate(index) for index in indices]
+        for dataset_index in sorted({dataset_index for dataset_index, _ in locations}):
+            positions = [position for position, location in enumerate(locations) if location[0] == dataset_index]
+            yield self.datasets[dataset_index], positions, [locations[position][1] for position in positions]
 
     def _lazy_reader(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """If samples are mapped, return a function that takes a row and returns its sample. All samples are fetched
-        now, and each is mapped when the function is called. None means that `__getitems__` suffices."""
+        """If samples are mapped, return a function that takes a position in `indices` and returns the sample. All
+        samples are fetched now, and each is mapped when the function is called. None means that `__getitems__`
+        suffices."""
         if not maps_samples(self):
             return None
         readers: dict[int, Callable[[], Any]] = {}
-        for dataset, rows, numbers in self._grouped(indices):
-            read = lazy_reader(dataset, numbers) or fetch_samples(dataset, numbers).__getitem__
-            readers |= {row: partial(read, number) for number, row in enumerate(rows)}
-        return lambda row: readers[row]()
+        for dataset, positions, inner_indices in self._group_by_dataset(indices):
+            read = lazy_reader(dataset, inner_indices) or fetch_samples(dataset, inner_indices).__getitem__
+            readers |= {position: partial(read, i) for i, position in enumerate(positions)}
+        return lambda position: readers[position]()
 
     def __add__(self, other: Any) -> Joined:
-        return Joined([*self.datasets, other]) if has_samples(other) else NotImplemented
+        return Joined([*self.datasets, other]) if is_map_style(other) else NotImplemented
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.datasets))
@@ -181,9 +184,9 @@ class Mapped(View):
         return [self._map(sample) for sample in fetch_samples(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
 
     def _lazy_reader(self, indices: list[int]) -> Callable[[int], Any]:
-        """Return a function that takes a row and returns its sample, as in `Joined._lazy_reader`."""
+        """Return a function that takes a position in `indices` and returns the sample, as in `Joined._lazy_reader`."""
         read = lazy_reader(self.dataset, indices) or fetch_samples(self.dataset, indices).__getitem__
-        return lambda row: self._map(read(row))
+        return lambda position: self._map(read(position))
 
     def _forget(self, index: Any) -> list[str]:
         return forget(self.dataset, index)
@@ -198,5 +201,5 @@ class Mapped(View):
         return repr(self.dataset) + "".join(f".map({name})" for name in names)
 
 
-def has_samples(other: Any) -> bool:
-    return hasattr(other, "__getitem__") and hasattr(other, "__len__") and not isinstance(other, str | dict)
+def is_map_style(dataset: Any) -> bool:
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, str | dict)

@@ -1,7 +1,7 @@
-"""Recognises the kind of a user's dataset by the name of its class, so that neither torch nor other libraries are
-imported.
+"""Recognises the kind of a user's dataset by the name of its class, without importing torch or other libraries.
 
-A subclass may behave differently, so it does not count as its base class. Runs in workers and in the main process.
+A subclass may behave differently, so it does not count as its base class. This module runs in workers and in the main
+process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gpuload.datasets.tree import is_plain_tensor
 __all__ = [
     "check_dataset",
     "check_map_style",
-    "draws_nothing",
     "fetch_samples",
-    "fetches_many",
     "forget",
+    "is_deterministic",
     "is_iterable",
     "lazy_reader",
     "maps_samples",
     "natural_blocks",
     "row_bytes",
+    "uses_getitems",
 ]
 
 LOADERS: Final = {  # objects that yield batches, by module and name
@@ -81,53 +81,59 @@ def check_map_style(dataset: Any, wrapper_name: str, changing_methods: tuple[str
             )
 
 
-def _kind(dataset: Any) -> tuple[str, str]:
+def _type_name(dataset: Any) -> tuple[str, str]:
     return type(dataset).__module__, type(dataset).__name__
 
 
 def _inner_datasets(dataset: Any) -> list[Any]:
     """Return the datasets inside a container of gpuload or torch; an empty list for any other dataset."""
-    if _kind(dataset) not in CONTAINERS:
+    if _type_name(dataset) not in CONTAINERS:
         return []
     datasets = vars(dataset).get("datasets")
     return list(datasets.values() if isinstance(datasets, dict) else datasets or [dataset.dataset])
 
 
-def draws_nothing(dataset: Any, *, allow_plain_containers: bool = False) -> bool:
+def is_deterministic(dataset: Any, *, allow_plain_containers: bool = False) -> bool:
     """Return whether a dataset is known to draw no random numbers, so that no generator has to be seeded. This is known
-    for gpuload's datasets without user functions, torch's TensorDataset, and torch's Subset and ConcatDataset of these.
-    With `allow_plain_containers`, it is also known for arrays, tensors, lists, tuples and dicts, and for StackDatasets
-    of these."""
+    for gpuload's datasets without user functions, torch's TensorDataset, and torch's Subset and ConcatDataset of such
+    datasets. With `allow_plain_containers`, it is also known for arrays, tensors, lists, tuples and dicts, and for a
+    StackDataset of deterministic datasets."""
     if allow_plain_containers and (type(dataset) in PLAIN_CONTAINERS or is_plain_tensor(type(dataset))):
         return True
-    if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
+    if (kind := _type_name(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
         return False
     if kind in CONTAINERS:
         return all(
-            draws_nothing(part, allow_plain_containers=allow_plain_containers) for part in _inner_datasets(dataset)
+            is_deterministic(part, allow_plain_containers=allow_plain_containers) for part in _inner_datasets(dataset)
         )
     if kind[0].startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     return kind == (TORCH, "TensorDataset")
 
 
-def fetches_many(dataset: Any) -> bool:
-    """Return whether a dataset benefits from `__getitems__`. torch's Subset and StackDataset implement `__getitems__`
-    by calling the inner datasets, so their answer depends on the inner datasets.
+def uses_getitems(dataset: Any) -> bool:
+    """Return whether samples of a dataset are read with `__getitems__`. torch's Subset and StackDataset implement
+    `__getitems__` by calling the inner datasets, so the result depends on the inner datasets.
 
     A dataset with functions passed to ``map()`` qualifies only if these functions are still called one by one
     (`lazy_reader`): they may draw random numbers, and the generators are seeded for each sample.
     """
-    kind, inside = _kind(dataset), _inner_datasets(dataset)
+    kind, inner_datasets = _type_name(dataset), _inner_datasets(dataset)
     if maps_samples(dataset):
-        inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
-        return kind in (MAPPED, *JOINED) and any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
+        inner_datasets = [part.dataset if _type_name(part) == MAPPED else part for part in inner_datasets]
+        return (
+            kind in (MAPPED, *JOINED)
+            and any(map(uses_getitems, inner_datasets))
+            and all(map(is_deterministic, inner_datasets))
+        )
     if kind in (SUBSET, STACK):
-        return any(map(fetches_many, inside))
+        return any(map(uses_getitems, inner_datasets))
     if kind == CACHED:
-        return any(fetches_many(part) or draws_nothing(part) for part in inside)
+        return any(uses_getitems(part) or is_deterministic(part) for part in inner_datasets)
     if kind in JOINED:
-        return any(map(fetches_many, inside)) and all(fetches_many(part) or draws_nothing(part) for part in inside)
+        return any(map(uses_getitems, inner_datasets)) and all(
+            uses_getitems(part) or is_deterministic(part) for part in inner_datasets
+        )
     if getattr(dataset, "decode", None) is not None and kind[0].startswith("gpuload.datasets."):
         return False  # the user's function may draw random numbers, so the generators are seeded for each sample
     return callable(getattr(dataset, "__getitems__", None))
@@ -135,7 +141,7 @@ def fetches_many(dataset: Any) -> bool:
 
 def maps_samples(dataset: Any) -> bool:
     """Return whether functions passed to ``map()`` change the samples of a dataset, or of one of its inner datasets."""
-    return _kind(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
+    return _type_name(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
 def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
@@ -144,7 +150,7 @@ def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
     Raises:
         ValueError: ``__getitems__`` returned the wrong number of samples.
     """
-    if not fetches_many(dataset):
+    if not uses_getitems(dataset):
         return [dataset[index] for index in indices]
     samples = list(dataset.__getitems__(indices))
     if len(samples) != len(indices):
@@ -156,18 +162,18 @@ def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Remove a damaged sample from all caches that hold it, so that it is read again. Return the names of the
-    caches that had the sample."""
-    if _kind(dataset) == SUBSET:
+    """Remove a damaged sample from all caches, so that it is read again. Return the names of the caches that had the
+    sample."""
+    if _type_name(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
-    if _kind(dataset) == DEVICE_CACHED:
+    if _type_name(dataset) == DEVICE_CACHED:
         return forget(dataset.dataset, index)
     return dataset._forget(index) if _has_gpuload_method(dataset, "_forget") else []
 
 
 def lazy_reader(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
-    """Return a function that takes a row (a position in `indices`) and returns its sample; it must be called once per
-    row. Return None if the dataset does not need this, and `fetch_samples` suffices."""
+    """Return a function that takes a position in `indices` and returns the sample; it must be called once per position.
+    Return None if `fetch_samples` suffices."""
     return dataset._lazy_reader(indices) if _has_gpuload_method(dataset, "_lazy_reader") else None
 
 
@@ -176,8 +182,8 @@ def _has_gpuload_method(dataset: Any, method: str) -> bool:
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
-    """Return the block boundaries of a map-style dataset, from its method ``blocks()``, as int64: the first sample of
-    each block, then the length. Each block is read as a unit. Return None if the dataset has no blocks.
+    """Return the block boundaries of a map-style dataset, from its method ``blocks()``, as int64: the index of the
+    first sample of each block, then the length. Each block is read as a unit. Return None if the dataset has no blocks.
 
     Raises:
         TypeError, ValueError: the method returned anything else.
@@ -197,8 +203,8 @@ def natural_blocks(dataset: Any) -> np.ndarray | None:
 
 
 def row_bytes(dataset: Any) -> int:
-    """Return the number of bytes per image if workers copy the images unchanged from an array; otherwise 0."""
-    return dataset._row_bytes if _kind(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
+    """Return the size of an image in bytes if workers copy the images unchanged from an array; otherwise 0."""
+    return dataset._row_bytes if _type_name(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Litter: files that other programs leave in image folders, such as Jupyter's checkpoints, thumbnails of network
-drives, macOS's metadata, and recycle bins.
+"""Litter: files that other programs leave in image folders, such as Jupyter checkpoints, thumbnails on network drives,
+macOS metadata, and recycle bins.
 
 Litter is never a sample or a class: `ImageFolder`, `ImageFiles`, file name patterns and tar archives skip it, and log
 one line with the number of skipped files.
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["STARTS", "SkippedFiles", "is_litter", "log_skipped_files", "without_litter"]
+__all__ = ["STARTS", "SkippedFiles", "is_litter", "log_skipped_files", "remove_litter"]
 
 LITTER: Final = re.compile(
     rb"(?:^|/)(?:"
@@ -21,7 +21,7 @@ LITTER: Final = re.compile(
     rb"(?:/|$)|\._[^/]*$)"
 )
 STARTS: Final = frozenset(b".@#$_")  # the first characters of litter's names, for a cheap check before the regex
-SHOWN: Final = 3  # maximum number of paths in the log line
+MAX_SHOWN: Final = 3  # maximum number of paths in the log line
 
 
 def is_litter(name: bytes) -> bool:
@@ -45,7 +45,7 @@ class SkippedFiles:
     def add(self, path: bytes, *, folder: bool = False) -> None:
         """Count a file, or a folder with everything inside."""
         self.files, self.folders = self.files + (not folder), self.folders + folder
-        if len(self.first) < SHOWN:
+        if len(self.first) < MAX_SHOWN:
             self.first.append(path)
 
     def __str__(self) -> str:
@@ -66,15 +66,15 @@ def log_skipped_files(where: Any, text: str) -> None:
         logging.getLogger("gpuload.datasets").info("%r: skipped files of other programs: %s", where, text)
 
 
-def without_litter(paths: Iterable[str], pattern: str) -> list[str]:
-    """Remove litter from the paths that match a pattern. Folders that the pattern itself names do not count as
-    litter."""
+def remove_litter(paths: Iterable[str], pattern: str) -> list[str]:
+    """Remove litter from the paths that match a pattern, and log it. Folders that the pattern itself names do
+    not count as litter."""
     folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-    clean, skipped_files = [], SkippedFiles()
+    clean_paths, skipped_files = [], SkippedFiles()
     for path in paths:
         if is_litter(os.fsencode(path.removeprefix(folder))):
             skipped_files.add(os.fsencode(path))
         else:
-            clean.append(path)
+            clean_paths.append(path)
     skipped_files.log(pattern)
-    return clean
+    return clean_paths

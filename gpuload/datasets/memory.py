@@ -15,8 +15,8 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
     """Create a file in memory and return its descriptor, which child programs do not inherit.
 
     Args:
-        purpose: the purpose, which is part of the file's name in /proc.
-        nbytes: the size.
+        purpose: a word for the file's name in /proc and for error messages, such as "ring".
+        nbytes: the size in bytes.
 
     Raises:
         LimitError: the kernel or a sandbox does not allow such a file, or a file of this size.
@@ -39,10 +39,10 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         if error.errno != errno.EFBIG:
             raise
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        fits = limit >> 20 << 20  # rounded down to MiB: a ring consists of complete pages
+        max_ring_bytes = limit >> 20 << 20  # rounded down to MiB: a ring consists of complete pages
         raise LimitError(
             f"shared memory of {nbytes:,} bytes ({purpose}) exceeds this process's file size limit of {limit:,} "
             "bytes; raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program)"
-            + (f", or pass Loader(ring_bytes={fits})" if purpose == "ring" and fits else "")
+            + (f", or pass Loader(ring_bytes={max_ring_bytes})" if purpose == "ring" and max_ring_bytes else "")
         ) from error
     return descriptor

@@ -1,7 +1,7 @@
 """`Mix`: several data sets, each with a constant share of every block of an epoch.
 
-This module has the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. Created
-in the main process, copied to workers. No torch.
+This module has the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. A `Mix`
+is created in the main process and copied to workers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from gpuload.datasets.joined import Dataset, Joined, Mapped, has_samples
-from gpuload.datasets.kinds import check_dataset, draws_nothing, is_iterable
-from gpuload.datasets.resident import DeviceCached, datasets_in
+from gpuload.datasets.joined import Dataset, Joined, Mapped, is_map_style
+from gpuload.datasets.kinds import check_dataset, is_deterministic, is_iterable
+from gpuload.datasets.resident import DeviceCached, walk_datasets
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
 from gpuload.datasets.tree import LEAF, Structure, describe, flatten
 
@@ -51,8 +51,8 @@ class Mix(Joined):
         length: the number of positions in an epoch. Default: the total number of samples.
 
     Raises:
-        TypeError: an item is iterable, or is not a data set; a weight is not a number; the first samples of gpuload's
-            data sets differ in structure (only gpuload's data sets are checked).
+        TypeError: an item is an iterable dataset, or is not a data set; a weight is not a number; the first samples of
+            gpuload's data sets differ in structure (only gpuload's data sets are checked).
         ValueError: a data set is empty; the number of weights differs from the number of data sets; a weight is not
             finite and positive; `length` is not positive.
 
@@ -72,7 +72,7 @@ class Mix(Joined):
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
         self.weights = _check_weights(weights, len(datasets))
-        self.parts = _integer_parts(self.weights)
+        self.parts = _to_integer_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
             raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
         if length is not None and length < 1:
@@ -98,11 +98,11 @@ def find_mix(dataset: Any) -> Mix | None:
     """
     inner = dataset.dataset if isinstance(dataset, DeviceCached) else dataset
     parts = inner.datasets if isinstance(inner, Mix) else [inner]
-    if any(isinstance(part, Mix) for outer in parts for part in datasets_in(outer)):
+    if any(isinstance(part, Mix) for outer in parts for part in walk_datasets(outer)):
         name = type(inner).__name__
         raise ValueError(
-            f"there is a Mix inside {name}, where its weights would have no effect; wrap the data sets in Mix([…]) "
-            f"with {name} instead; only a DeviceCached can contain a Mix"
+            f"there is a Mix inside {name}, where its weights would have no effect; put Mix([…]) "
+            f"outermost, with {name} around its data sets; only a DeviceCached can contain a Mix"
         )
     return inner if isinstance(inner, Mix) else None
 
@@ -113,15 +113,15 @@ def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
     datasets = list(datasets)
     if not datasets:
         raise ValueError("Mix() takes at least one data set, got an empty list")
-    for number, dataset in enumerate(datasets):
+    for i, dataset in enumerate(datasets):
         check_dataset(dataset)
-        name, kind = f"datasets[{number}]", type(dataset).__name__
+        name, kind = f"datasets[{i}]", type(dataset).__name__
         if is_iterable(dataset):
             raise TypeError(
                 f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and defines "
                 "its own order; mix inside its __iter__"
             )
-        if not has_samples(dataset):
+        if not is_map_style(dataset):
             raise TypeError(
                 f"Mix() takes map-style data sets, which have __len__ and __getitem__, but {name} is of type {kind}"
             )
@@ -138,20 +138,20 @@ def _check_weights(weights: Any, count: int) -> list[float]:
     if len(weights) != count:
         raise ValueError(f"Mix(weights=…) must be one number for each of the {count} data sets, got {len(weights)}")
     numbers: list[float] = []
-    for at, weight in enumerate(weights):
+    for i, weight in enumerate(weights):
         try:
             numbers.append(float(weight))
         except (TypeError, ValueError):
-            raise TypeError(f"Mix(weights=…) must be numbers, but weights[{at}] is {weight!r}") from None
-        if not 0 < numbers[at] < math.inf:
+            raise TypeError(f"Mix(weights=…) must be numbers, but weights[{i}] is {weight!r}") from None
+        if not 0 < numbers[i] < math.inf:
             raise ValueError(
-                f"Mix(weights=…) must be finite and greater than 0, but weights[{at}] is {numbers[at]}; remove data "
+                f"Mix(weights=…) must be finite and greater than 0, but weights[{i}] is {numbers[i]}; remove data "
                 "sets that should not be read"
             )
     return numbers
 
 
-def _integer_parts(weights: list[float]) -> tuple[int, ...]:
+def _to_integer_parts(weights: list[float]) -> tuple[int, ...]:
     """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
     rounded to multiples of 1 / `MAX_PARTS`."""
     total = sum(map(Fraction, weights))
@@ -173,8 +173,8 @@ def _check_structures(datasets: list[Any]) -> None:
     """Refuse data sets whose first samples differ in structure. Only gpuload's data sets are checked: reading a sample
     of a user's data set may open a file, after which the data set could not be sent to workers."""
     reference: tuple[list[Any], str] | None = None
-    for number, dataset in enumerate(datasets):
-        if not draws_nothing(dataset, allow_plain_containers=True):
+    for i, dataset in enumerate(datasets):
+        if not is_deterministic(dataset, allow_plain_containers=True):
             continue
         leaves: list[Any] = []
         try:
@@ -182,25 +182,25 @@ def _check_structures(datasets: list[Any]) -> None:
         except Exception:  # a damaged file is reported when its sample is loaded
             continue
         parts = _structure_parts(structure, iter(leaves))
-        name = f"datasets[{number}] ({type(dataset).__name__}) yields {describe(structure, leaves)}"
+        description = f"datasets[{i}] ({type(dataset).__name__}) yields {describe(structure, leaves)}"
         if reference is None:
-            reference = parts, name
+            reference = parts, description
         elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {name}; "
+                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {description}; "
                 "convert them with .map(fn)"
             )
 
 
 def _structure_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
-    """Return the containers and the kinds of leaves of a sample in depth-first order; an unknown kind is "". Lists can
+    """Return a sample's containers and the kinds of its leaves, in depth-first order; an unknown kind is "". Lists can
     have any length, so their content is ignored."""
     if node == LEAF:
         leaf = next(leaves)
         return [next((kind for types, kind in KINDS if isinstance(leaf, types)), "")]
     kind, cls, keys, children = node
-    inside = [part for child in children for part in _structure_parts(child, leaves)]
-    return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *inside]
+    child_parts = [part for child in children for part in _structure_parts(child, leaves)]
+    return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *child_parts]
 
 
 def _are_compatible(first: list[Any], second: list[Any]) -> bool:

@@ -2,7 +2,7 @@
 batches.
 
 This module only defines the object that a user creates, with the dataset and the memory limit.
-`gpuload.loader.device_cache` creates the cached data and stores it in `on_device`, where it lives as long as this
+`gpuload.loader.device_cache` creates the cached data and stores it in `cached_data`, where it lives as long as this
 object. The data exists in the main process only, and is not sent to workers.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style
 
-__all__ = ["DeviceCached", "cached_indices", "datasets_in", "find_resident"]
+__all__ = ["DeviceCached", "cached_indices", "find_device_cached", "walk_datasets"]
 
 MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
@@ -29,15 +29,15 @@ class DeviceCached(View):
     memory. With ``device="cpu"``, everything is in main memory. Batches are bit-identical to those of the uncached
     dataset, and a loader's state can be resumed with or without the cache.
 
-    If the dataset draws random numbers, the cache keeps the first draw: augment in ``Loader(transforms=…)``. Each rank
-    caches the entire dataset; loaders that read samples in the same way share the cached data. A torch
+    If the dataset draws random numbers, the first results are cached, so augment in ``Loader(transforms=…)`` instead.
+    Each rank caches the entire dataset; loaders that read samples in the same way share the cached data. A torch
     `Subset`, such as from `random_split`, can contain a `DeviceCached`; any other dataset must be inside it. See
     docs/reading.md.
 
     Args:
         dataset: the dataset to cache.
-        bytes_limit: the maximum number of bytes, device and main memory combined. Default: half of the free memory of
-            each when the dataset is read; the other half is left for training.
+        bytes_limit: the maximum number of bytes, in device and main memory combined. Default: half of the memory that
+            is free in each when the dataset is read; the other half is left for training.
 
     Raises:
         TypeError: the dataset is not map-style; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
@@ -65,24 +65,24 @@ class DeviceCached(View):
                 raise ValueError(f"bytes_limit must be at least 1 byte, got {bytes_limit}")
         super().__init__(dataset)
         self.bytes_limit = bytes_limit
-        self.on_device: dict[Any, Any] = {}
+        self.cached_data: dict[Any, Any] = {}
 
     def clear(self) -> None:
         """Release the cached data. Loaders in use keep it until they are closed; new loaders read the dataset again."""
-        self.on_device.clear()
+        self.cached_data.clear()
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.dataset[index]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "on_device": {}}
+        return {**self.__dict__, "cached_data": {}}
 
     def __repr__(self) -> str:
         limit = "" if self.bytes_limit is None else f", bytes_limit={self.bytes_limit}"
         return f"DeviceCached({self.dataset!r}{limit})"
 
 
-def find_resident(dataset: Any) -> DeviceCached | None:
+def find_device_cached(dataset: Any) -> DeviceCached | None:
     """Return the loader's dataset if it is a `DeviceCached`, or the `DeviceCached` in a torch `Subset`; otherwise None.
 
     Raises:
@@ -92,7 +92,7 @@ def find_resident(dataset: Any) -> DeviceCached | None:
     while _is_subset(outer):
         outer = outer.dataset
     inner = outer.dataset if isinstance(outer, DeviceCached) else outer
-    if any(isinstance(part, DeviceCached) for part in datasets_in(inner)):
+    if any(isinstance(part, DeviceCached) for part in walk_datasets(inner)):
         raise ValueError(
             f"there is a DeviceCached inside {type(inner).__name__}, where a Loader cannot use its cache; put it "
             f"outermost: DeviceCached({type(inner).__name__}(…)); only a torch Subset can contain a DeviceCached"
@@ -101,30 +101,32 @@ def find_resident(dataset: Any) -> DeviceCached | None:
 
 
 def cached_indices(dataset: Any) -> np.ndarray:
-    """Return the number of each sample of a dataset in the `DeviceCached`, int64.
+    """Return, for each sample of a dataset, its index in the `DeviceCached`, as int64.
 
     Raises:
         IndexError: an index of a `Subset` is out of range.
     """
     if isinstance(dataset, DeviceCached):
         return np.arange(len(dataset))
-    numbers, indices = cached_indices(dataset.dataset), np.asarray(dataset.indices, np.int64)
-    outside = indices[(indices < -len(numbers)) | (indices >= len(numbers))]
-    if len(outside):
+    inner_indices, indices = cached_indices(dataset.dataset), np.asarray(dataset.indices, np.int64)
+    invalid_indices = indices[(indices < -len(inner_indices)) | (indices >= len(inner_indices))]
+    if len(invalid_indices):
         name = type(dataset.dataset).__name__
-        raise IndexError(f"index {outside[0]} of a Subset is out of range: {name} has {len(numbers)} samples")
-    return numbers[indices]
+        raise IndexError(
+            f"index {invalid_indices[0]} of a Subset is out of range: {name} has {len(inner_indices)} samples"
+        )
+    return inner_indices[indices]
 
 
 def _is_subset(dataset: Any) -> bool:
     return type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ == "Subset"
 
 
-def datasets_in(dataset: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Yield a dataset and all datasets inside it."""
+def walk_datasets(dataset: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """Yield a dataset and all datasets inside it, down to `depth` levels."""
     yield dataset
-    inner = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
-    datasets = inner.get("datasets")
-    for part in (inner.get("dataset"), *(datasets if isinstance(datasets, list | tuple) else ())):
+    attributes = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
+    datasets = attributes.get("datasets")
+    for part in (attributes.get("dataset"), *(datasets if isinstance(datasets, list | tuple) else ())):
         if part is not None:
-            yield from datasets_in(part, depth - 1)
+            yield from walk_datasets(part, depth - 1)

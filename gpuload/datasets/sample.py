@@ -54,7 +54,7 @@ PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 FORMATS: Final = ("xyxy", "xywh", "cxcywh")
 # Pillow's modes with more than 8 bits. All have one channel: Pillow reduces colours to 8 bits. It never uses these
-# modes for files of up to 8 bits.
+# modes for files with at most 8 bits per channel.
 DEEP: Final[dict[str, str]] = {
     "I;16": "16 bits per pixel",
     "I;16L": "16 bits per pixel",
@@ -168,12 +168,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """A number for each pixel of an image, such as its class. It moves with the pixel and is never interpolated.
+    """One value per pixel of an image, such as a class. The values move with the pixels, and are never interpolated.
 
     Args:
         array: H×W, or N×H×W for N masks of one image, such as one per instance: bool, integers or floats, or anything
             that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are the
-            mask: palette indices, or grey levels of 8 bits (uint8) or more (int32), never colours.
+            mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours.
 
     Attributes:
         array: the array, or the `Encoded`. Integer types that torch lacks are widened.
@@ -192,7 +192,7 @@ class Mask:
     def __post_init__(self) -> None:
         if isinstance(self.array, Encoded):
             return
-        array = _as_numbers("Mask", self.array)
+        array = _to_numeric_array("Mask", self.array)
         if array.ndim not in (2, 3):
             remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
             raise ValueError(
@@ -239,11 +239,11 @@ class Boxes:
                     f"Boxes(canvas_hw=…) must be the height and the width of the image, got {self.canvas_hw!r}"
                 ) from None
             object.__setattr__(self, "canvas_hw", (height, width))
-        array = _as_numbers("Boxes", self.array)
+        array = _to_numeric_array("Boxes", self.array)
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)
         if array.ndim != 2 or array.shape[1] != 4:
-            raise ValueError(f"boxes must be an array (n, 4), one row for each box, got shape {array.shape}")
+            raise ValueError(f"boxes must be an (n, 4) array, with one row for each box, got shape {array.shape}")
         if not np.isfinite(array).all():
             row = int((~np.isfinite(array)).any(axis=1).argmax())
             raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
@@ -275,11 +275,11 @@ class Keypoints:
     array: Any
 
     def __post_init__(self) -> None:
-        array = _as_numbers("Keypoints", self.array)
+        array = _to_numeric_array("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
-            raise ValueError(f"keypoints must be an array (…, 2) of x and y, got shape {array.shape}")
+            raise ValueError(f"keypoints must be a (…, 2) array of x and y, got shape {array.shape}")
         object.__setattr__(self, "array", array)
 
 
@@ -288,11 +288,11 @@ LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are
 
 
 class MetaDict(dict[Any, Any]):
-    """A dict that counts as one leaf of a sample: metadata, which batches contain unchanged, in a list."""
+    """A dict of metadata that counts as one leaf of a sample. A batch has the dicts of its samples in a list."""
 
 
 class MetaList(list[Any]):
-    """A list that counts as one leaf."""
+    """A list of metadata that counts as one leaf."""
 
 
 class MetaStr(str):
@@ -335,7 +335,7 @@ META: Final = frozenset({*_PLAIN, MetaValue})
 
 def as_meta(value: Any) -> Any:
     """Return a value, such as a sample's JSON, as a leaf, so that a batch has the samples' values in a list. The leaf
-    equals the value, and is an instance of a subclass of its type if that type can be subclassed.
+    equals the value, and is an instance of a subclass of the value's type if that type can be subclassed.
 
     Example:
         >>> as_meta({"caption": None}), as_meta(None) == None
@@ -375,13 +375,13 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
     if other_channels <= 4 < other_axis or (layout is None and channels >= min(height, width)):
         raise ValueError(
             f"got H×W×C = {shape} with layout={layout!r}, an image of {channels} channels; its shape suggests another "
-            "layout: pass layout='CHW' for an array C×H×W, layout='HWC' for H×W×C"
+            "layout: pass layout='CHW' for a C×H×W array, layout='HWC' for H×W×C"
         )
 
 
-def _as_numbers(name: str, value: Any) -> np.ndarray:
-    """Convert the user's numbers to an array of a dtype that torch also has. Return a mask on a device, for
-    `gpuload.Augment`, unchanged."""
+def _to_numeric_array(name: str, value: Any) -> np.ndarray:
+    """Convert the user's numbers to an array of a dtype that torch also has. A mask on a device, for `gpuload.Augment`,
+    is returned unchanged."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
@@ -437,7 +437,7 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
-    """Return the name of a box format, given as a string (in any case) or as torchvision's BoundingBoxFormat.
+    """Return the name of a box format, which is passed as a string (in any case) or torchvision's BoundingBoxFormat.
 
     Raises:
         ValueError: the format is unknown.
@@ -446,7 +446,7 @@ def format_name(name: str, value: Any) -> BoxFormat:
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
-            f"{name} is {value!r}, but rotated boxes are not supported; give one of {', '.join(map(repr, FORMATS))}"
+            f"{name} is {value!r}, but rotated boxes are not supported; pass one of {', '.join(map(repr, FORMATS))}"
         )
     if box_format not in FORMATS:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
@@ -454,9 +454,9 @@ def format_name(name: str, value: Any) -> BoxFormat:
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Convert boxes (n, 4) to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
+    """Convert (n, 4) boxes to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
     (in ``"cxcywh"``, half a width may not be an integer), else float64. Edges of float32 boxes are rounded to float32,
-    as in torchvision: with more digits, a box that ends at the image's border would extend beyond it."""
+    as in torchvision: with more digits, a box that ends at the image's border would extend beyond the border."""
     are_integers = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
     boxes = boxes.astype(np.int64 if are_integers else boxes.dtype if boxes.dtype == np.float32 else np.float64)
     if box_format == "cxcywh":
@@ -480,7 +480,7 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
 def explain_deep_pixels(name: str, mode: str, code: str = "gpuload.Image(array)") -> str | None:
     """Return an explanation with a remedy if an image of this Pillow mode has more than 8 bits per channel, else None.
 
-    `name` is the image's name in the message; `code` is code that preserves its values.
+    `name` is the image's name in the message; `code` is the user code that would preserve the pixel values.
 
     Example:
         >>> explain_deep_pixels("this PNG", "RGB")

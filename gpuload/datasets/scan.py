@@ -1,8 +1,8 @@
 """Finds the image files below a folder, in an order that is the same on every machine.
 
-Runs once, in the main process, when a dataset is created. Names are handled as bytes, so the locale and the order of
-`os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read, so
-only one folder's names exist as objects at a time. For a large root, the result is cached on disk.
+The scan runs once, in the main process, when a dataset is created. Names are handled as bytes, so the locale and the
+order of `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are
+read, so only one folder's names exist as objects at a time. For a large root, the result is cached on disk.
 
 The order is the same as in torchvision's ImageFolder: folders are sorted by path (`a-b` before `a/b`, since "-" comes
 before "/"), and files in a folder by name. torchvision compares text instead of bytes, which gives the same order for
@@ -28,7 +28,7 @@ import numpy as np
 
 from gpuload.datasets.litter import STARTS, SkippedFiles, is_litter
 
-__all__ = ["Lazy", "Paths", "Scanner", "full_path", "normalize_index"]
+__all__ = ["LazySequence", "Paths", "Scanner", "full_path", "normalize_index"]
 
 Entry = TypeVar("Entry")
 
@@ -55,26 +55,26 @@ class Scanner:
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
         self.skipped_files = SkippedFiles()
-        self._times: dict[bytes, int] = {}  # the modification time of each folder before it was read
+        self._mtimes_ns: dict[bytes, int] = {}  # each folder's modification time before its entries were listed
 
-    def folders(self) -> list[bytes]:
+    def find_folders(self) -> list[bytes]:
         """Return the names of the folders directly in the root, sorted."""
-        return sorted(entry.name for entry, is_folder in self._entries(b"") if is_folder)
+        return sorted(entry.name for entry, is_folder in self._list_entries(b"") if is_folder)
 
-    def images(self, start: bytes = b"") -> Paths:
+    def find_images(self, start: bytes = b"") -> Paths:
         """Return the paths of the images at any depth below `start`, a path relative to the root.
 
         Raises:
             OSError: a folder cannot be read.
             ValueError: a link points outside the root, or is circular.
         """
-        # For each folder: all names in one buffer, and their lengths.
+        # For each folder: the paths of its images in one buffer, and the lengths of these paths.
         images: dict[bytes, tuple[bytes, np.ndarray]] = {}
         pending = [start]
         while pending:
             folder = pending.pop()
             prefix, names = os.path.join(folder, b""), []
-            for entry, is_folder in self._entries(folder):
+            for entry, is_folder in self._list_entries(folder):
                 if is_folder:
                     pending.append(prefix + entry.name)
                 elif entry.name.lower().endswith(self._extensions) and self._is_file_or_broken_link(entry):
@@ -86,34 +86,34 @@ class Scanner:
         lengths = [np.zeros(0, np.uint32), *(lengths for _, lengths in parts)]
         return Paths.pack(self.root, b"".join(names for names, _ in parts), np.concatenate(lengths))
 
-    def cached(self, cache_key: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return the result of `build`, which uses this scanner. For a large root, the result is cached under
-        `cache_key` until a folder changes: adding, removing or renaming a file changes its folder's modification
-        time."""
+    def load_or_build(self, cache_key: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the result of `build`, which uses this scanner. For a large root, the result is cached on disk under
+        `cache_key` until a folder changes: adding, removing or renaming a file changes the modification time of its
+        folder."""
         from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
-        started = time.time_ns()
+        start_ns = time.time_ns()
 
         def scan() -> dict[str, np.ndarray]:
             arrays = build()
-            folders = np.frombuffer(b"\0".join(self._times), np.uint8)
-            return {**arrays, "folders": folders, "times": np.array(list(self._times.values()), np.int64)}
+            folders = np.frombuffer(b"\0".join(self._mtimes_ns), np.uint8)
+            return {**arrays, "folders": folders, "times": np.array(list(self._mtimes_ns.values()), np.int64)}
 
         def is_fresh(arrays: dict[str, np.ndarray]) -> bool:
             folders = arrays["folders"].tobytes().split(b"\0")
-            return arrays["times"].tolist() == [self._time_of(folder) for folder in folders]
+            return arrays["times"].tolist() == [self._mtime_ns_of(folder) for folder in folders]
 
         def is_cacheable(arrays: dict[str, np.ndarray]) -> bool:
-            return int(arrays["times"].max()) < started - SETTLED_NS
+            return int(arrays["times"].max()) < start_ns - SETTLED_NS
 
         return cached(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
 
-    def _time_of(self, folder: bytes) -> int:
+    def _mtime_ns_of(self, folder: bytes) -> int:
         return os.stat(os.path.join(self._root_bytes, folder)).st_mtime_ns
 
-    def _entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
+    def _list_entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
         """Yield each entry of a folder and whether it is a folder; skip litter."""
-        self._times[folder] = self._time_of(folder)
+        self._mtimes_ns[folder] = self._mtime_ns_of(folder)
         with os.scandir(os.path.join(self._root_bytes, folder)) as entries:
             for entry in entries:
                 if entry.name[0] in STARTS and is_litter(entry.name):
@@ -186,8 +186,13 @@ def full_path(path: str | os.PathLike[str]) -> str:
 
 
 def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
-    """Convert an index that may be negative to one that counts from 0; `text` is the end of the IndexError's
-    message."""
+    """Convert an index that may be negative to an index that counts from 0; `text` is the end of the IndexError's
+    message.
+
+    Raises:
+        TypeError: the index is not an integer.
+        IndexError: the index is out of range.
+    """
     try:
         number = index.__index__()
     except AttributeError:
@@ -197,12 +202,12 @@ def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
     return number % count
 
 
-class Lazy(Sequence[Entry]):
-    """A sequence that builds each entry on access, by calling `_entry(number)` with 0 ≤ number < length."""
+class LazySequence(Sequence[Entry]):
+    """A sequence that builds each entry on access, by calling `_build_entry(index)` with 0 ≤ index < length."""
 
     _entry_noun = "paths"  # the noun for the entries in error messages
 
-    def _entry(self, number: int) -> Entry:
+    def _build_entry(self, index: int) -> Entry:
         raise NotImplementedError
 
     @overload
@@ -211,14 +216,14 @@ class Lazy(Sequence[Entry]):
     def __getitem__(self, index: slice) -> list[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         if isinstance(index, slice):
-            return [self._entry(number) for number in range(*index.indices(len(self)))]
+            return [self._build_entry(i) for i in range(*index.indices(len(self)))]
         count = len(self)
         if type(index) is int and 0 <= index < count:  # the fast path for samples, without formatting a message
-            return self._entry(index)
-        return self._entry(normalize_index(index, count, f"there are {count} {self._entry_noun}"))
+            return self._build_entry(index)
+        return self._build_entry(normalize_index(index, count, f"there are {count} {self._entry_noun}"))
 
 
-class Paths(Lazy[str]):
+class Paths(LazySequence[str]):
     """The paths of a dataset, in a sequence that builds each str on access.
 
     Args:
@@ -227,7 +232,7 @@ class Paths(Lazy[str]):
         offsets: n + 1 integers: the start of each path, and the end of the last path.
 
     Example:
-        >>> paths = Paths.of("/data", [b"a.jpg", b"sub/b.jpg"])
+        >>> paths = Paths.pack_relative("/data", [b"a.jpg", b"sub/b.jpg"])
         >>> paths[-1], len(paths)
         ('/data/sub/b.jpg', 2)
     """
@@ -247,12 +252,12 @@ class Paths(Lazy[str]):
         return cls(root, data, offsets)
 
     @classmethod
-    def of(cls, root: str, paths: Sequence[bytes]) -> Paths:
+    def pack_relative(cls, root: str, paths: Sequence[bytes]) -> Paths:
         """Pack paths that are relative to the root."""
         return cls.pack(root, bytearray().join(paths), np.fromiter(map(len, paths), np.int64, len(paths)))
 
     @classmethod
-    def joined(cls, root: str, parts: Sequence[Paths]) -> Paths:
+    def concatenate(cls, root: str, parts: Sequence[Paths]) -> Paths:
         """Concatenate several `Paths` with the same root."""
         lengths = [np.diff(part.offsets) for part in parts]
         return cls.pack(
@@ -260,14 +265,14 @@ class Paths(Lazy[str]):
         )
 
     @classmethod
-    def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
-        """Pack paths, which are absolute or relative to the working directory. The result is relative to the root if
-        all paths are inside it; otherwise, it is relative to ``/``."""
+    def pack_absolute(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
+        """Pack paths that are absolute or relative to the working directory. The packed paths are relative to the root
+        if all are inside it, and otherwise relative to ``/``."""
         names = [os.fsencode(path) for path in paths]
         prefix = os.path.join(os.fsencode(root), b"")
         if prefix and all(name.startswith(prefix) for name in names):
-            return cls.of(os.path.abspath(os.fsdecode(root)), [name[len(prefix) :] for name in names])
-        return cls.of("/", [os.path.abspath(name)[1:] for name in names])
+            return cls.pack_relative(os.path.abspath(os.fsdecode(root)), [name[len(prefix) :] for name in names])
+        return cls.pack_relative("/", [os.path.abspath(name)[1:] for name in names])
 
     @property
     def nbytes(self) -> int:
@@ -277,8 +282,8 @@ class Paths(Lazy[str]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _entry(self, number: int) -> str:
-        start, end = self.offsets[number : number + 2].tolist()
+    def _build_entry(self, index: int) -> str:
+        start, end = self.offsets[index : index + 2].tolist()
         return self._prefix + str(self.data[start:end].data, *ENCODING)
 
     def __eq__(self, other: object) -> bool:

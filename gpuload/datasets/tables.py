@@ -1,8 +1,8 @@
 """Datasets of plain data in memory, which are read one batch at a time, without a call per sample.
 
-Runs in workers; no torch. The datasets are arrays and tensors, whose rows are samples; lists, tuples and dicts of
-samples; torch's `TensorDataset`; and `StackDataset` and `Subset` of these. Subclasses do not qualify, since they may
-behave differently.
+This module runs in workers, without torch. The supported datasets are arrays and tensors, whose rows are samples;
+lists, tuples and dicts of samples; torch's `TensorDataset`; and torch's `StackDataset` and `Subset` of supported
+datasets. Subclasses are not supported, since they may behave differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Columns = tuple[Structure, Sequence[Sequence[Any]]]
 
 @dataclass(slots=True, frozen=True)
 class SelectedRows(Sequence[np.ndarray]):
-    """Selected rows of an array, not copied yet: `array` is M×…; `rows` is int64 (N,), with values in 0 … M-1."""
+    """Selected rows of an array, not copied yet: `array` is M×…; `rows` are N integers in 0 … M-1."""
 
     array: np.ndarray
     rows: np.ndarray
@@ -86,8 +86,8 @@ def _combine_columns(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, .
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
     for part in parts:
-        if (samples := select_columns(part, keys)) is None:
+        if (columns := select_columns(part, keys)) is None:
             return None
-        children.append(samples[0])
-        leaves += samples[1]
+        children.append(columns[0])
+        leaves += columns[1]
     return ("tuple" if names is None else "dict", None, names, tuple(children)), leaves

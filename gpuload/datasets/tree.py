@@ -238,31 +238,31 @@ def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
     return [name for label, child in children for name in names_of(child, (*path, label))]
 
 
-def walk_key_paths(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
+def walk_key_paths(node: Structure, key_path: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
     """Yield every container and leaf in depth-first order, with its key path, such as ``sample[1]["masks"]``, and
     the innermost name in that path, here ``masks``. The frames of a clip share one key path."""
-    yield node, place, name
+    yield node, key_path, name
     if node == LEAF:
         return
     kind, cls, keys, children = node
     fields = getattr(cls, "_fields", None) if kind == "tuple" else None
     for number, child in enumerate(children):
         if kind == "clip":
-            yield from walk_key_paths(child, place, name)
+            yield from walk_key_paths(child, key_path, name)
         elif kind == "dict":
             key = keys[number]
-            yield from walk_key_paths(child, f"{place}[{_quoted(key)}]", key if isinstance(key, str) else name)
+            yield from walk_key_paths(child, f"{key_path}[{_quote(key)}]", key if isinstance(key, str) else name)
         elif kind == "dataclass" or fields:
             field = (keys or fields or ())[number]
-            yield from walk_key_paths(child, f"{place}.{field}", field)
+            yield from walk_key_paths(child, f"{key_path}.{field}", field)
         else:
-            yield from walk_key_paths(child, f"{place}[{number}]", name)
+            yield from walk_key_paths(child, f"{key_path}[{number}]", name)
 
 
 @functools.lru_cache(64)
 def key_paths_of(structure: Structure) -> list[str]:
     """Return the key path of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
-    return [place for node, place, _ in walk_key_paths(structure) if node == LEAF]
+    return [key_path for node, key_path, _ in walk_key_paths(structure) if node == LEAF]
 
 
 def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:
@@ -270,7 +270,7 @@ def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:
     return " or ".join(dict.fromkeys(key_paths_of(structure)[leaf] for leaf in leaves))
 
 
-def _quoted(key: Any) -> str:
+def _quote(key: Any) -> str:
     """Return the repr of a key, with double quotes if possible, since the message may be quoted with single quotes."""
     text = repr(key)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text

@@ -101,5 +101,7 @@ def _pack_samples(samples: list[Any]) -> Sequence[Any]:
     prefix = os.path.join(folder, "")
     with contextlib.suppress(UnicodeEncodeError):
         relative_names = [os.fsencode(name[len(prefix) :]) for name in names]
-        return LabelledPaths(Paths.of(folder, relative_names), pack_labels([target for _, target in samples]))
+        return LabelledPaths(
+            Paths.pack_relative(folder, relative_names), pack_labels([target for _, target in samples])
+        )
     return samples

@@ -1,4 +1,4 @@
-"""`get_worker_info()`: describes the worker that reads this dataset. Needs no torch; `gpuload.workers.main` sets the
+"""`get_worker_info()`, which describes the worker that reads a dataset, without torch. `gpuload.workers.main` sets the
 value."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class WorkerInfo:
     among all workers of all ranks.
 
     Attributes:
-        id, num_workers: this worker's number, and the number of workers on this rank; 0 and 1 with ``num_workers=0``.
-        rank, world_size: the values of the `Loader`, from its arguments or detected at `iter()`.
+        id, num_workers: this worker's index, and the number of workers on this rank; 0 and 1 with ``num_workers=0``.
+        rank, world_size: the values that the `Loader` uses, from its arguments or detected at `iter()`.
         seed: a seed for your own generators, 0 ≤ seed < 2**32, which differs in each epoch, worker and rank.
         dataset: this worker's copy of the dataset.
     """
@@ -36,7 +36,7 @@ class Process:
     Attributes:
         info: the value that `get_worker_info` returns.
         worker_info_was_read: whether gpuload's or torch's `get_worker_info` was called.
-        is_worker: whether the process may die, since another process then takes over its work.
+        is_worker: whether the process is a worker, which may be killed: another process then takes over its work.
     """
 
     info: WorkerInfo | None = None

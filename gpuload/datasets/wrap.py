@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, pack_labels
-from gpuload.datasets.classes import warn_of_other_classes
+from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.coco import WrappedCoco, check_selection
 from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
 from gpuload.datasets.kinds import check_dataset, is_iterable
@@ -140,7 +140,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
         else:
             parts = enumerate(dataset.datasets)
             container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{context}") for i, part in parts]
-            warn_of_other_classes(container.datasets)
+            warn_of_class_conflicts(container.datasets)
         return container
     if (ROWS, "Dataset") in base_classes:
         _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)
@@ -171,15 +171,15 @@ class WrappedFolder(ImageFileDataset):
 
     def __init__(self, dataset: Any, mode: Mode) -> None:
         self.mode = mode
-        self.paths = Paths.below(dataset.root, [path for path, _ in dataset.samples])
+        self.paths = Paths.pack_absolute(dataset.root, [path for path, _ in dataset.samples])
         self.targets = pack_labels([target for _, target in dataset.samples])
         self.classes: list[str] = list(dataset.classes)
         self.class_to_idx: dict[str, int] = dict(dataset.class_to_idx)
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
         self._name = type(dataset).__name__
 
-    def _make_sample(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        target = self.targets[number]
+    def _make_sample(self, index: int, image: Encoded) -> tuple[Encoded, Any]:
+        target = self.targets[index]
         if isinstance(self.targets, np.ndarray):
             target = int(target)
         if self.target_transform is not None:

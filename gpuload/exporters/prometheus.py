@@ -1,8 +1,9 @@
-"""`Loader.stats` for Prometheus, read at each scrape in the thread that answers it.
+"""`Loader.stats` for Prometheus, read at each scrape in the thread that handles the scrape.
 
 gpuload registers one collector per registry, for all loaders that are watched there, so that each metric appears once,
 with the loader's name as a label. Collectors hold weak references, so a loader that has been garbage-collected is
-missing from the next scrape. Needs prometheus-client (the extra `metrics`). Runs in the main process; starts no thread.
+missing from the next scrape. This module needs prometheus-client (the extra `metrics`). It runs in the main process,
+and starts no thread.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ class _Metric(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def _scalar(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
+def _scalar_metric(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
     return _Metric(name, text, lambda stats: [((), value(stats))])
 
 
 COUNTERS: Final = (
-    _scalar("gpuload_batches", "Batches yielded to the loop.", lambda s: s.batches),
-    _scalar("gpuload_images", "Images yielded to the loop.", lambda s: s.images),
-    _scalar("gpuload_loop_seconds", "Time within epochs, for loading and training.", lambda s: s.seconds),
-    _scalar("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
-    _scalar("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
-    _scalar("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
-    _scalar("gpuload_cache_misses", "Samples not found in a cache.", lambda s: s.cache_misses),
-    _scalar("gpuload_errors", "Samples that failed.", lambda s: s.errors),
-    _scalar("gpuload_worker_restarts", "Workers restarted.", lambda s: s.restarts),
+    _scalar_metric("gpuload_batches", "Batches yielded to the loop.", lambda s: s.batches),
+    _scalar_metric("gpuload_images", "Images yielded to the loop.", lambda s: s.images),
+    _scalar_metric("gpuload_loop_seconds", "Time within epochs, for loading and training.", lambda s: s.seconds),
+    _scalar_metric("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
+    _scalar_metric("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
+    _scalar_metric("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
+    _scalar_metric("gpuload_cache_misses", "Samples not found in a cache.", lambda s: s.cache_misses),
+    _scalar_metric("gpuload_errors", "Samples that failed.", lambda s: s.errors),
+    _scalar_metric("gpuload_worker_restarts", "Workers restarted.", lambda s: s.restarts),
     _Metric(
         "gpuload_part_seconds",
-        "Time of a part of the work, summed over all workers.",
+        "Time spent on one part of the work (read, decode, …), summed over all workers.",
         lambda s: [((part.name, part.where), part.seconds) for part in s.parts],
         ("part", "where"),
     ),
@@ -64,24 +65,26 @@ COUNTERS: Final = (
     ),
 )
 GAUGES: Final = (
-    _scalar("gpuload_epoch", "Number of the epoch.", lambda s: s.epoch),
-    _scalar(
+    _scalar_metric("gpuload_epoch", "The last epoch that began, counted from 0.", lambda s: s.epoch),
+    _scalar_metric(
         "gpuload_next_seconds", "Mean host time of next() without waiting, in this epoch.", lambda s: s.next_ms / 1e3
     ),
-    _scalar(
+    _scalar_metric(
         "gpuload_start_seconds",
         "Time from iter() until the current workers were ready.",
         lambda s: s.start.seconds,
     ),
-    _scalar("gpuload_ready_chunks", "Chunks that are ready and not yet yielded.", lambda s: s.chunks_ready),
-    _scalar("gpuload_ready_batches", "Batches that are ready and not yet yielded.", lambda s: s.batches_ready),
-    _scalar("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
-    _scalar("gpuload_ring_bytes", "Shared memory allocated for decoded pixels.", lambda s: s.ring_bytes),
-    _scalar("gpuload_ring_limit_bytes", "Limit of the shared memory for decoded pixels.", lambda s: s.ring_limit_bytes),
-    _scalar("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
+    _scalar_metric("gpuload_ready_chunks", "Chunks that are ready and not yet yielded.", lambda s: s.chunks_ready),
+    _scalar_metric("gpuload_ready_batches", "Batches that are ready and not yet yielded.", lambda s: s.batches_ready),
+    _scalar_metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
+    _scalar_metric("gpuload_ring_bytes", "Shared memory allocated for decoded pixels.", lambda s: s.ring_bytes),
+    _scalar_metric(
+        "gpuload_ring_limit_bytes", "Limit of the shared memory for decoded pixels.", lambda s: s.ring_limit_bytes
+    ),
+    _scalar_metric("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
     _Metric(
         "gpuload_worker_busy_ratio",
-        "Share of the time since its start that a worker was busy, in this epoch.",
+        "Fraction of this epoch, or of the time since its start if that was later, in which a worker was busy.",
         lambda s: [((str(worker.number),), worker.busy) for worker in s.workers],
         ("worker",),
     ),
@@ -95,9 +98,9 @@ class Prometheus:
     """An exporter of a loader's `Loader.stats` to Prometheus, read at each scrape.
 
     Counters start at 0 when the exporter is created, and continue across epochs. They start over with new workers:
-    after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show the current moment or epoch.
-    All metrics are named ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Each rank is a
-    separate process, and needs its own port.
+    after `Loader.close`, and with each epoch if ``persistent_workers=False``. Gauges show current values, or values of
+    the current epoch. All metrics are named ``gpuload_…`` and have the label ``loader``. An exporter does not keep its
+    loader alive. Each rank is a separate process, and needs its own port.
 
     Args:
         loader: a `Loader`.
@@ -114,12 +117,12 @@ class Prometheus:
         >>> from prometheus_client import CollectorRegistry
         >>> loader = gl.Loader([np.zeros((8, 8, 3), np.uint8)] * 6, batch_size=2, num_workers=0, device="cpu")
         >>> registry = CollectorRegistry()
-        >>> watched = gl.exporters.Prometheus(loader, name="train", registry=registry)
+        >>> exporter = gl.exporters.Prometheus(loader, name="train", registry=registry)
         >>> for images in loader:
         ...     pass
         >>> registry.get_sample_value("gpuload_batches_total", {"loader": "train"})
         3
-        >>> watched.close()
+        >>> exporter.close()
     """
 
     def __init__(self, loader: Loader, *, name: str = "default", registry: Any = None) -> None:
@@ -131,15 +134,15 @@ class Prometheus:
         self._entry = weakref.ref(loader), loader.stats()
         with _collectors_lock:
             collector = _collectors.get(self._registry)
-            watched = None if collector is None else collector.loaders.get(name)
-            if watched is not None and watched[0]() is not None:
+            existing_entry = None if collector is None else collector.loaders.get(name)
+            if existing_entry is not None and existing_entry[0]() is not None:
                 raise ValueError(
                     f"a loader named {name!r} is already watched in this registry; choose another name=…, or close() "
                     "the Prometheus exporter of the other loader"
                 )
             if collector is None:
                 collector = _Collector(core)
-                self._registry.register(collector)  # may raise an error
+                self._registry.register(collector)  # may raise an error, so nothing is stored before
                 _collectors[self._registry] = collector
             collector.loaders[name] = self._entry
 
@@ -156,14 +159,14 @@ class Prometheus:
 
 
 class _Collector:
-    """The metrics of all loaders of a registry, which the registry collects at each scrape."""
+    """The metrics of all watched loaders in a registry, which the registry collects at each scrape."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # keyed by name; with initial statistics
+        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # loader and initial statistics, keyed by name
 
     def describe(self) -> Iterator[Any]:
-        return self._families([])
+        return self._build_families([])
 
     def collect(self) -> Iterator[Any]:
         snapshots = []
@@ -171,14 +174,14 @@ class _Collector:
             if (loader := reference()) is not None:
                 snapshots.append((name, loader.stats(since=initial_stats), loader.stats()))
             del loader
-        return self._families(snapshots)
+        return self._build_families(snapshots)
 
-    def _families(self, snapshots: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
+    def _build_families(self, snapshots: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
         for metric in (*COUNTERS, *GAUGES):
-            counts = metric in COUNTERS
-            kind = self._core.CounterMetricFamily if counts else self._core.GaugeMetricFamily
-            family = kind(metric.name, metric.text, labels=("loader", *metric.labels))
+            is_counter = metric in COUNTERS
+            family_type = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
+            family = family_type(metric.name, metric.text, labels=("loader", *metric.labels))
             for name, since_initial, epoch in snapshots:
-                for labels, value in metric.samples(since_initial if counts else epoch):
+                for labels, value in metric.samples(since_initial if is_counter else epoch):
                     family.add_metric((name, *labels), value)
             yield family

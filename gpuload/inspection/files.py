@@ -1,5 +1,5 @@
-"""The properties of one image as named numbers: properties of its file (`ROW`) and of its pixels (`PIXELS`). Workers
-run this in datasets that inspect the samples of other datasets. No torch.
+"""The properties of one image as NumPy records: properties of the file (`ROW`) and of the pixels (`PIXELS`). Workers
+run this module in datasets that inspect the samples of other datasets. It does not import torch.
 
 A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
 a limit of `Decode` is not damaged. All sums over pixels are integers, so mean and std depend neither on the order of
@@ -31,7 +31,8 @@ from gpuload.errors import DecodeError, one_line
 
 __all__ = [
     "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "FORMAT_BY_ENDING", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
-    "ROW", "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
+    "ROW", "SAMPLINGS", "InspectedImages", "SelectedImages", "class_name_of", "find_image", "inspect_file",
+    "measure_pixels",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -58,33 +59,33 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One row per image. `digest` is a 128-bit hash of the file. `which` is the number of the data set, `index` the number
-of the sample in that data set, and `label` the number of the class, or -1. `measured` says whether the pixels were
+"""One row per image. `digest` is a 128-bit hash of the file. `which` is the index of the data set, `index` the index
+of the sample in that data set, and `label` the index of the class, or -1. `measured` says whether the pixels were
 measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
 file, `FILE_FIELDS`; `gather` fills in all others."""
 FILE_FIELDS: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics
-LEVELS: Final = 4  # the number of channels with a histogram of levels
-STRIP: Final = 1 << 20  # the number of pixels that are counted at a time
-FLAT: Final = 2.0  # an image whose levels have a smaller standard deviation counts as blank
+HISTOGRAMS: Final = 4  # the number of channels with a histogram
+STRIP_PIXELS: Final = 1 << 20  # the number of pixels that are counted at a time
+MAX_FLAT_STD: Final = 2.0  # an image whose pixels have a smaller standard deviation, scaled to 0–255, counts as blank
 
 PIXELS: Final = np.dtype(
     [
         ("channels", "i8"), ("bits", "i8"), ("count", "i8"), ("flat", "i8"), ("digest", "i8", 2),
-        ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
+        ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (HISTOGRAMS, 256)),
     ]
 )  # fmt: skip
 """The pixels of one image. `bits` is 8 or 16, or 0 for floats; if it is 0, only `channels` is set. For 16 bits,
 `levels` counts the values of the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
-LONGEST_LABEL: Final = 100
-LABELS: Final = ("cls", "label", "labels", "target", "class", "class_name")
+MAX_LABEL_LENGTH: Final = 100
+LABEL_FIELDS: Final = ("cls", "label", "labels", "target", "class", "class_name")
 ORIENTATION_MARKS: Final = (
     b"eXIf",
     b"tiff:Orientation",
-)  # a PNG without these has no orientation, and is not opened
+)  # a PNG without these bytes has no orientation, and is not opened
 
 
 def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
@@ -96,7 +97,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     label = None
     if isinstance(sample, Mapping):
         leaves = list(sample.values())
-        label = next((sample[name] for name in LABELS if name in sample), None)
+        label = next((sample[name] for name in LABEL_FIELDS if name in sample), None)
     elif isinstance(sample, tuple | list):
         leaves = list(sample)
         label = sample[1] if len(sample) > 1 else None
@@ -111,12 +112,12 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
         )
     if isinstance(label, np.generic):
         label = label.item()
-    if isinstance(label, bool) or not isinstance(label, int | str) or len(str(label)) > LONGEST_LABEL:
+    if isinstance(label, bool) or not isinstance(label, int | str) or len(str(label)) > MAX_LABEL_LENGTH:
         label = None
     return image, label
 
 
-def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
+def class_name_of(dataset: Any, index: int, label: int | str | None = None) -> str:
     """Return the name of a sample's class; "" if it has none. If `label` is None because the sample cannot be read, use
     the data set's `labels`."""
     labels = getattr(dataset, "labels", None)
@@ -132,8 +133,8 @@ def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
 
 
 def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
-    """Fill in the fields of a `ROW` that describe the file. If the file is damaged or exceeds a limit, raise an error;
-    the fields filled in so far keep their values."""
+    """Fill in the fields of a `ROW` that describe the file. If the file is damaged or exceeds a limit, raise an error
+    after filling in the fields that can be read."""
     row["orientation"] = 1
     if isinstance(image, Image):
         pixels = _first_frame(image)
@@ -154,7 +155,7 @@ def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> N
                 header = read_header(image.data, UNLIMITED)
             except DecodeError:
                 raise refusal from None
-        _describe(image, header, row)
+        _fill_header_fields(image, header, row)
         if refusal is not None:
             row["state"] = REFUSED
             raise refusal
@@ -164,29 +165,29 @@ def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> N
 
 
 def _first_frame(image: Image) -> np.ndarray:
-    """Return the pixels of an image, or of the first frame of a clip, H×W×C."""
+    """Return the H×W×C pixels of an image, or of the first frame of a clip."""
     return image.hwc[0] if image.hwc.ndim == 4 else image.hwc
 
 
-def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
+def _fill_header_fields(image: Encoded, header: Header, row: np.ndarray) -> None:
     data = image.data
     jpeg = header.jpeg or (scan_markers(data) if header.format == "JPEG" else None)
     row["format"], row["height"], row["width"] = FORMATS.index(header.format), header.height, header.width
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
     row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named_format = FORMAT_BY_ENDING.get(os.path.splitext(image.source or "")[1].lower())
+    implied_format = FORMAT_BY_ENDING.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
     row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
     row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
     row["alpha"] = header.mode in ("LA", "PA", "RGBA")
     opened = header.opened
     row["deep"] = opened is not None and (opened.dtype != "uint8" or explain_deep_pixels("", header.mode) is not None)
-    row["misnamed"] = named_format is not None and named_format != header.format
+    row["misnamed"] = implied_format is not None and implied_format != header.format
 
 
 def _digest(*parts: Any) -> np.ndarray:
-    """Return a 128-bit hash of these bytes, as two signed numbers."""
+    """Return a 128-bit hash of these bytes, as two signed integers."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -235,18 +236,18 @@ def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray)
         return
     bits, count = 8 * pixels.dtype.itemsize, height * width
     record["bits"], record["count"] = bits, count
-    rows = max(1, STRIP // width)
-    levels = np.arange(1 << bits, dtype=np.int64)
+    rows = max(1, STRIP_PIXELS // width)
+    values = np.arange(1 << bits, dtype=np.int64)
     is_flat = True
     for channel in range(channels):
         counts = np.zeros(1 << bits, np.int64)
         for top in range(0, height, rows):
             counts += np.bincount(pixels[top : top + rows, :, channel].ravel(), minlength=1 << bits)
-        total, squares = int(counts @ levels), int(counts @ levels**2)
+        total, squares = int(counts @ values), int(counts @ values**2)
         record["sums"][channel], record["squares"][channel] = total, squares
-        if channel < LEVELS:
+        if channel < HISTOGRAMS:
             record["levels"][channel] = counts.reshape(256, -1).sum(axis=1)
-        is_flat = is_flat and squares * count - total**2 < (FLAT * count * (1 << bits) / 256) ** 2
+        is_flat = is_flat and squares * count - total**2 < (MAX_FLAT_STD * count * (1 << bits) / 256) ** 2
     record["flat"] = is_flat
     record["digest"] = _digest(repr((pixels.shape, bits)).encode(), np.ascontiguousarray(pixels))
 
@@ -255,27 +256,27 @@ def measure_pixels(image: Encoded | Image, decoder: Decoder, record: np.ndarray)
 
 
 class InspectedImages:
-    """A dataset that inspects images of other datasets. Yields the number of the image's row, its `ROW` or `PIXELS` as
-    bytes, the name of its class, and the cause of its damage ("" for none).
+    """A dataset that inspects images of other datasets. Yields an image's row index, its `ROW` or `PIXELS` as bytes,
+    the name of its class, and the cause of its damage ("" for none).
 
     Args:
         datasets: the data sets.
         rows: each image's `ROW`.
-        numbers: the rows of the images to inspect.
+        row_indices: the rows of the images to inspect.
         pixels: whether to measure pixels; otherwise files are checked.
     """
 
-    def __init__(self, datasets: list[Any], rows: np.ndarray, numbers: np.ndarray, *, pixels: bool) -> None:
-        self._datasets, self._numbers, self._pixels = datasets, numbers, pixels
-        self._dataset_numbers, self._indices = rows["which"][numbers], rows["index"][numbers]
+    def __init__(self, datasets: list[Any], rows: np.ndarray, row_indices: np.ndarray, *, pixels: bool) -> None:
+        self._datasets, self._row_indices, self._pixels = datasets, row_indices, pixels
+        self._dataset_indices, self._indices = rows["which"][row_indices], rows["index"][row_indices]
         self._decoder: Decoder | None = None
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._row_indices)
 
-    def __getitem__(self, at: int) -> tuple[int, np.ndarray, str, str]:
+    def __getitem__(self, position: int) -> tuple[int, np.ndarray, str, str]:
         self._decoder = self._decoder or Decoder(Decode())
-        dataset, index = self._datasets[self._dataset_numbers[at]], int(self._indices[at])
+        dataset, index = self._datasets[self._dataset_indices[position]], int(self._indices[position])
         record, label, cause = np.zeros(1, PIXELS if self._pixels else ROW), None, ""
         try:
             image, label = find_image(dataset[index])
@@ -284,13 +285,13 @@ class InspectedImages:
             cause = f"{type(error).__name__}: {one_line(str(error))}"
             if not self._pixels and record["state"] != REFUSED:
                 record["state"] = DAMAGED
-        return int(self._numbers[at]), record.view(np.uint8), class_of(dataset, index, label), cause
+        return int(self._row_indices[position]), record.view(np.uint8), class_name_of(dataset, index, label), cause
 
-    def will_need(self, places: list[int]) -> None:
-        """Have the kernel prefetch these samples, which will be read soon, in the data sets that support it."""
-        for at in places:
-            if (will_need := getattr(self._datasets[self._dataset_numbers[at]], "will_need", None)) is not None:
-                will_need([int(self._indices[at])])
+    def will_need(self, positions: list[int]) -> None:
+        """Have the kernel prefetch these samples, which will be read soon, if their data set supports it."""
+        for position in positions:
+            if (will_need := getattr(self._datasets[self._dataset_indices[position]], "will_need", None)) is not None:
+                will_need([int(self._indices[position])])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoder": None}
@@ -311,8 +312,8 @@ class SelectedImages:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, at: int) -> tuple[Encoded | Image, int]:
-        row = self._rows[at]
+    def __getitem__(self, position: int) -> tuple[Encoded | Image, int]:
+        row = self._rows[position]
         image, label = find_image(self._datasets[row["which"]][int(row["index"])])
         if isinstance(image, Encoded) and row["deep"]:
             image = Encoded(image.data, "unchanged", image.source)

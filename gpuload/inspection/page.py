@@ -4,7 +4,7 @@ Texts from the data (names of files and classes, causes) are untrusted: jinja2 e
 shown as escapes, and a content security policy forbids everything but the page's own pictures and style.
 
 Pictures are small JPEGs in data URIs, which show the original images and the output of a recipe. They come from a
-`Loader`, as in training; in each epoch, every image gets a new random draw.
+`Loader`, as in training; in each epoch, every image gets new random parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuload.loader.loader import Loader
 from gpuload.transforms import Chain, Normalize
 from gpuload.workers.faults import Faults
 
-__all__ = ["SIDE", "bytes_text", "choose_rows", "contact_sheet", "duplicate_rows", "pictures", "render"]
+__all__ = ["SIDE", "choose_rows", "duplicate_rows", "format_bytes", "make_contact_sheet", "make_pictures", "render"]
 
 SHOWN: Final = {
     "groups": 12,  # groups of duplicates with pictures, per kind
@@ -45,8 +45,8 @@ QUALITY: Final = 82
 
 
 def choose_rows(gathered: Gathered, images: int) -> list[int]:
-    """Return rows for a contact sheet, spread over the data and over as many classes as possible. All have the mode
-    that is most frequent among the measured images: a batch needs images with the same number of channels."""
+    """Return rows for a contact sheet, spread over the data and over as many classes as possible. All images have the
+    mode that is most frequent among the measured images: a batch needs images with the same number of channels."""
     rows = np.flatnonzero(gathered.rows["measured"])
     if not len(rows) or not images:
         return []
@@ -56,10 +56,12 @@ def choose_rows(gathered: Gathered, images: int) -> list[int]:
     _, positions = np.unique(gathered.rows["label"][rows], return_index=True)
     if len(positions) > images:
         positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
-    other_rows = np.setdiff1d(np.arange(len(rows)), positions)
-    missing_count = min(images - len(positions), len(other_rows))
+    other_positions = np.setdiff1d(np.arange(len(rows)), positions)
+    missing_count = min(images - len(positions), len(other_positions))
     if missing_count > 0:
-        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing_count).round().astype(int)]]
+        positions = np.r_[
+            positions, other_positions[np.linspace(0, len(other_positions) - 1, missing_count).round().astype(int)]
+        ]
     return np.sort(rows[positions]).tolist()
 
 
@@ -73,17 +75,17 @@ def duplicate_rows(summary: dict[str, Any]) -> list[int]:
     ]
 
 
-def contact_sheet(
+def make_contact_sheet(
     gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
 ) -> list[dict[str, Any]]:
-    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: the recipe's
-    output for each draw."""
-    outputs = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
+    """Return a dict for each image with its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``,
+    `draws` random outputs of the recipe."""
+    outputs = make_pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
             "row": row,
             "name": gathered.name_of(row),
-            "label": gathered.label_of(row) or "",
+            "label": gathered.class_name(row) or "",
             "size": gathered.rows[["width", "height"]][row].item(),
             "after": outputs[row],
         }
@@ -91,7 +93,7 @@ def contact_sheet(
     ]
 
 
-def pictures(
+def make_pictures(
     gathered: Gathered,
     sides: dict[int, int],
     recipe: Sequence[Any] | None = None,
@@ -100,12 +102,13 @@ def pictures(
     seed: int = 0,
     workers: int | None,
 ) -> dict[int, list[str]]:
-    """Return small pictures of images as data URIs, keyed by row. Without a recipe, these are the entire images,
-    without images that cannot be shown; with a recipe, they are its output for each draw.
+    """Return small pictures of images as data URIs, keyed by row. Without a recipe, the pictures show the entire
+    images, and images that cannot be shown are omitted; with a recipe, they show its outputs.
 
     Args:
         sides: the longer side of the picture in pixels, keyed by row.
         recipe: the transforms; None means the original images.
+        draws: the number of random outputs of the recipe per image.
 
     Raises:
         SampleError, TypeError, ValueError: the recipe cannot be applied to these images.
@@ -136,7 +139,7 @@ def pictures(
                 images = batch[0] if isinstance(batch, list | tuple) else batch
                 for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
                     row = rows[index]
-                    uris_by_row[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
+                    uris_by_row[row] += [_to_data_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
     return {row: uris for row, uris in uris_by_row.items() if uris}
 
 
@@ -152,7 +155,7 @@ def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
 
 
 def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
-    """Convert a finished image, C×H×W of any dtype, to uint8 levels H×W×3; the recipe's `Normalize` is reversed."""
+    """Convert a C×H×W image of any dtype to uint8 H×W×3, and reverse the recipe's `Normalize`."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
         is_deep, pixels = pixels.dtype == torch.uint16, pixels.float()
@@ -164,14 +167,14 @@ def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
         elif normalize is not None or float(pixels.abs().max()) <= 2:
             pixels = pixels * 255
         pixels = pixels.round().clamp(0, 255).to(torch.uint8)
-    levels = pixels.permute(1, 2, 0).numpy()
-    return levels[:, :, :3] if levels.shape[2] >= 3 else np.repeat(levels[:, :, :1], 3, axis=2)
+    pixels_hwc = pixels.permute(1, 2, 0).numpy()
+    return pixels_hwc[:, :, :3] if pixels_hwc.shape[2] >= 3 else np.repeat(pixels_hwc[:, :, :1], 3, axis=2)
 
 
-def _uri(levels_hwc: np.ndarray, side: int) -> str:
+def _to_data_uri(pixels_hwc: np.ndarray, side: int) -> str:
     from PIL import Image as Pillow
 
-    picture, file = Pillow.fromarray(np.ascontiguousarray(levels_hwc)), io.BytesIO()
+    picture, file = Pillow.fromarray(np.ascontiguousarray(pixels_hwc)), io.BytesIO()
     picture.thumbnail((side, side), Pillow.Resampling.LANCZOS)
     picture.save(file, "JPEG", quality=QUALITY, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -193,19 +196,21 @@ def render(
         summary, advice: the result of the inspection.
         sheet: the contact sheet.
         pictures: pictures of the images on the sheet and of the duplicates that the summary lists.
-        **run: the ``recipe`` as text, the ``seed``, gpuload's ``version``.
+        **run: the ``recipe`` as text, the ``seed``, and gpuload's ``version``.
     """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
-    environment.globals.update(outline=_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
+    environment.filters.update(
+        visible=visible, size=format_bytes, count=lambda number: f"{number:,}", short=_format_number
+    )
+    environment.globals.update(outline=_chart_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
-    written = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=written, **run)
+    timestamp = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, timestamp=timestamp, **run)
 
 
-def bytes_text(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Format a number of bytes with a unit, such as ``1.2 GB``."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if nbytes < 1000:
@@ -214,7 +219,7 @@ def bytes_text(nbytes: float) -> str:
     return f"{nbytes:,.1f} TB"
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 or number == int(number) else f"{number:.2f}"
 
 
@@ -225,9 +230,9 @@ def _share(part: int, total: int) -> str:
     return "<0.1%" if share < 0.1 else f"{share:.1f}%" if share < 10 or 99 < share < 100 else f"{share:.0f}%"
 
 
-def _outline(counts: list[int], max_count: int) -> str:
+def _chart_outline(counts: list[int], max_count: int) -> str:
     """Return the outline of a bar chart as the points of a polygon. Counts above `max_count`, such as the counts of
-    clipped levels at both ends, are cut off."""
+    clipped pixel values at both ends, are cut off."""
     step = WIDTH / (len(counts) - 1)
     points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / max_count)):.1f}" for at, count in enumerate(counts)]
     return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

@@ -1,7 +1,5 @@
 """Summarises all rows as plain values, with advice. ``--json``, the terminal's output and the page are based on this
-summary.
-
-docs/inspecting.md explains each entry. Texts can contain any character that can occur in a file name.
+summary. docs/inspecting.md explains each entry. Texts can contain any character that can occur in a file name.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ __all__ = [
     "MAX_LISTED",
     "Advice",
     "advise",
+    "count_ignored_files",
     "group_equal_rows",
-    "ignored_in",
     "is_bad",
     "summarise",
 ]
@@ -34,16 +32,16 @@ __all__ = [
 MAX_LISTED: Final = 1000  # the maximum number of images or groups in a list; counts include all
 BINS: Final = 32
 SMALL_CLASS: Final = 10  # a class with fewer images is reported as small
-SMALL_SIDE: Final = 32  # pixels
-LARGE_PIXELS: Final = 1_500_000  # pixels
+SMALL_SIDE: Final = 32  # an image with a shorter side, in pixels, is reported as small
+LARGE_PIXELS: Final = 1_500_000  # a higher median of the images' pixels is reported
 MAX_IMBALANCE: Final = 10  # a higher ratio of the largest to the smallest class is reported
-MAX_ENDING: Final = 12  # characters in an ending
+MAX_ENDING: Final = 12  # a longer ending, in characters, is not counted separately
 IN_ROOT: Final = "(images outside of class folders)"
 LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice. `ignored` has the number of skipped files of each data set, keyed by
+    """Return the summary, without advice. `ignored` has a dict for each data set: the number of skipped files, keyed by
     ending."""
     rows = gathered.rows
     return {
@@ -52,16 +50,16 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
                 "name": name,
                 "kind": repr(dataset) if hasattr(dataset, "__len__") and not isinstance(dataset, list) else "",
                 "samples": len(dataset),
-                "looked_at": int((rows["which"] == which).sum()),
-                "ignored": ignored[which],
+                "looked_at": int((rows["which"] == dataset_index).sum()),
+                "ignored": ignored[dataset_index],
             }
-            for which, (name, dataset) in enumerate(zip(gathered.names, gathered.datasets, strict=True))
+            for dataset_index, (name, dataset) in enumerate(zip(gathered.names, gathered.datasets, strict=True))
         ],
         "images": {
             "samples": sum(len(dataset) for dataset in gathered.datasets),
             "looked_at": len(rows),
             "decoded": int(rows["measured"].sum()),
-            "drawn": gathered.drawn,
+            "drawn": gathered.is_sampled,
             "bytes": int(rows["nbytes"].sum()),
         },
         "damaged": _images_in_state(gathered, DAMAGED),
@@ -74,7 +72,7 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
     }
 
 
-def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
+def count_ignored_files(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
     """Count the files in a folder that an image data set skips, keyed by ending, most frequent first.
 
     Args:
@@ -100,11 +98,11 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
 def _images_in_state(gathered: Gathered, state: int) -> dict[str, Any]:
     """Return the images with this state, damaged or refused."""
     rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:MAX_LISTED]]
+    listed = [{**_image_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:MAX_LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
-def _reference(gathered: Gathered, row: int) -> dict[str, Any]:
+def _image_reference(gathered: Gathered, row: int) -> dict[str, Any]:
     return {
         "data": gathered.names[gathered.rows["which"][row]],
         "index": int(gathered.rows["index"][row]),
@@ -132,8 +130,8 @@ def _sizes(rows: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _size_at(rows: np.ndarray, at: int) -> list[int]:
-    return [int(rows["width"][at]), int(rows["height"][at])]
+def _size_at(rows: np.ndarray, i: int) -> list[int]:
+    return [int(rows["width"][i]), int(rows["height"][i])]
 
 
 def _distribution(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
@@ -148,14 +146,14 @@ def _distribution(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
         bounds = np.arange(math.floor(low), math.floor(high) + 2)
     else:
         bounds = np.linspace(low, high, BINS + 1)
-    places = np.clip(np.searchsorted(bounds, values, "right") - 1, 0, max(0, len(bounds) - 2))
+    bin_indices = np.clip(np.searchsorted(bounds, values, "right") - 1, 0, max(0, len(bounds) - 2))
     return {
         "least": values.min().item(),
         "median": median,
         "mean": float(values.mean()),
         "most": values.max().item(),
         "bounds": bounds.tolist(),
-        "counts": np.bincount(places, minlength=max(1, len(bounds) - 1)).tolist(),
+        "counts": np.bincount(bin_indices, minlength=max(1, len(bounds) - 1)).tolist(),
     }
 
 
@@ -185,15 +183,16 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
         return {}
     counts_by_dataset = np.stack(
         [
-            np.bincount(labels[(labels >= 0) & (gathered.rows["which"] == which)], minlength=len(gathered.classes))
-            for which in range(len(gathered.names))
+            np.bincount(
+                labels[(labels >= 0) & (gathered.rows["which"] == dataset_index)], minlength=len(gathered.classes)
+            )
+            for dataset_index in range(len(gathered.names))
         ]
     )
     counts = counts_by_dataset.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
     listed = [
-        {"name": gathered.classes[at], "count": int(counts[at]), "each": counts_by_dataset[:, at].tolist()}
-        for at in order
+        {"name": gathered.classes[i], "count": int(counts[i]), "each": counts_by_dataset[:, i].tolist()} for i in order
     ]
     smallest = listed[-1]["count"]
     return {
@@ -205,11 +204,12 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
             {
                 "data": name,
                 "classes": [
-                    gathered.classes[at] for at in np.flatnonzero(counts_by_dataset[which] == 0)[:MAX_LISTED].tolist()
+                    gathered.classes[i]
+                    for i in np.flatnonzero(counts_by_dataset[dataset_index] == 0)[:MAX_LISTED].tolist()
                 ],
             }
-            for which, name in enumerate(gathered.names)
-            if (counts_by_dataset[which] == 0).any()
+            for dataset_index, name in enumerate(gathered.names)
+            if (counts_by_dataset[dataset_index] == 0).any()
         ],
         "listed": listed[:MAX_LISTED] if len(listed) <= 2 * MAX_LISTED else listed[:MAX_LISTED] + listed[-MAX_LISTED:],
         "counts": sorted(counts.tolist(), reverse=True),
@@ -223,7 +223,11 @@ def _duplicates(gathered: Gathered) -> dict[str, Any]:
     files = group_equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
     pixels = group_equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
     pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
-    return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(rows["flat"].sum())}
+    return {
+        "files": _describe_groups(gathered, files),
+        "pixels": _describe_groups(gathered, pixels),
+        "flat": int(rows["flat"].sum()),
+    }
 
 
 def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
@@ -235,10 +239,12 @@ def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     return [order[start : start + size] for start, size in zip(starts[is_group], sizes[is_group], strict=True)]
 
 
-def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
+def _describe_groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
     """Describe groups of images: first groups in several data sets, then groups in several classes, then all others."""
-    which, label = gathered.rows["which"], gathered.rows["label"]
-    described_groups = [(_has_distinct(which[group]), _has_distinct(label[group]), group) for group in groups]
+    dataset_indices, labels = gathered.rows["which"], gathered.rows["label"]
+    described_groups = [
+        (_has_distinct(dataset_indices[group]), _has_distinct(labels[group]), group) for group in groups
+    ]
     described_groups.sort(key=lambda item: (not item[0], not item[1], -len(item[2])))
     listed = [
         {
@@ -246,7 +252,7 @@ def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
             "several_classes": several_classes,
             "count": len(group),
             "images": [
-                {**_reference(gathered, row), "class": gathered.label_of(row)}
+                {**_image_reference(gathered, row), "class": gathered.class_name(row)}
                 for row in np.sort(group)[:MAX_LISTED].tolist()
             ],
         }
@@ -267,8 +273,8 @@ def _has_distinct(values: np.ndarray) -> bool:
 
 
 def _pixels(gathered: Gathered) -> dict[str, Any]:
-    """Return the mean and std of each channel for each kind of image, and the counts of all levels for the first
-    kind."""
+    """Return the mean and std of each channel for each kind of image, and a histogram of each channel for the most
+    frequent kind."""
     kinds, levels = [], []
     for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
         max_level, count = (1 << bits) - 1, group.pixels
@@ -392,7 +398,7 @@ def _class_advice(summary: dict[str, Any]) -> Iterator[Advice]:
         return
     if classes["imbalance"] is None or classes["imbalance"] > MAX_IMBALANCE:
         ratio = "" if classes["imbalance"] is None else f": the largest has {classes['imbalance']:.0f} times as many"
-        text = "If small classes matter as much as large ones, draw samples with weights, or weight the loss."
+        text = "If small classes matter as much as large classes, draw samples with weights, or weight the loss."
         code = "counts = np.bincount(dataset.labels)\ngl.Loader(dataset, weights=1 / counts[dataset.labels], …)"
         yield Advice("odd", f"Classes differ greatly in size{ratio}", text, code)
     if count := classes["few"]:

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.kinds import is_deterministic
 from gpuload.datasets.resident import DeviceCached
 from gpuload.errors import LimitError
 from gpuload.loader import log
@@ -57,9 +57,9 @@ def cached_samples(options: Options) -> CachedSamples | None:
         return None
     device = options.resolve_device()
     key = _key(options, cached, device)
-    if key not in cached.on_device:
-        cached.on_device[key] = _read(options, cached, device)
-    return cached.on_device[key]
+    if key not in cached.cached_data:
+        cached.cached_data[key] = _read(options, cached, device)
+    return cached.cached_data[key]
 
 
 def describe_cache(options: Options) -> str | None:
@@ -67,7 +67,7 @@ def describe_cache(options: Options) -> str | None:
     if (cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    samples = cached.on_device.get(_key(options, cached, device))
+    samples = cached.cached_data.get(_key(options, cached, device))
     if samples is None:
         return f"{len(cached):,} will be cached on {device} at the first iter()"
     on_cpu = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
@@ -77,7 +77,7 @@ def describe_cache(options: Options) -> str | None:
 def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
     """Return a key for how the loader reads samples; loaders with the same key share the cache."""
     chain = options.chain
-    seed = None if draws_nothing(cached.dataset) else options.order.seed
+    seed = None if is_deterministic(cached.dataset) else options.order.seed
     collates = options.batches.collate_fn is not None
     kinds = options.plain, chain.moves_pixels, collates, options.workers.decode, seed
     return str(device), len(cached), *kinds, *flattening_key(chain)
@@ -151,7 +151,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
                 logged_s = perf_counter()
                 log.cache_progress(done, count)
         del batch  # its arrays are views of the ring
-    samples.end()
+    samples.finish()
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer uses a different stream
@@ -179,7 +179,7 @@ def _estimate_pixel_bytes(feed: Feed, budget: Budget) -> int:
 @contextlib.contextmanager
 def _open_feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
     """Yield a feed with its own workers, which end at the end of the context."""
-    job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
+    job = replace(job_for(options, 0, decodes_full_images=True), dataset=cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
     options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpuload.errors import LimitError
-from gpuload.workers.pool import running_workers
+from gpuload.workers.pool import count_pools_and_workers
 
 __all__ = [
     "SPARE_DESCRIPTORS",
@@ -125,7 +125,7 @@ def check_workers(workers: int) -> None:
     processes than would be left if all Loaders of this process were closed. `check_descriptors` checks again when
     workers start."""
     if workers:
-        pool_count, worker_count = running_workers()
+        pool_count, worker_count = count_pools_and_workers()
         check_descriptors(workers, releasable=POOL_DESCRIPTORS * pool_count + WORKER_DESCRIPTORS * worker_count)
         check_processes(workers, releasable=pool_count + worker_count)
 

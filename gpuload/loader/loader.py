@@ -54,7 +54,7 @@ from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
-from gpuload.workers.source import pickled_state
+from gpuload.workers.source import pickle_state
 
 __all__ = ["BatchInfo", "Loader", "apply"]
 
@@ -325,7 +325,7 @@ class Loader:
         place = self._cursor.place
         if self._iterates_in_process and not place.iterable_progress and self._cursor.is_untouched:
             # If the dataset is its own iterator, only this state can rewind it.
-            dataset_state = pickled_state(self.dataset, "dataset")
+            dataset_state = pickle_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some datasets have a state only after iteration has begun
                 place = with_states(place, 0, {"dataset": dataset_state})
         return self._state(place).to_dict()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gpuload.datasets.resident import find_resident
+from gpuload.datasets.resident import find_device_cached
 from gpuload.decode import Decoder
 from gpuload.decode.jpeg import NvImageCodec
 from gpuload.stage import Plan
@@ -87,7 +87,7 @@ def _describe_workers(options: Options) -> str:
     workers = options.workers
     if workers.ray_workers is not None:
         return repr(workers.ray_workers)
-    if find_resident(options.order.dataset) is not None:
+    if find_device_cached(options.order.dataset) is not None:
         return "all samples are cached, no workers"
     if not workers.count:
         return "no worker processes (num_workers=0)"

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cached import Cached
-from gpuload.datasets.resident import DeviceCached, datasets_in
+from gpuload.datasets.resident import DeviceCached, walk_datasets
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
@@ -28,7 +28,7 @@ from gpuload.loader.options import Options
 from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
 from gpuload.stage import Stage
 from gpuload.stage.decode import ImageDecoder
-from gpuload.workers.counters import FIELDS, place_of
+from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import ErrorLog
 from gpuload.workers.feed import Feed
 
@@ -89,7 +89,7 @@ class Span:
         in_process, seconds = not self.gauges["num_workers"], float(counters.main["time_s"])
         rows = _limit_to_epochs(counters.workers, int(1e9 * seconds))
         numbers = Counter({**counters.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
-        numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
+        numbers["started"] = int(np.count_nonzero(rows[:, field_indices["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
         stats = Stats(
             epoch=epoch,
@@ -144,7 +144,7 @@ class Meter:
         names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
         self.counts: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
-        self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
+        self._caches = [part for part in walk_datasets(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
         self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
         self._awaits_first_batch = False
@@ -215,7 +215,7 @@ class Meter:
             main |= {"timed": times.batches, "device_copy_s": times.copy_s, "device_stage_s": times.stage_s}
         decoded, refused = Counter[str](), Counter[str]()
         if decoder is not None:
-            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
+            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.image_count}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refusals)
         return (
             Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline
@@ -224,8 +224,8 @@ class Meter:
     def _gauges(self) -> dict[str, Any]:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
         return {
-            "chunks_ready": sum(batch.done_parts for batch in feed.batches),
-            "batches_ready": sum(not batch.open_parts for batch in feed.batches) + len(self.launched),
+            "chunks_ready": sum(batch.done_part_count for batch in feed.batches),
+            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self.launched),
             "ring_used_bytes": ring.used_bytes,
             "ring_bytes": ring.slot_bytes,
             "ring_limit_bytes": ring.ring_bytes,
@@ -248,7 +248,7 @@ class Meter:
 def _untried(options: Options) -> tuple[str, ...]:
     """Return the options that this loader could use but does not, for the advice: see `Stats.untried`."""
     order, dataset, untried = options.order, options.order.dataset, []
-    parts = list(datasets_in(dataset))
+    parts = list(walk_datasets(dataset))
     # Neighbouring samples are read together if a file contains several samples, or if the dataset has `blocks()`.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.is_planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
@@ -264,7 +264,7 @@ def _untried(options: Options) -> tuple[str, ...]:
 def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
     """Return the workers' rows without time between epochs, in which workers may also start or be idle."""
     rows = workers.copy()
-    busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
+    busy_ns, start_ns, idle_ns = (rows[:, field_indices[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
     remaining_ns = np.maximum(0, time_ns - busy_ns)
     start_ns[:] = np.minimum(start_ns, remaining_ns)
     idle_ns[:] = np.minimum(idle_ns, remaining_ns - start_ns)
@@ -291,7 +291,7 @@ def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
     """Yield the statistics of current and past workers."""
-    places = [place_of[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
+    places = [field_indices[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
     for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, places].tolist()):
         if number < count or busy_ns or idle_ns or start_ns or restarts:
             ready_ns = max(1e9 * seconds - start_ns, 1)

@@ -20,7 +20,7 @@ import torch
 from gpuload import transforms
 from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
-from gpuload.datasets.resident import DeviceCached, find_resident
+from gpuload.datasets.resident import DeviceCached, find_device_cached
 from gpuload.datasets.without_torch import without_torch
 from gpuload.decode import Decode
 from gpuload.errors import explains_foreign_arguments
@@ -286,7 +286,7 @@ class Options:
     @property
     def device_cached(self) -> DeviceCached | None:
         """Return the dataset's `DeviceCached`, or None if it has none."""
-        return find_resident(self.order.dataset)
+        return find_device_cached(self.order.dataset)
 
     @property
     def sent_dataset(self) -> Any:

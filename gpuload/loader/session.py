@@ -41,15 +41,15 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
-from gpuload.stage.device_cache import transfer_of
+from gpuload.stage.device_cache import make_cached_transfer
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.box_fields import REMARK_PREFIX
+from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
-from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
+from gpuload.workers.inherited import DatasetChanges, find_objects, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
@@ -205,7 +205,7 @@ class Session:
             self.ring,
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
             chunk_size=options.chunk_size,
-            plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
+            plain_chunk_size=1 if self.transfer.is_asynchronous else options.plain_chunk_size,
             ahead=options.batches_ahead(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
@@ -251,7 +251,9 @@ class Session:
             resources.callback(self.ring.close)
             self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
             undo.callback(self.engine.close)
-            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.transfer = (
+                make_transfer(self.ring, device) if cached is None else make_cached_transfer(cached, self.ring)
+            )
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
                 self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
@@ -268,7 +270,7 @@ class Session:
     def is_usable(self) -> bool:
         """Whether another epoch can begin in this session: no step was interrupted, the engine works, and the workers'
         state matches the loader's; for an iterable dataset also the current ranks."""
-        if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
+        if self.steps.state is not SessionState.OPEN or self.engine.failure is not None or self.outdated:
             return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
@@ -278,7 +280,7 @@ class Session:
         `epoch_sent` is the argument that workers pass to the dataset's ``set_epoch()``, which they do not call if it is
         -1. Raise a WorkerError if a `worker_init_fn` raises an exception.
         """
-        with self.lock, self.steps.begin(engine_broken=self.engine.broken is not None):
+        with self.lock, self.steps.begin(engine_broken=self.engine.failure is not None):
             epoch = self._epoch = object()
             self.ready = None
             self.launched.clear()
@@ -301,7 +303,7 @@ class Session:
 
     def advance(self, info: bool) -> bool:
         """Set `ready` to the next batch; return False at the end of the epoch. The caller holds the lock."""
-        with self.steps.begin(engine_broken=self.engine.broken is not None):
+        with self.steps.begin(engine_broken=self.engine.failure is not None):
             with self.meter:
                 self.ready = self._next_launched(info)
             if self.ready is None:
@@ -329,7 +331,7 @@ class Session:
                 with profiler_range(WAIT):
                     batch = self._take(self.feed.take)
             except TooManyErrors:
-                self.errors.extend(self.feed.take_errors(), loud=False)
+                self.errors.extend(self.feed.take_errors(), warn=False)
                 raise
             if batch is None:
                 return None
@@ -340,7 +342,7 @@ class Session:
         # The copies and stages of the following batches run while the consumer works on the current batch. Launching
         # two batches together takes the host less time than launching one in each `next()`, since the second one finds
         # all code and tables in the processor's cache. The `next()` in between launches nothing.
-        if len(self.launched) <= 1 and self.transfer.asynchronous and not self.options.chain.holds_state:
+        if len(self.launched) <= 1 and self.transfer.is_asynchronous and not self.options.chain.holds_state:
             while (
                 len(self.launched) <= LAUNCHED_AHEAD
                 and (following_batch := self._take(self.feed.take_if_ready)) is not None
@@ -350,7 +352,7 @@ class Session:
         if current.last_steps is not None:
             self._end_batch(current)
         failed, current.failed = current.failed, []
-        self.errors.extend(failed, loud=current.error is None)  # if a warning raises an error, the batch stays queued
+        self.errors.extend(failed, warn=current.error is None)  # if a warning raises an error, the batch stays queued
         while current.remarks:
             kind, text = current.remarks.pop(0)
             if kind not in self._warned:
@@ -386,11 +388,11 @@ class Session:
         """Return the next batch that is not dropped, or whose error must be raised. Record the failures of dropped
         batches."""
         while (batch := take()) is not None and batch.dropped:
-            if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
+            if batch.fatal_error is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
             failed, batch.errors = batch.errors, []
             self.feed.release(batch)
-            self.errors.extend(failed, loud=True)
+            self.errors.extend(failed, warn=True)
         return batch
 
     def check_process(self) -> None:
@@ -466,15 +468,15 @@ class Session:
             self.transfer.loading = None
 
     def _issue(self, batch: Batch, info: bool) -> _LaunchedBatch:
-        if batch.fatal is not None:
-            raise SampleError(batch.fatal)
+        if batch.fatal_error is not None:
+            raise SampleError(batch.fatal_error)
         if batch.errors and self.options.workers.faults.on_error == "raise":
             raise SampleError(min(batch.errors, key=lambda record: record.position))
-        if batch.lost is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
+        if batch.unreplaced_error is not None and (self.options.workers.faults.on_error == "replace" or batch.is_empty):
             raise TooManyErrors(
-                f"the sample at position {batch.lost.position} of epoch {batch.spec.epoch} could not be replaced: all "
-                f"substitutes failed, the last one with {batch.lost.describe()}. Check that the files can still be "
-                "reached; loader.errors lists the failures"
+                f"the sample at position {batch.unreplaced_error.position} of epoch {batch.spec.epoch} could not be "
+                f"replaced: all substitutes failed, the last one with {batch.unreplaced_error.describe()}. Check that "
+                "the files can still be reached; loader.errors lists the failures"
             )
 
         holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
@@ -482,15 +484,15 @@ class Session:
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
             assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        images, remark = 0, batch.remark
+        images, remark = 0, batch.warning
         for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect
-            images += part.samples
+            images += part.sample_count
             part.content = None
         remarks = [("", assembled.warning)] if assembled.warning else []
         if assembled.last_steps is None:  # otherwise the batch is not final yet
             remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
-            kind = next((prefix for prefix in (REMARK_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
+            kind = next((prefix for prefix in (WARNING_PREFIX, UNUSABLE) if remark.startswith(prefix)), "unrecognized")
             remarks.append((kind, remark))
         return _LaunchedBatch(
             assembled.value,
@@ -570,7 +572,7 @@ class _Consumer(Consumer):
     def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
         self._options, self._transfer, self._decoder, self._planner = options, transfer, decoder, planner
 
-    def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
+    def substitute_candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
@@ -598,14 +600,21 @@ class _Consumer(Consumer):
 # -- the engine that processes chunks, and its job --------------------------------------------------------------------
 
 
-def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+def job_for(
+    options: Options,
+    epoch: int,
+    fusing: Any = None,
+    *,
+    decodes_full_images: bool = False,
+    device_share: float = 0.0,
+) -> Job:
     """Return the job to send to workers.
 
     Args:
         options: the loader's options.
         epoch: the number of the first epoch.
         fusing: plans batches for the fused kernels, if workers do that.
-        whole: decode entire images, to be cached instead of cropped.
+        decodes_full_images: whether workers decode complete images, to be cached instead of cropped.
         device_share: the share of the samples that the device decodes.
     """
     return Job(
@@ -615,14 +624,14 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
-        single=options.order.yields_samples,
+        is_unbatched=options.order.yields_samples,
         plain=options.plain,
-        moves=options.chain.moves_pixels,
+        moves_pixels=options.chain.moves_pixels,
         epoch=epoch,
         **ranks_of(options.order),
         group=find_group(),
         fusing=fusing,
-        whole=whole,
+        decodes_full_images=decodes_full_images,
         device_share=device_share,
         module_values=_module_values(options) if options.workers.processes else {},
     )
@@ -631,7 +640,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
 def _module_values(options: Options) -> dict[str, dict[str, Any]]:
     """Return the values in the user's modules that the workers' code refers to."""
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
-    for _, part in objects_in(options.order.dataset):
+    for _, part in find_objects(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
     return module_values(user for user in objects if user is not None)
 
@@ -653,5 +662,5 @@ def engine_for(
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
-        return InProcessEngine(job, ring, around=partial(profiler_range, DECODE))
+        return InProcessEngine(job, ring, chunk_context=partial(profiler_range, DECODE))
     return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)

@@ -50,7 +50,7 @@ def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
     requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
     for chunk, request, next_request in zip(chunks, requests, [*requests[1:], None], strict=True):
         if source.reads_ahead:
-            source.will_need(next_request)
+            source.store_next_keys(next_request)
         sample_of = source.open(request)
         for row, index in enumerate(chunk.tolist()):
             began_ns = perf_counter_ns()

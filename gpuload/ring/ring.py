@@ -372,7 +372,7 @@ class Ring:
         return (
             f"decoded images need {promised:,} more bytes of memory, in addition to {MARGIN_BYTES:,} for the rest of "
             f"the program, but the program's control group has only {left_bytes:,} bytes left. Use a smaller "
-            "batch_size or chunk_size, use fewer workers, make a crop the first transform, or raise the memory limit "
+            "batch_size or chunk_size, use fewer workers, start the transforms with a crop, or raise the memory limit "
             "of the container or job"
         )
 

@@ -1,2 +1,2 @@
-"""Counter-based random numbers, distributions, and seeding of the global generators. Used by workers and by the main
-process; does not import torch."""
+"""Counter-based random numbers, distributions, and seeding of the global generators. Workers and the main process use
+this package, which does not import torch."""

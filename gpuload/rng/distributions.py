@@ -1,11 +1,11 @@
 """Normal, gamma, beta and Dirichlet variates, computed from uniform numbers in the open interval (0, 1).
 
-Each variate consumes a fixed number of uniforms, so draws stay a pure function of their counters. All functions are
+Each variate consumes a fixed number of uniforms, so it remains a pure function of their counters. All functions are
 vectorised over the leading axes. Workers import this module, so it uses neither torch nor scipy.
 
-Gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000). They are
-computed as logarithms, because variates with a small shape underflow float64: a beta variate with both shapes 0.001
-would be 0/0.
+Source of the gamma variates: Marsaglia, Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000).
+They are computed as logarithms, because gamma variates with a small shape underflow float64: a beta variate with both
+shapes 0.001 would be 0/0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 __all__ = ["beta", "beta_count", "dirichlet", "dirichlet_count", "gamma_count", "log_gamma", "normal"]
 
-TRIES: Final = 8  # a try is accepted with a probability of at least 0.95, so all 8 fail once in 10**10 variates
+TRIES: Final = 8  # each try is accepted with a probability of at least 0.95: all 8 fail once in 10**10 variates
 
 
 def normal(uniforms: np.ndarray) -> np.ndarray:
@@ -36,21 +36,21 @@ def gamma_count(shape: float) -> int:
 
 
 def log_gamma(uniforms: np.ndarray, shape: float) -> np.ndarray:
-    """Return the logarithms of gamma variates with `shape` > 0 and scale 1; the last axis of `uniforms` must have
-    `gamma_count(shape)` numbers."""
+    """Return the logarithms of gamma variates with `shape` > 0 and scale 1. The length of the last axis of `uniforms`
+    must be `gamma_count(shape)`."""
     if shape == 1:
         return np.log(-np.log(uniforms[..., 0]))
     # For a shape below 1, draw a variate with shape + 1 and multiply it by u ** (1 / shape).
     third = (shape + 1 if shape < 1 else shape) - 1 / 3
     deviates = normal(uniforms[..., :TRIES])
     cubes = (1 + deviates / math.sqrt(9 * third)) ** 3
-    logs = np.log(np.maximum(cubes, 1e-300))
-    accepted = np.log(uniforms[..., TRIES:-1]) < 0.5 * deviates**2 + third * (1 - cubes + logs)
+    log_cubes = np.log(np.maximum(cubes, 1e-300))
+    accepted = np.log(uniforms[..., TRIES:-1]) < 0.5 * deviates**2 + third * (1 - cubes + log_cubes)
     accepted &= cubes > 0
     first_accepted = accepted.argmax(axis=-1)[..., None]
-    logarithms = np.take_along_axis(logs, first_accepted, axis=-1)[..., 0]
-    logarithms = math.log(third) + np.where(accepted.any(axis=-1), logarithms, 0.0)
-    return logarithms + np.log(uniforms[..., -1]) / shape if shape < 1 else logarithms
+    log_variates = np.take_along_axis(log_cubes, first_accepted, axis=-1)[..., 0]
+    log_variates = math.log(third) + np.where(accepted.any(axis=-1), log_variates, 0.0)
+    return log_variates + np.log(uniforms[..., -1]) / shape if shape < 1 else log_variates
 
 
 def beta_count(a: float, b: float) -> int:
@@ -59,7 +59,8 @@ def beta_count(a: float, b: float) -> int:
 
 
 def beta(uniforms: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Return beta variates with shapes a, b > 0; the last axis of `uniforms` must have `beta_count(a, b)` numbers."""
+    """Return beta variates with shapes a, b > 0. The length of the last axis of `uniforms` must be
+    `beta_count(a, b)`."""
     if a == b == 1:
         return uniforms[..., 0]
     return dirichlet(uniforms, (a, b))[..., 0]
@@ -72,7 +73,7 @@ def dirichlet_count(shapes: Sequence[float]) -> int:
 
 def dirichlet(uniforms: np.ndarray, shapes: Sequence[float]) -> np.ndarray:
     """Return Dirichlet variates: the last axis holds one share for each of `shapes` (all > 0), and the shares sum to 1.
-    The last axis of `uniforms` must have `dirichlet_count(shapes)` numbers."""
+    The length of the last axis of `uniforms` must be `dirichlet_count(shapes)`."""
     logs, start = [], 0
     for shape in shapes:
         end = start + gamma_count(shape)

@@ -1,14 +1,14 @@
 """Counter-based random numbers: Philox4x32-10, vectorised in numpy.
 
-A draw is a pure function of (seed, epoch, position, lane): it is the same with any number of workers, ranks or samples
-per batch, and does not depend on any other draw. Runs in the main process and in workers; its only state is a few
-small caches.
+The random numbers of a lane are a pure function of (seed, epoch, position, lane): they are the same with any number of
+workers, ranks or samples per batch, and do not depend on any other random numbers. This module runs in the main process
+and in workers; its only state is a few small caches.
 
 A 128-bit counter has four words: words 0 and 1 are the low and the high half of the sample's position, word 2 is the
-*lane* (which transform draws; `gpuload.rng.streams` lists all lanes), and word 3 is the block of four numbers within
-the lane.
+*lane*, which identifies the transform or other consumer (`gpuload.rng.streams` lists all lanes), and word 3 is the
+index of a block of four numbers within the lane.
 
-Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+Source of the algorithm: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS: Final = 10
 LOW32: Final = 0xFFFFFFFF
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # for counter words 0 and 2
 WEYL: Final = (0x9E3779B9, 0xBB67AE85)  # added to key words 0 and 1 after each round
-PIECE: Final = 1024  # counters processed at a time, so that a round fits in the CPU cache
+PIECE: Final = 1024  # the number of counters processed at a time, so that a round fits in the CPU cache
 
 # These are 0-d arrays, because numpy takes half a microsecond longer with scalars.
 _MASK: Final = np.array(LOW32, np.uint64)
@@ -44,7 +44,7 @@ class Key(NamedTuple):
     k1: int
 
 
-@lru_cache(maxsize=64)  # needed for every chunk and batch; computing a key costs as much as the draws of a few samples
+@lru_cache(maxsize=64)  # called for every chunk and batch; computing a key takes as long as drawing for a few samples
 def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
     """Return the key that all random draws of one epoch depend on.
 
@@ -87,17 +87,15 @@ def philox4x32(counters: np.ndarray, key: Key) -> np.ndarray:
     """
     counters = np.asarray(counters)
     if counters.dtype != np.uint32 or counters.ndim == 0 or counters.shape[-1] != 4:
-        raise ValueError(
-            f"philox4x32 takes counters as uint32 of shape … × 4, got {counters.dtype} of shape {counters.shape}"
-        )
+        raise ValueError(f"counters must be uint32 of shape … × 4, got {counters.dtype} of shape {counters.shape}")
     flat = counters.reshape(-1, 4)
     out = np.empty_like(flat)
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
         n = len(piece)
-        even, odd = _state(n)
+        even, odd = _allocate_state(n)
         even[:n], odd[:n], even[n:], odd[n:] = piece[:, 0], piece[:, 1], piece[::-1, 2], piece[::-1, 3]
-        out[start : start + n] = _rounds(even, odd, key).take(_gather(1, n, 4))
+        out[start : start + n] = _run_rounds(even, odd, key).take(_gather_indices(1, n, 4))
     return out.reshape(counters.shape)
 
 
@@ -107,14 +105,15 @@ def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
     Args:
         key: the epoch's key, from `epoch_key`.
         positions: int64, shape B; not negative.
-        lane: which transform (or other user) draws, 0 ≤ lane < 2**32. Lanes are independent of each other.
+        lane: the lane of the transform or other consumer, 0 ≤ lane < 2**32. Lanes are independent of each other.
         count: the number of words per position. A larger count appends words and leaves the earlier ones unchanged.
 
     Returns:
         uint32, B × count.
 
     Raises:
-        ValueError: `positions` is not a one-dimensional array of integers, or `lane` or `count` is out of range.
+        ValueError: `positions` is not a one-dimensional array of integers, `lane` is out of range, or `count` is
+            negative.
 
     Example:
         >>> words(Key(1, 2), np.arange(16), lane=0, count=6).shape
@@ -142,8 +141,8 @@ def words(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
 def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarray:
     """Return `count` random numbers for each position, uniform in the open interval (0, 1).
 
-    Each number is (word + ½) / 2**32, exact in float64. It is never 0 or 1, so its logarithm and its reciprocal are
-    finite. (Rounded to float32, the largest numbers would become 1.)
+    Each number is (word + ½) / 2**32, which is exact in float64 and never 0 or 1, so its logarithm and reciprocal are
+    finite. (If they were rounded to float32, the largest numbers would become 1.)
 
     The arguments and errors are the same as for `words`.
 
@@ -162,34 +161,34 @@ def uniforms(key: Key, positions: np.ndarray, lane: int, count: int) -> np.ndarr
 
 
 def _draw(key: Key, positions: np.ndarray, lane: int, blocks: int, count: int) -> np.ndarray:
-    """Compute `words` for at most PIECE counters. With few counters, the overhead of numpy calls dominates, so there
-    are few calls."""
+    """Compute `words` for at most PIECE counters, or for a single position. With few counters, the overhead of numpy
+    calls dominates, so this function makes as few calls as possible."""
     positions64 = positions.astype(np.uint64)
-    even, odd = (template.copy() for template in _templates(lane, blocks, len(positions64)))
+    even, odd = (template.copy() for template in _state_templates(lane, blocks, len(positions64)))
     shape = (blocks, len(positions64))
     half = len(odd) // 2
     even[:half].reshape(shape)[:] = positions64 & _MASK
     odd[:half].reshape(shape)[:] = positions64 >> _SHIFT
-    return _rounds(even, odd, key).take(_gather(blocks, len(positions64), count))
+    return _run_rounds(even, odd, key).take(_gather_indices(blocks, len(positions64), count))
 
 
-def _state(n: int) -> tuple[np.ndarray, np.ndarray]:
+def _allocate_state(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Allocate the state of n counters: 2 n even words (0 and 2) and 2 n odd words (1 and 3).
 
-    Both arrays are flat: word 0 of all counters, then word 2 of all counters in *reverse* order; likewise words 1 and
-    3. So `[::-1]` exchanges the two halves, as each round does, and keeps the words of each counter aligned. The even
-    words are uint64 with a zero high half, ready to be multiplied.
+    Both arrays are flat. One holds word 0 of all counters, then word 2 of all counters in *reverse* order; the other
+    holds words 1 and 3 in the same way. So `[::-1]` exchanges the two halves, as each round does, and keeps the words
+    of each counter aligned. The even words are uint64 with a zero high half, ready to be multiplied.
     """
     return np.zeros(2 * n, np.uint64), np.empty(2 * n, np.uint32)
 
 
-def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
+def _run_rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
     """Run the ten rounds, overwriting the state; return its even words followed by its odd words, uint32 (4 n,).
 
-    A round is three numpy calls on views that are created once. With seven calls, on 2 × n arrays, 32 counters took
-    twice as long.
+    A round is three numpy calls on views that are created once. A version with seven calls on 2 × n arrays took twice
+    as long for 32 counters.
     """
-    multipliers, round_keys = _constants(key, len(odd) // 2)
+    multipliers, round_keys = _round_constants(key, len(odd) // 2)
     product = np.empty_like(even)
     parts = product.view(np.uint32)
     high, low = parts[HIGH::2][::-1], parts[LOW::2][::-1]
@@ -205,27 +204,28 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Return the indices at which `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
+def _gather_indices(blocks: int, batch: int, count: int) -> np.ndarray:
+    """Return the indices of the `count` words of each position in the result of `_run_rounds`, batch × count. At most
+    32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])
 
 
 @lru_cache(maxsize=32)
-def _templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def _state_templates(lane: int, blocks: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a state for `batch` positions in which all words except the positions are filled in. At most 25 KB."""
-    even, odd = _state(blocks * batch)
+    even, odd = _allocate_state(blocks * batch)
     even[blocks * batch :] = lane
     odd[blocks * batch :] = np.repeat(np.arange(blocks), batch)[::-1]
     return even, odd
 
 
 @lru_cache(maxsize=16)
-def _constants(key: Key, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the multipliers and each round's key, repeated for the 2 n words of a state. At most 100 KB."""
+def _round_constants(key: Key, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the multipliers and each round's key, all repeated for the 2 n words of a state. At most 100 KB."""
     multipliers = np.repeat(np.array(MULTIPLIERS, np.uint64), n)
-    pairs = [[(word + number * step) & LOW32 for word, step in zip(key, WEYL, strict=True)] for number in range(ROUNDS)]
+    pairs = [[(word + r * increment) & LOW32 for word, increment in zip(key, WEYL, strict=True)] for r in range(ROUNDS)]
     return multipliers, [np.repeat(np.array(pair, np.uint32), n) for pair in pairs]
 
 

@@ -1,8 +1,8 @@
 """The registry of all random streams: Philox lanes, and positions that do not belong to samples.
 
-A random number is a function of (seed, epoch, position, lane, number within the lane). Each consumer has a lane or a
-range of positions to itself, so no two consumers ever get the same number. These values determine what a seed
-reproduces, so they never change. Used by workers and by the main process; imports nothing.
+A random number is a function of (seed, epoch, position, lane, index within the lane). Each consumer has its own lane or
+range of positions, so no two consumers share a random number. The constants below must never change, or a seed would no
+longer reproduce the same numbers. Workers and the main process use this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Lanes, out of 2**32.
-TRANSFORMS: Final = range(2**31)  # the transforms of a chain, numbered from 0 in the order in which they are written
+TRANSFORMS: Final = range(2**31)  # the transforms of a chain, numbered from 0 in written order
 GENERATORS: Final = 2**31  # the seeds of the global generators, per sample
 SUBSTITUTES: Final = 2**31 + 1  # which samples to try in place of a failed sample
 SAMPLE_RNG: Final = 2**31 + 2  # `gpuload.sample_rng()`
@@ -38,14 +38,14 @@ SHARDS: Final = 2**31 + 3  # the order in which the shards of a stream are read
 SHUFFLE_BUFFER: Final = 2**31 + 4  # which sample of a stream's shuffle buffer comes next
 WINDOWS: Final = 2**31 + 5  # block shuffle: the keys of the windows
 WITHIN_WINDOWS: Final = 2**31 + 6  # block shuffle: the order of the samples in small windows
-SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the place of the short last block in the order
+SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the position of the short last block in the order
 MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the data sets in the blocks
 MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the data sets
 MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a data set's permutations from the data set's key
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a module at the end of a chain, one lane per view
-ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
+ORDER: Final = 2**32 - 1  # the epoch's permutation, or its sampling with replacement
 
 # Positions, in every lane.
 SAMPLE_POSITIONS: Final = range(2**62)  # an epoch's samples
-WORKER_INIT_POSITIONS: Final = range(2**62, 2**62 + 2**61)  # the `worker_init_fn` of each worker
-SAMPLER_POSITION: Final = 2**62 + 2**61  # a user's sampler
+WORKER_INIT_POSITIONS: Final = range(2**62, 2**62 + 2**61)  # one for the `worker_init_fn` of each worker
+SAMPLER_POSITION: Final = 2**62 + 2**61  # for a user's sampler

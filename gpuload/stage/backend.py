@@ -2,8 +2,8 @@
 
 A backend is created once per stage. It creates a runner for each segment, a sequence of consecutive transforms that it
 executes; see `gpuload.stage.segments`. A backend draws no random numbers and sees no transforms, only programs
-(`gpuload.transforms.program`). All backends produce the levels of `gpuload.stage.reference`, within the tolerances in
-``docs/parity.md``.
+(`gpuload.transforms.program`). All backends produce the same pixel values as `gpuload.stage.reference`, within the
+tolerances in ``docs/parity.md``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["Backend", "CompiledRunner", "LateRunner", "LevelRunner", "ResultFormat"]
 
-# A function that changes finished images in place; the arguments are those of `gpuload.stage.finish.apply_late`.
+# A function that changes finished images in place. It takes the arguments of `gpuload.stage.finish.apply_late`.
 LateRunner = Callable[[Outputs, Program, np.ndarray | None], None]
 
 
@@ -34,10 +34,10 @@ class ResultFormat:
     """The properties of a segment's results that are known before the first batch.
 
     Attributes:
-        channels: the maximum number of channels within the segment, and the number of channels of the results.
+        channels: the maximum number of channels within the segment, and the results' number of channels.
         dtype: the dtype of the results.
         column_stride: the stride between columns of the results, in elements.
-        erases: the possible values of "boxes are erased while the results are written"; two if that depends on draws.
+        erases: whether boxes are erased while the results are written; both values if random parameters decide.
     """
 
     channels: tuple[int, int]
@@ -47,7 +47,7 @@ class ResultFormat:
 
 
 class LevelRunner(Protocol):
-    """A runner for a segment of transforms that work on levels."""
+    """A runner for a segment whose transforms work on levels, the pixel values before normalization."""
 
     def __call__(
         self,
@@ -55,20 +55,20 @@ class LevelRunner(Protocol):
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None,
+        late_program: Program | None,
     ) -> Program | None:
-        """Apply a program, and finish the images.
+        """Apply a program, and convert the images to results.
 
         Args:
-            images: the images, which cover at least the first of the windows.
+            images: the images; each covers at least its window before the first record.
             program: the program of this segment.
-            windows_tlhw: the windows of the images before each record, and of the results.
-            outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            on_finished: the program of the transforms that follow and work on finished images, if this backend runs
-                those transforms too.
+            windows_tlhw: the windows of the images before each record, and the windows of the results.
+            outputs: the result for image i is written to ``outputs[i]``, C×H×W.
+            late_program: the program of the following transforms, which work on finished images; None if there are
+                none, or if another backend runs them.
 
         Returns:
-            The part of `on_finished` that remains to be applied.
+            The part of `late_program` that remains to be applied.
         """
         ...
 
@@ -86,7 +86,7 @@ class CompiledRunner(LevelRunner, Protocol):
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a planned batch, whose arrays are stored after the pixels."""
+        """Launch the kernels of a batch that a worker planned; the plan's arrays are stored after its pixels."""
         ...
 
 
@@ -115,25 +115,25 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
-        """Return in a few words why the reference runs these records instead; None if this backend runs them.
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+        """Return a short reason why the reference runs these records instead; None if this backend runs them.
 
         Args:
             outline: describes the records.
-            on_finished: whether the records are applied to finished images.
+            is_late: whether the records are applied to finished images.
         """
 
     @abstractmethod
     def level_runner(self, finish: Finish) -> LevelRunner:
-        """Return a runner for records that work on levels, which also finishes the results."""
+        """Return a runner that applies records to levels, and converts the levels to results with `finish`."""
 
     @abstractmethod
     def late_runner(self) -> LateRunner:
-        """Return a runner for records that work on finished images."""
+        """Return a runner that applies records to finished images."""
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         """Return the kernels that a runner for finished images may launch for these outlines."""
         return set()
 
     def compile(self, kernels: set[Any]) -> None:  # noqa: B027  most backends have nothing to compile
-        """Compile kernels, and wait until that is done."""
+        """Compile kernels, and wait until all are compiled."""

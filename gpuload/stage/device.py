@@ -19,7 +19,9 @@ reads the memory, and does not reuse the memory until the copy is done.
 
 A profiler range (`profiler_range`) costs microseconds even when nothing records it, so ranges are created only while a
 profiler runs. There are four names, each used at most a few times per batch, in the iterating thread. NVIDIA's tools
-see them through ``emit_nvtx``. Runs in the main process.
+see them through ``emit_nvtx``.
+
+This module runs in the main process.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from gpuload.ring.packing import ALIGNMENT, Span, spans_of, write_arrays
 from gpuload.ring.ring import align
 
 __all__ = [
+    "CANNOT_LOCK",
     "COPY",
     "DECODE",
-    "KINDS",
-    "NO_LOCKS",
+    "DEVICE_TYPES",
     "STAGE",
     "TIMED_EVERY",
     "WAIT",
@@ -50,20 +52,20 @@ __all__ = [
     "capability",
     "current_device",
     "default_device_type",
-    "device_of",
     "generator_of",
     "is_available",
-    "kind",
     "pci_address",
     "profiler_range",
     "shares_memory_pool",
+    "supported_type",
     "upload",
-    "upload_together",
-    "views_of",
+    "upload_arrays",
+    "use_device_of",
+    "view_arrays",
 ]
 
-KINDS: Final = ("cuda", "xpu")  # torch device types with streams that gpuload supports
-NO_LOCKS: Final = -1  # returned by `Accelerator.lock` if torch cannot page-lock foreign memory on this device
+DEVICE_TYPES: Final = ("cuda", "xpu")  # torch device types with streams that gpuload supports
+CANNOT_LOCK: Final = -1  # returned by `Accelerator.lock` if torch cannot page-lock the ring's memory for this device
 # Runtime errors that concern only the memory: invalid value, out of memory, already locked, not locked, not supported.
 # After any other error the device is broken and nothing may be allocated there, because torch's allocator ends the
 # process at the second error.
@@ -73,7 +75,7 @@ TIMED_EVERY: Final = 8  # one of this many batches is timed
 # Names of profiler ranges.
 WAIT: Final = "gpuload::wait"  # waiting for the chunks of the next batch
 DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
-STAGE: Final = "gpuload::stage"  # draws, transforms and collation; includes the copy
+STAGE: Final = "gpuload::stage"  # drawing, transforms and collation; includes the copy
 COPY: Final = "gpuload::copy"  # copying slots to the device
 
 Name = TypeVar("Name")
@@ -101,7 +103,7 @@ class Accelerator:
         return torch.accelerator.current_stream(self.device)
 
     @contextlib.contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
+    def make_current(self, stream: Any) -> Iterator[None]:
         """Make the device and one of its streams current in this thread, within the ``with`` block."""
         with torch.accelerator.device_index(self.device.index):
             previous_stream = torch.accelerator.current_stream(self.device)
@@ -135,7 +137,7 @@ class Accelerator:
         """Keep torch from reusing a tensor's memory until all work issued on the stream before the tensor is freed is
         done. Accepts any layout, and skips parts on other devices (a jagged tensor stores the lengths of its longest
         and shortest row on the CPU)."""
-        for part in _parts(tensor):
+        for part in _strided_parts(tensor):
             if part.device.type == self.device.type:
                 part.record_stream(stream)
 
@@ -145,7 +147,7 @@ class Accelerator:
 
     def free_bytes(self) -> int | None:
         """Return how much of the device's memory torch can still use: free memory, and memory that torch's
-        allocator reserves but does not use. Return None if this runtime does not report these numbers."""
+        allocator reserves but does not use. Return None if this runtime does not report these sizes."""
         module = torch.get_device_module(self.device)
         if not hasattr(module, "mem_get_info"):
             return None
@@ -153,13 +155,14 @@ class Accelerator:
         return int(module.mem_get_info(self.device)[0]) + int(unused_bytes)
 
     def lock(self, address: int, nbytes: int) -> int:
-        """Page-lock memory, so that it can be copied from asynchronously.
+        """Page-lock memory, so that copies from it are asynchronous.
 
         Returns:
-            0, `NO_LOCKS`, or the runtime's error code; an error is also cleared as the runtime's last error.
+            0 on success, `CANNOT_LOCK`, or the runtime's error code. An error in `LOCK_ERRORS` is also cleared as the
+            runtime's last error.
         """
         if self.device.type != "cuda":
-            return NO_LOCKS
+            return CANNOT_LOCK
         with torch.accelerator.device_index(self.device.index):
             code = int(_runtime().cudaHostRegister(address, nbytes, 0))
             if code in LOCK_ERRORS:
@@ -174,36 +177,36 @@ class Accelerator:
 
     def _clear_last_error(self) -> None:
         """Make torch find and clear the runtime's last error now. Otherwise torch would find it after its next launch,
-        and blame that launch. This works however torch is linked: a runtime whose error torch does not see here is not
-        checked after launches either."""
+        and blame that launch. This works however torch is linked: if torch does not see this runtime's
+        errors here, it does not see them after launches either."""
         with contextlib.suppress(RuntimeError):
             torch.empty(1, device=self.device).fill_(1)
 
 
-def kind() -> str | None:
-    """Return the device type, one of `KINDS`, that this torch build supports, even if no such device is present; None
-    if it supports neither type."""
+def supported_type() -> str | None:
+    """Return the device type, one of `DEVICE_TYPES`, that this torch build supports, even if no such device is present;
+    None if this build supports neither type."""
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator.type if accelerator is not None and accelerator.type in KINDS else None
+    return accelerator.type if accelerator is not None and accelerator.type in DEVICE_TYPES else None
 
 
 def is_available() -> bool:
-    """Return whether a device of this `kind` is present. Does not create a context on it."""
-    return kind() is not None and torch.accelerator.is_available()
+    """Return whether a device of the `supported_type` is present. Does not create a context on the device."""
+    return supported_type() is not None and torch.accelerator.is_available()
 
 
 def default_device_type() -> str:
     """Return the default device type: the accelerator's if one is available, else ``"cpu"``."""
-    return str(kind()) if is_available() else "cpu"
+    return str(supported_type()) if is_available() else "cpu"
 
 
 def current_device() -> torch.device:
     """Return the current device, with its index; an accelerator must be available."""
-    return torch.device(str(kind()), torch.accelerator.current_device_index())
+    return torch.device(str(supported_type()), torch.accelerator.current_device_index())
 
 
-def device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Make a tensor's device current within the ``with`` block; does nothing for CPU tensors."""
+def use_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Make a tensor's device current within the ``with`` block; do nothing for CPU tensors."""
     return torch.accelerator.device_index(None if tensor.device.type == "cpu" else tensor.device.index)
 
 
@@ -216,7 +219,8 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """Return a device's CUDA compute capability; None if it is not a CUDA device. ROCm returns its own numbers."""
+    """Return a device's CUDA compute capability; None if it is not a CUDA device. ROCm devices return the
+    version of their AMD architecture."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
@@ -237,11 +241,11 @@ def pci_address(device: torch.device) -> str | None:
     return None if None in ids else "{:04x}:{:02x}:{:02x}.0".format(*ids)
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the strided tensors that a tensor of any layout consists of."""
     if is_traceable_wrapper_subclass(tensor):  # such as a jagged tensor
         names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in _parts(getattr(tensor, name))]
+        return [part for name in names for part in _strided_parts(getattr(tensor, name))]
     tensor = tensor.detach()
     match tensor.layout:
         case torch.sparse_coo:
@@ -262,7 +266,7 @@ class DeviceTimes:
 
     Attributes:
         batches: the number of measured batches.
-        copy_s, stage_s: the total times of their copies and of their stages.
+        copy_s, stage_s: the total times of the measured batches' copies and stages.
     """
 
     def __init__(self, device: Accelerator) -> None:
@@ -281,22 +285,22 @@ class DeviceTimes:
         self.mark(stream)
 
     def mark(self, stream: Any) -> None:
-        """Record a timing event: at the beginning of a batch, after its copies, and at its end."""
+        """Record a timing event. Called at the beginning of a batch, after its copies, and at its end."""
         if self._marks is None:
             return
         event = self._device.record_time(stream)
         self._marks = None if event is None else [*self._marks, event]
 
     def end(self, stream: Any) -> None:
-        """End the batch: all of its work has been issued."""
+        """End a batch whose work has all been issued; add the times of the batches that have passed."""
         self.mark(stream)
         marks, self._marks = self._marks, None
         if marks is not None and len(marks) == 3:
             self._pending.append(marks)
         while self._pending and self._pending[0][-1].query():
-            start, copied, end = self._pending.popleft()
-            self.copy_s += start.elapsed_time(copied) / 1e3
-            self.stage_s += copied.elapsed_time(end) / 1e3
+            start, copy_end, end = self._pending.popleft()
+            self.copy_s += start.elapsed_time(copy_end) / 1e3
+            self.stage_s += copy_end.elapsed_time(end) / 1e3
             self.batches += 1
 
 
@@ -306,29 +310,30 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
+def upload_arrays(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
     """Upload arrays in a single copy, because each copy takes about ten microseconds, however small it is. An entry can
     be a sequence of arrays of one dtype, which are concatenated into one flat tensor."""
     entries = [entry if isinstance(entry, Sequence) else [entry] for entry in arrays]
     spans, nbytes = spans_of(entries)
     flat = np.empty(nbytes, np.uint8)
     write_arrays(entries, spans, flat)
-    tensors = views_of(upload(flat, device), dict(enumerate(spans)))
+    tensors = view_arrays(upload(flat, device), dict(enumerate(spans)))
     return [
         tensor if isinstance(entry, Sequence) or entry.ndim == 1 else tensor.view(entry.shape)
         for entry, tensor in zip(arrays, tensors.values(), strict=True)
     ]
 
 
-def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], begin: int = 0) -> dict[Name, torch.Tensor]:
-    """Return the arrays stored in a uint8 tensor, starting at byte `begin`, as flat tensors."""
-    views, typed = {}, {}  # creating a view with another dtype takes microseconds, so there is one per dtype
+def view_arrays(memory: torch.Tensor, spans: Mapping[Name, Span], begin: int = 0) -> dict[Name, torch.Tensor]:
+    """Return the arrays stored in a uint8 tensor, starting at byte `begin`, as flat tensors. `spans` has each array's
+    position."""
+    views, typed_memory = {}, {}  # creating a view with another dtype takes microseconds, so there is one per dtype
     memory = memory[begin : begin + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
     for name, (start, nbytes, dtype_name) in spans.items():
-        if dtype_name not in typed:
+        if dtype_name not in typed_memory:
             dtype: torch.dtype = getattr(torch, dtype_name)
-            typed[dtype_name] = memory.view(dtype), dtype.itemsize
-        tensor, size = typed[dtype_name]
+            typed_memory[dtype_name] = memory.view(dtype), dtype.itemsize
+        tensor, size = typed_memory[dtype_name]
         views[name] = tensor[start // size : (start + nbytes) // size]
     return views
 

@@ -2,12 +2,12 @@
 
 Memory layout: images and masks, each H×W×C and aligned to 64 bytes, are stored in the order in which they were read, in
 *segments* of uint8. Most data sets have one segment, whose size is estimated from samples spread over the data set;
-images that do not fit go to additional segments. An image is never split between segments. Byte offsets count through
+images that do not fit go to additional segments. An image is never split between segments. Byte offsets run through
 all segments, in order.
 
-On the CPU, windows are copied to the slots of the ring, where workers would have put them. On a device, pixels stay on
-the device: `ResidentTransfer` gathers the windows there instead of copying slots. Used only in the main process; lives
-as long as the `DeviceCached`.
+On the CPU, windows are copied to the slots of the ring, where workers would write other datasets' images. On a
+device, pixels stay on the device: `ResidentTransfer` gathers the windows there instead of copying slots. The memory is
+used only in the main process, and lives as long as the `DeviceCached`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
-from gpuload.stage.device import upload_together
+from gpuload.stage.device import upload_arrays
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.device_cache import WINDOW, CachedSamples, span_of
+from gpuload.workers.device_cache import WINDOW, CachedSamples, total_pixel_bytes
 
-__all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
+__all__ = ["PixelMemory", "ResidentTransfer", "make_cached_transfer"]
 
 MIN_SEGMENT_BYTES = 16 << 20
 # Windows of at most this average size are copied with a single gather, because a copy per window costs the host a few
@@ -45,7 +45,7 @@ class PixelMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.on_host = device.type == "cpu"
+        self.is_on_host = device.type == "cpu"
         self._segments: list[torch.Tensor] = []
         self._starts: list[int] = []  # offset of each segment's first byte
         self._last_used_bytes = 0  # bytes used in the last segment
@@ -79,14 +79,14 @@ class PixelMemory:
         on its current stream. The bytes between windows in `out` are undefined."""
         on_host = isinstance(out, np.ndarray)
         is_single = len(self._segments) == 1
-        if is_single and not on_host and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
-            for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
+        if is_single and not on_host and len(windows) and total_pixel_bytes(windows) <= SMALL_BYTES * len(windows):
+            for piece in np.array_split(windows, -(-total_pixel_bytes(windows) // GATHER_BYTES)):
                 _gather(self._segments[0], piece, out)
             return
-        segment_numbers = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
-        for number, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
+        segment_indices = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
+        for segment_index, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
             memory: Any = segment.numpy() if on_host else segment
-            segment_windows = windows if segment_numbers is None else windows[segment_numbers == number]
+            segment_windows = windows if segment_indices is None else windows[segment_indices == segment_index]
             for start, rows, row_bytes, step, out_start in segment_windows.tolist():
                 if on_host:  # creating an array takes under a microsecond, half as long as slicing and reshaping
                     window = np.ndarray((rows, row_bytes), np.uint8, memory, start - begin, (step, 1))
@@ -99,7 +99,7 @@ class PixelMemory:
 def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> None:
     """Copy windows that are consecutive in `out` with one gather, which has an index for each byte."""
     start, rows, row_bytes, step, out_start = (windows[name] for name in WINDOW.names or ())
-    row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # row number within the window
+    row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # row index within the window
     sources = np.repeat(start, rows) + row * np.repeat(step, rows)
     lengths = np.repeat(row_bytes, rows)
     lengths[np.cumsum(rows) - 1] += -(rows * row_bytes) % ALIGN  # the padding before the next window
@@ -107,7 +107,7 @@ def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> Non
     total, begin = int(ends[-1]), int(out_start[0])
     # Source indices increase by 1 from byte to byte, except at the first byte of a row.
     jumps = np.diff(sources + lengths - 1, prepend=0) - lengths + 1
-    row_starts, jumps = upload_together([ends - lengths, jumps], memory.device)
+    row_starts, jumps = upload_arrays([ends - lengths, jumps], memory.device)
     index = torch.ones(total, dtype=torch.int64, device=memory.device).index_copy_(0, row_starts, jumps).cumsum_(0)
     torch.index_select(memory, 0, index.clamp_(max=len(memory) - 1), out=out[begin : begin + total])
 
@@ -130,7 +130,7 @@ class ResidentTransfer(CudaTransfer):
         del self._memory
 
     def _packed_offsets(self, batch: Batch) -> list[int]:
-        return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
+        return [*accumulate((total_pixel_bytes(windows) for windows in _windows(batch)), initial=0)]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
         for windows, start in zip(_windows(batch), starts, strict=True):
@@ -143,7 +143,7 @@ def _windows(batch: Batch) -> list[np.ndarray]:
     return [NO_WINDOWS if content is None or content.windows is None else content.windows for content in contents]
 
 
-def transfer_of(samples: CachedSamples, ring: Ring) -> CpuTransfer:
-    """Return the transfer for batches of these samples."""
+def make_cached_transfer(samples: CachedSamples, ring: Ring) -> CpuTransfer:
+    """Create the transfer for batches of cached samples."""
     memory: PixelMemory = samples.memory
-    return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)
+    return CpuTransfer(ring) if memory.is_on_host else ResidentTransfer(ring, memory)

@@ -1,9 +1,10 @@
-"""The end of a chain: converts levels to the values and dtype of the batch, and applies the reference's operations to
-finished images.
+"""Converts levels (pixel values before normalization) to the batch's values and dtype at the end of a chain, and
+applies the reference's operations to
+finished images: images with their final values and dtype.
 
 `ToDtype` and `Normalize` are combined into one affine map per channel, y = a · level + b, computed in float64 and
-applied in float32. The map is computed once per chain and image dtype. Levels are whole numbers, 0 … 255 for uint8
-images and 0 … 65535 for uint16; float32 images have arbitrary numbers, which are never rounded, clamped or scaled.
+applied in float32. The map is computed once per chain and image dtype. Levels are integers, 0 … 255 for uint8
+images and 0 … 65535 for uint16; float32 images have arbitrary values, which are never rounded, clamped or scaled.
 
 `apply_late` erases, flips, mixes and normalises finished images in place: it applies the late records of a program one
 after the other to the entire batch, on its device, and keeps no state. Other backends use it for operations that they
@@ -26,11 +27,20 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
 from gpuload.transforms.program.windows import boxes_within
 
-__all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels", "neighbours", "random_numbers"]
+__all__ = [
+    "MAX_LEVELS",
+    "UNCHANGED",
+    "Finish",
+    "Outputs",
+    "apply_late",
+    "default_partners",
+    "erase_levels",
+    "random_numbers",
+]
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
-TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level of each dtype
-PIECE: Final = 16  # images that a GPU fills with random pixels at a time; each pixel takes about 100 64-bit numbers
+MAX_LEVELS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # by image dtype
+RANDOM_IMAGES: Final = 16  # images that a GPU fills with random pixels at a time; each pixel takes about 800 bytes
 
 
 @dataclass(frozen=True)
@@ -39,55 +49,55 @@ class Finish:
 
     Attributes:
         dtype: the dtype of the results.
-        scale, bias: a and b, one value per channel of `Normalize`, or one for all channels.
+        scale, bias: a and b, one value per channel if there is a `Normalize`, else one value for all channels.
         channels: the number of channels that `Normalize` requires, or None.
-        levels: the dtype of the images.
+        image_dtype: the dtype of the images before the conversion.
     """
 
     dtype: torch.dtype
     scale: tuple[float, ...]
     bias: tuple[float, ...]
     channels: int | None
-    levels: str = "uint8"
+    image_dtype: str = "uint8"
 
     @classmethod
-    def of(cls, transforms: Iterable[Transform], dtype: str | None, levels: str = "uint8") -> Finish:
-        """Return the conversion that these transforms describe. `dtype` is the dtype of float results; None means the
-        dtype of `ToDtype`, or float32. A late `Normalize` is not part of the conversion, except for its `channels`.
+    def of(cls, transforms: Iterable[Transform], dtype: str | None, image_dtype: str = "uint8") -> Finish:
+        """Return the conversion that transforms describe. `dtype` is the dtype of float results; None means the dtype
+        of `ToDtype`, or float32. A `Normalize` of finished images contributes only its `channels`.
 
         Raises:
             ValueError: the transforms convert images of another dtype to uint8.
         """
         factor, dtype_of_chain, normalize, late_channels = None, None, None, None
-        unit = 1 / (TOPS[levels] or 1)
+        unit = 1 / (MAX_LEVELS[image_dtype] or 1)
         outlines = ((transform.works_on_finished, outline) for transform in transforms for outline in transform.outline)
-        for on_finished, record in (
-            (on_finished, outline.numbers) for on_finished, outline in outlines if outline.numbers is not None
+        for is_late, record in (
+            (is_late, outline.numbers) for is_late, outline in outlines if outline.numbers is not None
         ):
-            if on_finished:
+            if is_late:
                 late_channels = len(record.mean) or late_channels
             elif record.mean:
                 normalize = record
                 factor = unit if factor is None else factor
-            elif record.dtype == "uint8" != levels:
+            elif record.dtype == "uint8" != image_dtype:
                 raise ValueError(
-                    f"ToDtype('uint8') accepts only uint8 images, but these images are {levels}; leave it out, or "
-                    "convert them in the dataset"
+                    f"ToDtype('uint8') accepts only uint8 images, but these images are {image_dtype}; remove the "
+                    "ToDtype, or convert the images in the dataset"
                 )
             elif record.dtype not in (None, "uint8"):
                 factor, dtype_of_chain = unit if record.scale else 1.0, record.dtype
         if factor is None:
-            return cls(getattr(torch, levels), (1.0,), (0.0,), None, levels)
+            return cls(getattr(torch, image_dtype), (1.0,), (0.0,), None, image_dtype)
         result_dtype = getattr(torch, dtype or dtype_of_chain or "float32")
         if normalize is None:
-            return cls(result_dtype, (factor,), (0.0,), late_channels, levels)
+            return cls(result_dtype, (factor,), (0.0,), late_channels, image_dtype)
         pairs = list(zip(normalize.mean, normalize.std, strict=True))
         scale, bias = tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs)
-        return cls(result_dtype, scale, bias, len(pairs), levels)
+        return cls(result_dtype, scale, bias, len(pairs), image_dtype)
 
     @property
     def is_identity(self) -> bool:
-        """Whether the values are the levels themselves."""
+        """Whether the conversion leaves values unchanged."""
         return set(self.scale) == {1.0} and set(self.bias) == {0.0}
 
     def check(self, channels: int, label: str) -> None:
@@ -95,8 +105,8 @@ class Finish:
         if self.channels is not None and channels != self.channels:
             raise ValueError(
                 f"Normalize has {self.channels} means and stds, but {label} has {channels} "
-                f"channel{'s' if channels > 1 else ''}; give one for each channel, drop or convert channels in the "
-                "dataset, or decode to another mode"
+                f"channel{'s' if channels > 1 else ''}; give a mean and a std for each channel, drop or convert "
+                "channels in the dataset, or decode to another mode"
             )
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,8 +117,8 @@ class Finish:
         return scale[:, None, None], bias[:, None, None]
 
     def write(self, levels: Outputs, outputs: Outputs, constants: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Finish images C×H×W and write them to the batch, one by one on the CPU; `constants` is the result of the
-        method of this name for their device."""
+        """Convert C×H×W images, and write them to the batch; on the CPU, one by one. `constants` is the result of the
+        method `constants` for the images' device."""
         scale, bias = constants
         is_batched = isinstance(levels, torch.Tensor) and isinstance(outputs, torch.Tensor) and not levels.is_cpu
         for image, output in [(levels, outputs)] if is_batched else zip(levels, outputs, strict=True):
@@ -122,41 +132,41 @@ class Finish:
                 output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
 
 
-UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are levels
+UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # leaves uint8 levels unchanged
 
 
-def neighbours(count: int) -> np.ndarray:
-    """Return the default partners, int64 (count,): rows 2k and 2k + 1 are partners; a last row without a partner gets
-    its own number."""
+def default_partners(count: int) -> np.ndarray:
+    """Return the default partners, int64 (count,): images 2k and 2k + 1 are partners; a last image without a partner is
+    its own partner."""
     rows = np.arange(count, dtype=np.int64)
     partners = rows ^ 1
     return np.where(partners < count, partners, rows)
 
 
-def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
-    """Apply a program of late records to finished images.
+def apply_late(outputs: Outputs, late_program: Program, partners: np.ndarray | None) -> None:
+    """Apply a program to finished images.
 
     Args:
-        outputs: N×C×H×W, or a list of C×H×W; changed in place.
-        on_finished: the program of the transforms that work on finished images, see `Program.split`.
-        partners: int64 (N,), the row of each image's partner in MixUp and CutMix, or its own row if it has none;
-            partners are mutual. None means `neighbours`.
+        outputs: the images, N×C×H×W or a list of C×H×W; changed in place.
+        late_program: the program of the transforms that work on finished images, see `Program.split`.
+        partners: int64 (N,), the index of each image's partner in MixUp and CutMix, or the image's own index if it has
+            no partner; partners are mutual. None means `default_partners`.
     """
-    for record in on_finished.records:
-        rows = np.arange(len(on_finished), dtype=np.int64) if record.rows is None else record.rows
+    for record in late_program.records:
+        rows = np.arange(len(late_program), dtype=np.int64) if record.rows is None else record.rows
         match record:
             case Flip():
                 _flip(outputs, rows[record.flipped], (-2, -1)[record.axis])
             case Erase():
                 _erase(outputs, rows, record)
             case Mix():
-                _mix(outputs, record, neighbours(len(on_finished)) if partners is None else partners)
+                _mix(outputs, record, default_partners(len(late_program)) if partners is None else partners)
             case Numbers() if record.mean:
                 _normalize(outputs, record)
 
 
 def _normalize(outputs: Outputs, record: Numbers) -> None:
-    """Normalise images after a call of a custom transform; they are already floats."""
+    """Normalise images that a custom transform has changed after `ToDtype`, so they are already floats."""
     device = outputs[0].device
     mean, std = (upload(np.array(numbers, np.float32)[:, None, None], device) for numbers in (record.mean, record.std))
     is_batched = isinstance(outputs, torch.Tensor) and device.type != "cpu"
@@ -169,13 +179,13 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
 
 
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
-    """Return a copy of windows of images, N×C×H×W, with boxes erased. `dtype` is the images' dtype; if it is not uint8,
-    `levels` is float32."""
+    """Return a copy of an N×C×H×W batch of windows, with boxes erased. `dtype` is the images' dtype; `levels` are
+    float32 unless `dtype` is uint8."""
     levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
-    kind = np.uint8 if dtype == "uint8" else np.float32
-    constant = upload(np.array(record.levels(TOPS[dtype]), kind)[:, None, None], levels.device)
-    for row, number in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
-        _inside(levels[row], boxes[row, number].tolist()).copy_(constant)
+    level_dtype = np.uint8 if dtype == "uint8" else np.float32
+    constant = upload(np.array(record.levels(MAX_LEVELS[dtype]), level_dtype)[:, None, None], levels.device)
+    for row, box_index in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
+        _view_box(levels[row], boxes[row, box_index].tolist()).copy_(constant)
     return levels
 
 
@@ -198,42 +208,45 @@ def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
         for index in erased_indices.tolist():
             for box in boxes[index]:
                 if box[2]:
-                    _inside(outputs[int(rows[index])], box).copy_(constant)
+                    _view_box(outputs[int(rows[index])], box).copy_(constant)
         return
     channels, per_pixel = first_image.shape[0], record.kind == "pixel"
-    step = 1 if first_image.device.type == "cpu" else PIECE
+    step = 1 if first_image.device.type == "cpu" else RANDOM_IMAGES
     for start in range(0, len(erased_indices), step):
         piece = erased_indices[start : start + step]
         areas = record.boxes_tlhw[piece, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
         max_count = int(counts.sum(axis=1).max())
         for index, numbers in zip(
-            piece.tolist(), random_numbers(record.keys[piece], max_count, first_image.device), strict=True
+            piece.tolist(),
+            random_numbers(record.keys[piece], max_count, first_image.device),
+            strict=True,
         ):
             offset = 0
             for box in boxes[index]:
                 if box[2]:
                     shape = (channels, *(box[2:] if per_pixel else (1, 1)))
                     count = int(np.prod(shape))
-                    _inside(outputs[int(rows[index])], box).copy_(numbers[offset : offset + count].view(shape))
+                    _view_box(outputs[int(rows[index])], box).copy_(numbers[offset : offset + count].view(shape))
                     offset += count
 
 
 def random_numbers(keys: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
-    """Return standard normal numbers, float32 (N, count), for keys (N, 2); the same bits on every device."""
+    """Return `count` standard normal numbers per key, float32 (N, count), for keys (N, 2); the same bits on every
+    device."""
     if device.type == "cpu":
         return torch.from_numpy(np.stack([normals((int(k0), int(k1)), count) for k0, k1 in keys.tolist()]))
     return batch_normals(upload(keys.astype(np.int64), device), count)
 
 
-def _inside(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
-    """Return a view of a box in an image C×H×W."""
+def _view_box(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
+    """Return a view of a box in a C×H×W image."""
     top, left, height, width = box_tlhw
     return image[:, top : top + height, left : left + width]
 
 
 def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
-    assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
+    assert isinstance(outputs, torch.Tensor), "only images of one size can be mixed"
     if outputs.device.type != "cpu":
         _mix_batched(outputs, mix, partners)
         return
@@ -241,18 +254,18 @@ def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     for row, partner in enumerate(partners.tolist()):
         if row < partner:  # compute both images before writing either: each needs the other's original pixels
             image, other = outputs[row], outputs[partner]
-            change = _mix_part(image, other, shares[row], boxes[row])
-            other_change = _mix_part(other, image, shares[partner], boxes[partner])
+            change = _compute_mix(image, other, shares[row], boxes[row])
+            other_change = _compute_mix(other, image, shares[partner], boxes[partner])
             for target, pixels in (change, other_change):
                 target.copy_(pixels)
 
 
-def _mix_part(
+def _compute_mix(
     image: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a view of the part of an image that changes, and a tensor with its new pixels."""
+    """Return a view of the part of an image that changes, and a tensor with the part's new pixels."""
     if box_tlhw[2]:
-        return _inside(image, box_tlhw), _inside(other, box_tlhw).clone()
+        return _view_box(image, box_tlhw), _view_box(other, box_tlhw).clone()
     if share == 1:
         return image[:0], image[:0]
     image_share, other_share = float(np.float32(share)), float(np.float32(1 - share))
@@ -276,9 +289,9 @@ def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
     if len(pasted_rows):
         boxes = upload(mix.box_tlhw[pasted_rows], batch.device)[:, :, None]
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
-        down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
-        across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
-        is_inside = (down[:, :, None] & across[:, None, :])[:, None]
+        is_inside_y = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
+        is_inside_x = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
+        is_inside = (is_inside_y[:, :, None] & is_inside_x[:, None, :])[:, None]
         image, other = (batch[upload(index, batch.device)] for index in (pasted_rows, partners[pasted_rows]))
         changes.append((pasted_rows, torch.where(is_inside, other, image)))
     for rows, change in changes:

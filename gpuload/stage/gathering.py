@@ -1,8 +1,8 @@
-"""Combines images of a batch for Mosaic and CopyPaste, which work on levels, between two segments of a chain.
+"""Combines images of a batch for Mosaic and CopyPaste, between two segments of a chain.
 
 The preceding transforms have been applied to all images of the batch, and each result consists of parts of more than
-one image. Pixels are only copied, except that the reference resizes a partner of another size. Runs on the stage's
-device; keeps no state.
+one image. Pixels are only copied, except that the reference resizes a partner of another size. This module runs on the
+stage's device, and keeps no state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ __all__ = ["gather", "groups_of", "tile"]
 
 
 def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
-    """Return the rows of each sample's group in a batch, int64 (N, size), from the samples' numbers: the rows of
-    number, number XOR 1, …, number XOR (size - 1). A number that is not in the batch is replaced by the sample's own
-    row. If a number appears twice, because the batch was filled up, its first row is used.
+    """Return the batch indices of each sample's group, int64 (N, size), from the samples' numbers: the indices of
+    number, number XOR 1, …, number XOR (size - 1). A group's samples that are not in
+    the batch are replaced by the sample itself. If a sample appears twice, because the batch was filled up, its first
+    index is used.
 
     Example:
         >>> groups_of(np.array([4, 5, 6, 0]), 4).tolist()
@@ -42,7 +43,7 @@ def gather(
     program: Program,
     windows_tlhw: tuple[np.ndarray, ...],
     outputs: Outputs,
-    on_finished: Program | None = None,
+    late_program: Program | None = None,
 ) -> Program | None:
     """Apply the only record of a program that combines images. This function has the interface of
     `gpuload.stage.backend.LevelRunner`; `images` must be complete."""
@@ -54,7 +55,7 @@ def gather(
     ]
     if record.keys is None:
         tile(record, levels, windows_tlhw[-1], outputs, record.fill)
-        return on_finished
+        return late_program
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
         window = slice(top, top + height), slice(left, left + width)
@@ -65,7 +66,7 @@ def gather(
             pasted = levels[partner] if has_same_size else _resize_image(images, partner, record.sizes_hw[row])
             image = torch.where(paste_mask[window], pasted[:, *window], image)
         outputs[row].copy_(image)
-    return on_finished
+    return late_program
 
 
 def tile(
@@ -75,13 +76,13 @@ def tile(
 
     Args:
         record: the record for all images.
-        images: …×H×W, of any dtype.
+        images: tensors of shape …×H×W and of any dtype.
         windows_tlhw: int64 (N, 4), the parts of the results to compute.
-        outputs: the results are written here, …×H×W.
-        fill: the values of pixels that no image covers: one number, or one per channel.
+        outputs: tensors of shape …×H×W, to which the results are written.
+        fill: the values of pixels that no image covers: one value, or one per channel.
     """
-    rows, corners, visible = record.quadrants(windows_tlhw)
-    is_full = (visible[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
+    image_rows, corners, visible_tlhw = record.quadrants(windows_tlhw)
+    is_full = (visible_tlhw[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
     fill_levels: torch.Tensor | None = None
     if len(fill) > 1 and not all(is_full):
         fill_levels = upload(np.array(fill, np.float32)[:, None, None], outputs[0].device)
@@ -91,15 +92,15 @@ def tile(
             continue
         if not is_full[row]:
             output.fill_(fill[0]) if fill_levels is None else output.copy_(fill_levels)
-        quadrants = zip(rows[row].tolist(), corners[row].tolist(), visible[row].tolist(), strict=True)
-        for image_row, (y, x), (down, across, h, w) in quadrants:
+        quadrants = zip(image_rows[row].tolist(), corners[row].tolist(), visible_tlhw[row].tolist(), strict=True)
+        for image_row, (y, x), (part_top, part_left, h, w) in quadrants:
             if h and w:
-                part = images[image_row][..., down - y : down - y + h, across - x : across - x + w]
-                output[..., down - top : down - top + h, across - left : across - left + w] = part
+                part = images[image_row][..., part_top - y : part_top - y + h, part_left - x : part_left - x + w]
+                output[..., part_top - top : part_top - top + h, part_left - left : part_left - left + w] = part
 
 
 def _resize_image(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
-    """Return a resized image, C×H×W, in its dtype."""
+    """Resize one image of a batch; return it as C×H×W, in the images' dtype."""
     box = images.shapes[row : row + 1, :2]
     source = Source.from_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)

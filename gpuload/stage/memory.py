@@ -8,8 +8,9 @@ returns the mapping to the pool. Nobody has to free memory explicitly, and a use
 The mappings are private, so a process forked by the user writes to its own copy. They use huge pages if the kernel has
 them: the first write of 38 MB takes 11 ms instead of 27 ms (31 ms for shared memory), and later writes are 12% faster.
 
-Owned by a stage, used by the process that runs it. Finalizers can run in any thread, so the list of free mappings is
-only accessed with single operations that are atomic in CPython. The number of free mappings is bounded.
+A stage owns a pool, which only the process that runs the stage uses. Finalizers can run in any thread, so the list of
+free mappings is only accessed with single operations that are atomic in CPython. The number of free mappings is
+bounded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gpuload.ring.ring import on_collected
 __all__ = ["MAX_FREE", "OutputPool"]
 
 GRAIN_BYTES: Final = 2 << 20  # size of a huge page, to which sizes are rounded up
-PRIVATE: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+MMAP_OPTIONS: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 MAX_FREE: Final = 4  # mappings kept for reuse
 SMALL_BYTES: Final = 1 << 20  # below this size, torch's allocator is just as fast
 
@@ -58,10 +59,10 @@ class OutputPool:
         size = -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
         for mapping in list(self._free):
             if size <= len(mapping) <= 2 * size:
-                with contextlib.suppress(ValueError):  # another thread may have taken it
+                with contextlib.suppress(ValueError):  # another thread may have taken the mapping
                     self._free.remove(mapping)
                     return mapping
-        mapping = mmap.mmap(-1, size, **PRIVATE)
+        mapping = mmap.mmap(-1, size, **MMAP_OPTIONS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)

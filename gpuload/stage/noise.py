@@ -1,12 +1,12 @@
 """Normal random numbers that are bit-identical on every device.
 
 The method uses only table look-ups, multiplications and additions, which all devices round identically; logarithms and
-cosines (as in Box-Muller) differ between devices, and are slower. Each Philox word is split into two 16-bit numbers,
-the table maps each to a normal number (the quantile at the middle of its cell), and a rotation of the pair by atan(3/4)
-yields two independent normal numbers with 2**32 possible values and tails to 6 sigma.
+cosines (as in Box-Muller) differ between devices, and are slower. Each Philox word is split into two 16-bit integers, a
+table maps each integer to a normal number (the quantile at the middle of a cell), and a rotation of the pair by
+atan(3/4) yields two independent normal numbers with 2**32 possible values and tails to 6 sigma.
 
-`normals` uses numpy and `batch_normals` uses torch on any device; both return the same bits. The 256 KB table is cached
-once per device.
+`normals` uses numpy, and `batch_normals` uses torch on any device; both return the same bits. The 256 KB table is
+cached on each device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def normals(key_words: tuple[int, int], count: int) -> np.ndarray:
 @lru_cache(maxsize=1)
 def quantiles() -> np.ndarray:
     """Return the normal quantiles at the middle of 2**16 equally probable cells, scaled to variance 1; float32."""
-    from statistics import NormalDist  # slow to import, and rarely needed
+    from statistics import NormalDist  # slow to import, and rarely used
 
     half = 1 << 15
     inverse = NormalDist().inv_cdf
@@ -70,13 +70,13 @@ def quantiles() -> np.ndarray:
 
 
 def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
-    """Return `normals` for each row of `key_words`, integers (N, 2), as float32 (N, count)."""
+    """Return `normals` for each row of `key_words`, which are (N, 2) integers, as float32 (N, count)."""
     blocks = -(-count // PER_BLOCK)
     words = philox_words(key_words.to(torch.int64), blocks).flatten(1)  # N × blocks × 4
     table = quantile_table(words.device)
     first, second = table[words & 0xFFFF], table[words >> 16]
     cosine, sine = ROTATION
-    # Separate operations, because a kernel that fused product and sum could round only once.
+    # Products and sums are separate operations, because a kernel that fused them could round only once.
     rotated_first = first * cosine
     rotated_first += second * sine
     rotated_second = second * cosine
@@ -91,10 +91,10 @@ def philox_words(keys: torch.Tensor, blocks: int) -> torch.Tensor:
     word0 = torch.arange(blocks, device=keys.device).expand(n, blocks)
     word1 = word2 = word3 = torch.zeros_like(word0)
     key0, key1 = keys[:, :1], keys[:, 1:]
-    for number in range(ROUNDS):
+    for round_index in range(ROUNDS):
         product0, product1 = word0 * MULTIPLIERS[0], word2 * MULTIPLIERS[1]
-        word0 = ((product1 >> 32) & LOW32) ^ word1 ^ ((key0 + number * WEYL[0]) & LOW32)
-        word2 = ((product0 >> 32) & LOW32) ^ word3 ^ ((key1 + number * WEYL[1]) & LOW32)
+        word0 = ((product1 >> 32) & LOW32) ^ word1 ^ ((key0 + round_index * WEYL[0]) & LOW32)
+        word2 = ((product0 >> 32) & LOW32) ^ word3 ^ ((key1 + round_index * WEYL[1]) & LOW32)
         word1, word3 = product1 & LOW32, product0 & LOW32
     return torch.stack([word0, word1, word2, word3], dim=2)
 

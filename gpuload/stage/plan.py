@@ -1,4 +1,4 @@
-"""Decides which backend runs each transform, from the declarations, before any image is read; and displays this plan.
+"""Decides which backend runs each transform, before any image is read, and displays this plan.
 
 `StageOptions` holds the options of a `Loader` that determine how and where images are processed. The tables for
 notebooks set no colours or fonts, so that they are readable in dark and light themes; they load no resources, and all
@@ -37,7 +37,7 @@ __all__ = [
 REFERENCE = "torch"
 CUSTOM = "own"  # shown as the backend of a custom transform
 MODULE_NOTE = "applied to the finished batch; gets only the images"
-MAX_CELL_CHARACTERS = 100  # in a cell of a table
+MAX_CELL_CHARACTERS = 100  # the longest text in a table cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class StageOptions:
 
 
 def check_device(device: Any) -> torch.device:
-    """Return the CPU, CUDA or XPU device that an argument names, whether it exists or not. A number means a device of
-    the type that torch was built for; the index of a CPU is dropped, because torch ignores it.
+    """Return the CPU, CUDA or XPU device that an argument names, whether it exists or not. An integer is the
+    index of a device of the type that torch was built for; the index of a CPU is dropped, because torch ignores it.
 
     Raises:
         TypeError, ValueError: the argument does not name such a device.
@@ -85,10 +85,14 @@ def check_device(device: Any) -> torch.device:
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(message)
     try:
-        parsed = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
+        parsed = (
+            torch.device(devices.supported_type() or "cuda", device)
+            if isinstance(device, int)
+            else torch.device(device)
+        )
     except (RuntimeError, ValueError):  # torch's message would list all of its device types
         raise ValueError(message) from None
-    if parsed.type not in ("cpu", *devices.KINDS):
+    if parsed.type not in ("cpu", *devices.DEVICE_TYPES):
         raise ValueError(message)
     return torch.device("cpu") if parsed.type == "cpu" else parsed
 
@@ -160,10 +164,10 @@ class Plan:
         if self.decoder is not None:
             lines.append(f"decoder {self.decoder}")
         width = min(60, max((len(text) for text, *_ in [*_rows(self.steps), *self._module_row]), default=0))
-        for number, view in enumerate(self.views):
-            lines += [f"view {number + 1}"] * (len(self.views) > 1)
-            lines += [_line(*row, width) for row in _rows(view)]
-        lines += [_line(*row, width) for row in self._module_row]
+        for index, view in enumerate(self.views):
+            lines += [f"view {index + 1}"] * (len(self.views) > 1)
+            lines += [_format_row(*row, width) for row in _rows(view)]
+        lines += [_format_row(*row, width) for row in self._module_row]
         return "\n".join(line.rstrip() for line in [*lines, *self._notes])
 
     def _repr_html_(self) -> str:
@@ -171,9 +175,9 @@ class Plan:
         note = f" ({self.note})" if self.note else ""
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
-        for number, view in enumerate(self.views):
+        for index, view in enumerate(self.views):
             rows = [(shorten(text), *row) for text, *row in [*_rows(view), *self._module_row]]
-            suffix = f", view {number + 1}" if len(self.views) > 1 else ""
+            suffix = f", view {index + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{suffix}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
         return "\n".join([*tables, *map(paragraph, self._notes)])
@@ -186,16 +190,16 @@ class Plan:
 
     @property
     def _notes(self) -> list[str]:
-        """Additional remarks, one per line."""
-        remarks = {"placement": self.placement, "samples": self.samples, "images": self.images}
-        return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in remarks.items() if text)]
+        """Additional notes, one per line."""
+        labeled_notes = {"placement": self.placement, "samples": self.samples, "images": self.images}
+        return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in labeled_notes.items() if text)]
 
 
 def _rows(steps: Sequence[PlanStep]) -> list[tuple[str, str, str]]:
     return [(repr(step.transform), step.backend, step.reason or "") for step in steps]
 
 
-def _line(text: str, backend: str, reason: str, width: int) -> str:
+def _format_row(text: str, backend: str, reason: str, width: int) -> str:
     cell = text if len(text) <= width else text[: width - 1] + "…"
     return f"  {cell:<{width}}  {backend:<6}  {reason}"
 
@@ -212,36 +216,36 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """Return the steps for a sequence of transforms."""
-    end = next((number for number, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
-    reasons = [_reason(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
+    end = next((index for index, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
+    reasons = [_fallback_reason(transform, backend, is_late=index >= end) for index, transform in enumerate(transforms)]
     is_call = [bool(t.outline) and all(outline.kind is Call for outline in t.outline) for t in transforms]
     steps = [
         PlanStep(transform, CUSTOM if call else backend.name if reason is None else REFERENCE, reason)
         for transform, call, reason in zip(transforms, is_call, reasons, strict=True)
     ]
-    last_call = max((number for number in range(end) if is_call[number]), default=end)
+    last_call = max((index for index in range(end) if is_call[index]), default=end)
     later_kinds = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
     if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in later_kinds):
         name = transforms[last_call].display_name
-        for number in range(last_call + 1, end):
-            steps[number] = PlanStep(transforms[number], REFERENCE, f"combined with {name} before it")
+        for index in range(last_call + 1, end):
+            steps[index] = PlanStep(transforms[index], REFERENCE, f"combined with {name} before it")
         return tuple(steps)
-    # Images are finished by the segment that writes them, which is the last segment on levels.
-    for number, transform in enumerate(transforms[:end]):
-        if transform.makes and reasons[number] is not None:
-            for later in range(number + 1, end):
-                reason = reasons[later] or f"combined with {type(transform).__name__} before it"
-                steps[later] = PlanStep(transforms[later], REFERENCE, reason)
+    # The last segment that works on levels also finishes and writes the images.
+    for index, transform in enumerate(transforms[:end]):
+        if transform.makes and reasons[index] is not None:
+            for later_index in range(index + 1, end):
+                reason = reasons[later_index] or f"combined with {type(transform).__name__} before it"
+                steps[later_index] = PlanStep(transforms[later_index], REFERENCE, reason)
         last_step = steps[end - 1]
-        if transform.makes and last_step.backend != steps[number].backend:
+        if transform.makes and last_step.backend != steps[index].backend:
             reason = (
                 None if last_step.reason is None else f"combined with {type(last_step.transform).__name__} after it"
             )
-            steps[number] = PlanStep(transform, last_step.backend, reason)
+            steps[index] = PlanStep(transform, last_step.backend, reason)
     return tuple(steps)
 
 
-def _reason(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
+def _fallback_reason(transform: Transform, backend: Backend, *, is_late: bool) -> str | None:
     """Return why the reference runs a transform, because the backend lacks it or one of its children; else None."""
     if backend.name == REFERENCE:
         return None
@@ -250,9 +254,9 @@ def _reason(transform: Transform, backend: Backend, *, on_finished: bool) -> str
     for outline in transform.outline:
         if outline.kind is Call:
             continue
-        if on_finished and outline.numbers is not None and outline.numbers.mean:
+        if is_late and outline.numbers is not None and outline.numbers.mean:
             return "finished images are normalised by torch"
-        if reason := backend.why_unsupported(outline, on_finished=on_finished):
+        if reason := backend.why_unsupported(outline, is_late=is_late):
             return f"{outline.name}: {reason}" if transform.children else reason
     return None
 
@@ -277,7 +281,7 @@ def paragraph(text: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Shorten a text to fit a cell."""
+    """Shorten a text to fit into a table cell."""
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"
 
 

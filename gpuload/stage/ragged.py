@@ -6,7 +6,7 @@ is the entire ring of shared memory, which is never copied; on CUDA it holds onl
 `pixels`, and no longer needs it when the call returns (on CUDA: when the stream has reached that point).
 
 A user's tensors keep their memory layout, with strides in `RaggedImages.steps`. Only the fused kernels read strided
-images; all other backends get `RaggedImages.interleaved` (`gpuload.stage.segments`).
+images; all other backends get the result of `RaggedImages.interleave` (`gpuload.stage.segments`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class RaggedImages:
         labels: the images' names in error messages.
         dtype: the images' dtype, one of `gpuload.datasets.sample.PIXELS`.
         steps: strides of rows, columns and channels in elements, int64 (B, 3); None means H×W×C without gaps.
-        planes: with `steps`, the images as one tensor N×C×H×W, or as a list of C×H×W. Offsets then point from the start
-            of `pixels` to other tensors' memory, and can be negative; kernels can address that memory, torch cannot.
+        planes: with `steps`, the images as one N×C×H×W tensor, or as a list of C×H×W tensors. Offsets then point from
+            the start of `pixels` to other tensors' memory, and can be negative; kernels can address that memory, torch
+            cannot.
     """
 
     pixels: torch.Tensor
@@ -70,7 +71,7 @@ class RaggedImages:
         return self.table["region_tlhw"]
 
     def take(self, rows: np.ndarray) -> RaggedImages:
-        """Return the images of these rows, without copying pixels."""
+        """Return the images with these batch indices, without copying pixels."""
         labels = [str(self.labels[row]) for row in rows.tolist()]
         if self.steps is None or self.planes is None:
             return replace(self, table=self.table[rows], labels=labels)
@@ -95,7 +96,7 @@ class RaggedImages:
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
-        """Concatenate complete images, H×W×C of one dtype.
+        """Concatenate complete H×W×C images of one dtype.
 
         Raises:
             TypeError: an image is not an array, or has another dtype or number of axes.
@@ -104,32 +105,36 @@ class RaggedImages:
             >>> RaggedImages.from_arrays([np.zeros((4, 5, 3), np.uint8)]).sizes_hw
             array([[4, 5]])
         """
-        first = arrays[0] if len(arrays) else None
-        dtype = first.dtype.name if isinstance(first, np.ndarray) and first.dtype.name in PIXELS else "uint8"
-        for number, array in enumerate(arrays):
+        first_array = arrays[0] if len(arrays) else None
+        dtype = (
+            first_array.dtype.name
+            if isinstance(first_array, np.ndarray) and first_array.dtype.name in PIXELS
+            else "uint8"
+        )
+        for index, array in enumerate(arrays):
             if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 3:
                 got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise TypeError(f"image {number} must be a {dtype} array H×W×C, got {got}")
+                raise TypeError(f"image {index} must be an H×W×C array of {dtype}, got {got}")
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 3)
         ends = np.cumsum(shapes.prod(axis=1))
         flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)
         regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
-        labels = [f"image {number}" for number in range(len(arrays))]
+        labels = [f"image {index}" for index in range(len(arrays))]
         starts = ends - shapes.prod(axis=1)
         table = image_table(starts, shapes, shapes[:, :2], regions)
         return cls(torch.from_numpy(flat).to(device), table, labels, dtype)
 
     @classmethod
-    def of_planes(cls, images: torch.Tensor | Sequence[torch.Tensor], labels: Sequence[str]) -> RaggedImages:
+    def from_planes(cls, images: torch.Tensor | Sequence[torch.Tensor], labels: Sequence[str]) -> RaggedImages:
         """Wrap complete images that are tensors, at any address and with any strides, without copying.
 
         Args:
-            images: N×C×H×W, or a list of C×H×W: plain tensors on one device, of one dtype of
-                `gpuload.datasets.sample.PIXELS` and with one number of channels.
+            images: an N×C×H×W tensor, or a list of C×H×W tensors. They are plain tensors on one device, with the same
+                number of channels and the same dtype, one of `gpuload.datasets.sample.PIXELS`.
             labels: the images' names in error messages.
 
         Example:
-            >>> RaggedImages.of_planes(torch.zeros(2, 3, 4, 5), ["one", "two"]).steps
+            >>> RaggedImages.from_planes(torch.zeros(2, 3, 4, 5), ["one", "two"]).steps
             array([[ 5,  1, 20],
                    [ 5,  1, 20]])
         """
@@ -158,11 +163,9 @@ class RaggedImages:
         steps[shapes[:, 2] == 1, 2] = 1  # torch allows any stride along an axis of length 1
         return cls(pixels, table, labels, dtype, steps, planes)
 
-    def interleaved(
-        self, windows_tlhw: np.ndarray, memory: Callable[[int], torch.Tensor] | None = None
-    ) -> RaggedImages:
-        """Return the images as gapless H×W×C in one tensor, copied if they have `steps`. On the CPU only the windows
-        are copied; on a device, where a copy is one operation, the complete images.
+    def interleave(self, windows_tlhw: np.ndarray, memory: Callable[[int], torch.Tensor] | None = None) -> RaggedImages:
+        """Return the images as gapless H×W×C images in one tensor, copied if they have `steps`. On the CPU, only the
+        windows are copied. On a device, where a copy is one operation, complete images are copied.
 
         Args:
             windows_tlhw: int64 (B, 4), the windows that a stage reads.
@@ -194,8 +197,8 @@ def _copy_window(image: np.ndarray, window_tlhw: Sequence[int], result: np.ndarr
     """Copy a window of a C×H×W image with any strides to H×W×C.
 
     Measured on 64 random resized crops of 3×256×256 uint8 planes: copying channel by channel takes 1.7 ms, and one
-    transposed copy 5.8 ms; torch takes 3.3 ms for either on one thread, and 2.1 ms on two. For interleaved channels one
-    copy takes 0.2 ms. New memory, instead of the previous batch's, can add 2 ms.
+    transposed copy takes 5.8 ms; torch takes 3.3 ms for either on one thread, and 2.1 ms on two. For interleaved
+    channels, one copy takes 0.2 ms. Using new memory instead of the previous batch's can add 2 ms.
     """
     top, left, height, width = window_tlhw
     window = image[:, top : top + height, left : left + width]
@@ -210,7 +213,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def rows_by_key(keys: Iterable[Key]) -> dict[Key, np.ndarray]:
-    """Group row numbers by key, as ascending int64 arrays.
+    """Group the indices of keys by key, as ascending int64 arrays.
 
     Example:
         >>> rows_by_key("aba")

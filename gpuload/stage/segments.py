@@ -2,11 +2,11 @@
 transforms on the same backend. For each batch, a segment's program is split into *parts* at each call of a custom
 transform.
 
-Between two segments, images are levels again: uint8 H×W×C in one flat tensor, which holds only the windows that the
-next segment needs. A call gets its images as planes, C×H×W. A user's planar images are converted to the interleaved
-layout before the first segment, unless that segment uses compiled kernels, which read planes in place. On the CPU the
-memory between segments is reused for the next batch; on CUDA it comes from torch's allocator. Runs in the stage's
-process.
+Between two segments, images are pixel values (levels) again: H×W×C images in one flat tensor, which holds only the
+windows that the next segment needs. A custom transform gets its images as planes, C×H×W. A user's planar images are
+converted to the interleaved layout before the first segment, unless that segment uses compiled kernels, which read
+planes in place. On the CPU the memory between segments is reused for the next batch; on CUDA it comes from torch's
+allocator. This module runs in the stage's process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
-GATHERS: Final = "gathering"
+GATHERING: Final = "gathering"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class _Segment:
     """Consecutive steps that run on one backend, or a single step that combines images.
 
     Attributes:
-        executor: the name of the backend; for a step that combines images, a name that no other step has.
-        start, end: the range of the steps, without `end`.
+        executor: the name of the backend; for a step that combines images, a unique name.
+        start, end: the range of the steps; `end` is exclusive.
     """
 
     executor: str
@@ -53,8 +53,8 @@ class _Segment:
 
     @property
     def gathers(self) -> bool:
-        """Whether this segment is a step that combines images, which no backend does."""
-        return self.executor.startswith(GATHERS)
+        """Whether this segment is a step that combines images, which `gather` does instead of a backend."""
+        return self.executor.startswith(GATHERING)
 
     def bounds(self, program: Program) -> tuple[int, int]:
         """Return where this segment's records begin and end in a program."""
@@ -66,11 +66,11 @@ class SegmentRunner:
 
     Args:
         steps: the transforms, each with its backend.
-        finish: converts the last levels to results.
+        finish: the conversion of the final levels to results.
         backends: the backends of the steps, and the reference, keyed by name.
 
     Attributes:
-        finish: the conversion to results, as passed in.
+        finish: the conversion of the final levels to results.
         reads_planes: whether strided uint8 images (`RaggedImages.steps`) are read in place, without being copied first.
     """
 
@@ -78,18 +78,18 @@ class SegmentRunner:
         backends = {**backends, CUSTOM: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
-        end = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
+        end = next((index for index, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
         self._segments = _group_steps(steps[:end], 0)
         if not self._segments or self._segments[-1].gathers:  # a backend has to finish the images
             self._segments.append(_Segment("torch", end, end))
         self._call: Callable[..., None] = run_call
         self._late_segments = _group_steps(steps[end:], end)
-        unchanged = Finish.of((), None, finish.levels)
+        unchanged = Finish.of((), None, finish.image_dtype)
         self._runners: list[LevelRunner] = [
             gather
             if segment.gathers
-            else backends[segment.executor].level_runner(unchanged if number < len(self._segments) - 1 else finish)
-            for number, segment in enumerate(self._segments)
+            else backends[segment.executor].level_runner(unchanged if index < len(self._segments) - 1 else finish)
+            for index, segment in enumerate(self._segments)
         ]
         self.reads_planes = isinstance(self._runners[0], CompiledRunner)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
@@ -117,17 +117,19 @@ class SegmentRunner:
             assert images.steps is None
             fused_runner: Any = self._runners[0]  # the only runner, see `batch_planner`
             return fused_runner.launch_planned(program, images.pixels, outputs)
-        program, on_finished = program.split()
+        program, late_program = program.split()
         late_parts = (
             []
-            if on_finished is None
-            else [split_at_calls(on_finished.part(*segment.bounds(on_finished))) for segment in self._late_segments]
+            if late_program is None
+            else [split_at_calls(late_program.part(*segment.bounds(late_program))) for segment in self._late_segments]
         )
-        # If the last segment's backend also runs the first late records, it may apply them in the same pass.
+        # If the backend of the last segment also runs the first late records, it may apply them in the same pass.
         can_join = bool(late_parts and late_parts[0]) and self._late_segments[0].executor == self._segments[-1].executor
-        joined = late_parts[0][0] if can_join else None
-        remaining = self._apply_levels(images, program, outputs, joined if isinstance(joined, Program) else None)
-        if isinstance(joined, Program):
+        joined_part = late_parts[0][0] if can_join else None
+        remaining = self._apply_levels(
+            images, program, outputs, joined_part if isinstance(joined_part, Program) else None
+        )
+        if isinstance(joined_part, Program):
             late_parts[0][:1] = [] if remaining is None else [remaining]
         for apply_late, parts in zip(self._late_runners, late_parts, strict=True):
             for part in parts:
@@ -157,17 +159,17 @@ class SegmentRunner:
     def kernels(self, channels: int, *, channels_last: bool) -> set[Any]:
         """Return the kernels that may be launched for images with this many channels."""
         kernels: set[Any] = set()
-        for number, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
+        for index, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
             transforms = self._transforms[segment.start : segment.end]
-            counts = [channels]
+            channel_counts = [channels]
             for transform in transforms:
-                counts.append(transform.output_channels(counts[-1]))
-            max_channels, channels = max(counts), counts[-1]
+                channel_counts.append(transform.output_channels(channel_counts[-1]))
+            max_channels, channels = max(channel_counts), channel_counts[-1]
             if not isinstance(runner, CompiledRunner):
                 continue
             result_formats = set[ResultFormat]()
             steps = [transform.outline for transform in transforms]
-            is_last = number == len(self._segments) - 1
+            is_last = index == len(self._segments) - 1
             column_stride = channels if channels_last else 1
             if is_last:
                 result_formats.add(
@@ -201,22 +203,22 @@ class SegmentRunner:
         return kernels
 
     def _possible_erases(self, segment: _Segment) -> tuple[bool, ...]:
-        """Return the values that "this segment, the last one on levels, also erases boxes" can have, depending on
-        draws."""
+        """Return whether this segment, the last one on levels, also erases boxes; both values if random parameters
+        decide."""
         if not self._late_segments or self._late_segments[0].executor != segment.executor:
             return (False,)
         first_late = self._transforms[self._late_segments[0].start]
         return (True,) if _erases_finished_images(first_late) else (False, True) if first_late.children else (False,)
 
     def _apply_levels(
-        self, images: RaggedImages, program: Program, outputs: Outputs, on_finished: Program | None
+        self, images: RaggedImages, program: Program, outputs: Outputs, late_program: Program | None
     ) -> Program | None:
-        """Apply the records that work on levels, and finish the images; return the records of `on_finished` that remain
+        """Apply the records that work on levels, and finish the images; return the part of `late_program` that remains
         to be applied."""
-        windows, parts = program.windows_tlhw, self._split(program)
+        windows, parts = program.windows_tlhw, self._split_program(program)
         if images.steps is not None and not isinstance(parts[0][0], CompiledRunner):
-            allocate = partial(self._memory, device=images.pixels.device, buffer=2)
-            images = images.interleaved(windows[0], allocate)
+            allocate = partial(self._allocate_levels, device=images.pixels.device, buffer=2)
+            images = images.interleave(windows[0], allocate)
         planes: Outputs | None = None  # the input of a call, which changes it in place
         buffers = cycle((0, 1))  # a segment reads the results of the previous segment, so two buffers alternate
         for (runner, start, end), next_part in pairwise(parts):
@@ -227,20 +229,22 @@ class SegmentRunner:
                 assert isinstance(record, Call)
                 if next_part is parts[-1] and record.rows is None and not _changes_pixels(program, next_part):
                     self._call(record, planes, write=partial(self._write, outputs))
-                    return on_finished
+                    return late_program
                 self._call(record, planes)
                 continue
             if planes is not None:
                 images, planes = self._interleave(images, planes, next(buffers)), None
-            channels = _channels(images, part)
+            channels = _channels_after(images, part)
             if next_part[0] is None:
-                planes = self._planes(channels, part_windows[-1], images.pixels.device, next(buffers))
+                planes = self._allocate_planes(channels, part_windows[-1], images.pixels.device, next(buffers))
                 runner(images, part, part_windows, planes, None)
                 # The table now describes the planes.
                 table = image_table(images.offsets, images.shapes, part.results_hw, part_windows[-1])
                 images = replace(images, table=table)
             else:
-                results, views = self._allocate(images, channels, part.results_hw, part_windows[-1], next(buffers))
+                results, views = self._allocate_images(
+                    images, channels, part.results_hw, part_windows[-1], next(buffers)
+                )
                 runner(images, part, part_windows, views, None)
                 images = results
         runner, start, end = parts[-1]
@@ -248,43 +252,43 @@ class SegmentRunner:
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self.finish.write(planes, outputs, self._constants)
-                return on_finished
+                return late_program
             images = self._interleave(images, planes, next(buffers))
-        return runner(images, program.part(start, end), windows[start : end + 1], outputs, on_finished)
+        return runner(images, program.part(start, end), windows[start : end + 1], outputs, late_program)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
-        """Finish the images of some rows, and write them to the batch."""
+        """Finish levels, and write them to the batch at the indices `rows`."""
         start, end = int(rows[0]), int(rows[-1]) + 1
         is_contiguous = end - start == len(rows)
         destination = outputs[start:end] if is_contiguous else [outputs[row] for row in rows.tolist()]
         self.finish.write(levels, destination, self._constants)
 
-    def _split(self, program: Program) -> list[tuple[LevelRunner | None, int, int]]:
+    def _split_program(self, program: Program) -> list[tuple[LevelRunner | None, int, int]]:
         """Split a program into parts that are applied in order. Each part is a runner, or None for a call, and the
-        range of its records. The first and the last part have a runner."""
+        range of the part's records. The first part and the last part have a runner."""
         parts: list[tuple[LevelRunner | None, int, int]] = []
-        for number, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
+        for segment_index, (segment, runner) in enumerate(zip(self._segments, self._runners, strict=True)):
             start, end = segment.bounds(program)
-            is_last = number == len(self._segments) - 1
-            for index in range(start, end) if self._has_calls else ():
-                if isinstance(program.records[index], Call):
-                    if index > start or not parts:
-                        parts.append((self._runner_before_call if is_last else runner, start, index))
-                    parts.append((None, index, index + 1))
-                    start = index + 1
+            is_last = segment_index == len(self._segments) - 1
+            for record_index in range(start, end) if self._has_calls else ():
+                if isinstance(program.records[record_index], Call):
+                    if record_index > start or not parts:
+                        parts.append((self._runner_before_call if is_last else runner, start, record_index))
+                    parts.append((None, record_index, record_index + 1))
+                    start = record_index + 1
             if start < end or is_last or segment.executor != CUSTOM:
                 parts.append((runner, start, end))
         return parts
 
-    def _allocate(
+    def _allocate_images(
         self, images: RaggedImages, channels: int, sizes_hw: np.ndarray, windows_tlhw: np.ndarray, buffer: int
     ) -> tuple[RaggedImages, list[torch.Tensor]]:
-        """Allocate the results of a segment before the last. Return them as the next segment's images, and as this
-        segment's outputs, C×H×W views of the same memory."""
+        """Allocate the results of a segment other than the last. Return them as the next segment's images, and as this
+        segment's outputs, which are C×H×W views of the same memory."""
         shapes = np.column_stack([windows_tlhw[:, 2:], np.full(len(windows_tlhw), channels)])
         sizes = shapes.prod(axis=1)
         ends = np.cumsum(sizes)
-        pixels = self._memory(int(ends[-1]), images.pixels.device, buffer)
+        pixels = self._allocate_levels(int(ends[-1]), images.pixels.device, buffer)
         offsets = ends - sizes
         outputs = [
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
@@ -293,11 +297,11 @@ class SegmentRunner:
         table = image_table(offsets, shapes, sizes_hw, windows_tlhw)
         return replace(images, pixels=pixels, table=table, steps=None, planes=None), outputs
 
-    def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, buffer: int) -> Outputs:
+    def _allocate_planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, buffer: int) -> Outputs:
         """Allocate the planes for the images of a call."""
         sizes = windows_tlhw[:, 2:]
         ends = np.cumsum(channels * sizes.prod(axis=1)).tolist()
-        levels = self._memory(ends[-1], device, buffer)
+        levels = self._allocate_levels(ends[-1], device, buffer)
         if (sizes == sizes[0]).all():
             return levels.view(len(sizes), channels, *sizes[0].tolist())
         return [
@@ -306,15 +310,15 @@ class SegmentRunner:
         ]
 
     def _interleave(self, images: RaggedImages, planes: Outputs, buffer: int) -> RaggedImages:
-        """Copy planes, which a call has changed, to images for the next segment."""
+        """Copy planes, which a call has changed, to H×W×C images for the next segment."""
         channels = len(planes[0])
-        results, views = self._allocate(images, channels, images.sizes_hw, images.regions_tlhw, buffer)
+        results, views = self._allocate_images(images, channels, images.sizes_hw, images.regions_tlhw, buffer)
         for image, output in zip(planes, views, strict=True):
             output.copy_(image)
         return results
 
-    def _memory(self, count: int, device: torch.device, buffer: int) -> torch.Tensor:
-        """Return memory for `count` levels. On the CPU it is part of a scratch buffer: buffers 0 and 1
+    def _allocate_levels(self, count: int, device: torch.device, buffer: int) -> torch.Tensor:
+        """Return memory for `count` levels. On the CPU, the memory is part of a scratch buffer: buffers 0 and 1
         alternate between segments, and buffer 2 holds the input of the first segment."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
@@ -324,8 +328,8 @@ class SegmentRunner:
 
 
 class CallRunner(SegmentRunner):
-    """A runner for the programs of masks. They contain only calls, and records for the reference, and their results
-    remain levels. `call` performs a call, and takes the arguments of `run_call`."""
+    """A runner for the programs of masks, which contain only calls, and records that the reference applies. Results
+    remain levels. `call` is a function that performs a call; it takes the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend})
@@ -341,7 +345,7 @@ def _changes_pixels(program: Program, part: tuple[LevelRunner | None, int, int])
     return any(isinstance(record, CHANGES_PIXELS) for record in program.records[part[1] : part[2]])
 
 
-def _channels(images: RaggedImages, program: Program) -> int:
+def _channels_after(images: RaggedImages, program: Program) -> int:
     """Return the number of channels of the images after a program."""
     channels = int(images.shapes[0, 2])
     for record in program.records:
@@ -350,15 +354,15 @@ def _channels(images: RaggedImages, program: Program) -> int:
     return channels
 
 
-def _group_steps(steps: Sequence[PlanStep], start_number: int) -> list[_Segment]:
+def _group_steps(steps: Sequence[PlanStep], first_index: int) -> list[_Segment]:
     """Group consecutive steps on one backend. A step that does not change pixels is merged into the next segment, so
-    that no segment exists only to copy. At the end of the sequence it remains a separate segment, which finishes the
-    images."""
-    names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
-    for number in reversed(range(len(steps) - 1)):
-        if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):
-            names[number] = names[number + 1]
-    segments, start = [], start_number
+    that no segment exists only to copy. At the end of the sequence, such a step remains a separate segment, which
+    finishes the images."""
+    names = [f"{GATHERING} {index}" if step.transform.gathers > 1 else step.backend for index, step in enumerate(steps)]
+    for index in reversed(range(len(steps) - 1)):
+        if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[index].transform.outline):
+            names[index] = names[index + 1]
+    segments, start = [], first_index
     for name, group in groupby(names):
         segments.append(_Segment(name, start, start + len(list(group))))
         start = segments[-1].end

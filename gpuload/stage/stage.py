@@ -23,7 +23,7 @@ from gpuload.order.options import check_integer
 from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.stage.device import upload
-from gpuload.stage.finish import TOPS, Finish
+from gpuload.stage.finish import MAX_LEVELS, Finish
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.plan import PlanStep, make_plan
 from gpuload.stage.ragged import RaggedImages
@@ -42,7 +42,7 @@ from gpuload.workers.planned import PlannedBatch
 __all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
-FLOATS: Final = ("float16", "bfloat16", "float32")
+FLOAT_DTYPES: Final = ("float16", "bfloat16", "float32")
 # Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds.
 BACKENDS: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
@@ -135,11 +135,12 @@ class Stage:
             images: the decoded regions, on the stage's device.
             program: the result of the chain's `draw` for these images, or the batch planned from it.
             view: which of the chain's views to make.
-            partners: int64 (N,), the row that each image is mixed with, or its own row if it is not mixed; partners are
-                mutual. None pairs rows 2k and 2k + 1.
+            partners: int64 (N,), the index of the image with which each image is mixed, or the image's own index if it
+                is not mixed; partners are mutual. None pairs images 2k and 2k + 1.
 
         Returns:
-            N×C×H×W; or, depending on `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
+            An N×C×H×W tensor; or, depending on `ragged`, a list of C×H×W tensors, or an N×C×H×W tensor and the sizes as
+            int64 (N, 2).
 
         Raises:
             ValueError: the images differ in their number of channels, or, with ``ragged="error"``, in size; or they do
@@ -148,11 +149,13 @@ class Stage:
         channels = self.check(images, program, view)
         runner = self._runner(images, view)
         dtype, sizes = runner.finish.dtype, program.results_hw
-        threads = _intra_op_threads(self._threads)
+        threads = _set_threads(self._thread_count)
         # Batches and scratch memory must also be usable outside the user's inference_mode. Results must not depend on
         # the user's autocast, which would make convolutions bfloat16.
-        kind = self.device.type
-        without_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NO_CONTEXT
+        device_type = self.device.type
+        without_autocast = (
+            torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else NO_CONTEXT
+        )
         without_inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
         with without_inference, torch.no_grad(), without_autocast, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
@@ -163,8 +166,8 @@ class Stage:
             batch = self._empty((len(images), channels, *size), dtype)
             if self._ragged == "pad":
                 batch.zero_()
-                unpadded = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
-                runner(images, program, unpadded)
+                unpadded_views = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
+                runner(images, program, unpadded_views)
                 return batch, upload(np.array(sizes), self.device)
             runner(images, program, batch, partners)
             return list(batch.unbind()) if self._ragged == "views" and self._chain.module is None else batch
@@ -174,10 +177,10 @@ class Stage:
         generators for the call; None leaves them alone.
 
         Raises:
-            ValueError: the module did not return one row per image.
+            ValueError: the module did not return one result per image.
         """
         # The user's autocast applies to the user's module.
-        with torch.inference_mode(False), torch.no_grad(), _intra_op_threads(self._threads):
+        with torch.inference_mode(False), torch.no_grad(), _set_threads(self._thread_count):
             try:
                 result = apply_module(self._chain.module, batch, seed)
             except Exception as error:
@@ -207,12 +210,12 @@ class Stage:
         return self._reference_runners[view, images.dtype]
 
     @property
-    def _threads(self) -> int | None:
+    def _thread_count(self) -> int | None:
         return self.cpu_threads if self.device.type == "cpu" else None
 
     def _check_last(self, result: Any, count: int) -> None:
-        """Raise unless the module at the end returned one row per image. A result that is neither a tensor nor None is
-        also accepted, unless it has to be split into images."""
+        """Raise unless the module at the end returned a tensor with one entry per image. A result that is neither a
+        tensor nor None is also accepted, unless it has to be split into images."""
         is_tensor = isinstance(result, torch.Tensor)
         if (is_tensor and result.dim() and len(result) == count) or not (
             is_tensor or result is None or self._ragged == "views"
@@ -220,26 +223,27 @@ class Stage:
             return
         got = f"shape {tuple(result.shape)}" if is_tensor else "None" if result is None else type(result).__name__
         raise ValueError(
-            f"{self._chain.last} at the end of the transforms was given {count} images and returned {got}; it must "
-            "return a tensor with a row for each image"
+            f"{self._chain.last} at the end of the transforms was called with {count} images and returned {got}; "
+            "it must return a tensor whose first axis has one entry per image"
         )
 
     def check(self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0) -> int:
         """Check that the images fit the chain and each other; return the number of channels of the results."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(
-                f"a batch needs at least one image and one draw per image, got images: {len(images)}, "
-                f"draws: {len(program)}"
+                "a batch must have at least one image, and a program for the same number of images, got "
+                f"{len(images)} images and a program for {len(program)}"
             )
-        counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # a planned batch is uniform
-        if not is_planned and (counts != counts[0]).any():
-            other_row = int((counts != counts[0]).argmax())
+        # All images of a planned batch have the same size and number of channels.
+        channel_counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)
+        if not is_planned and (channel_counts != channel_counts[0]).any():
+            other_row = int((channel_counts != channel_counts[0]).argmax())
             raise ValueError(
-                f"the images of a batch must have the same number of channels, but {images.labels[0]} has {counts[0]} "
-                f"and {images.labels[other_row]} has {counts[other_row]}; drop or convert channels in the dataset, or "
-                "use Encoded(…, mode='RGB') for all of them"
+                f"the images of a batch must have the same number of channels, but {images.labels[0]} has "
+                f"{channel_counts[0]} and {images.labels[other_row]} has {channel_counts[other_row]}; drop or convert "
+                "channels in the dataset, or use Encoded(…, mode='RGB') for all images"
             )
-        channels = int(counts[0])
+        channels = int(channel_counts[0])
         transforms = self._chain.lines[view].transforms
         key = view, channels, images.dtype
         if key not in self._output_channels:
@@ -284,7 +288,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
     colour_name = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
     if colour_name is not None and dtype != "uint8":
         raise ValueError(
-            f"{colour_name} takes uint8 images, but {label} is {dtype}; leave it out, replace it with a custom "
+            f"{colour_name} takes uint8 images, but {label} is {dtype}; remove it, replace it with a custom "
             "transform, or convert the images first (for floats in 0 … 1: (x * 255).round().to(torch.uint8))"
         )
     if colour_name is not None and channels not in (1, 3):
@@ -292,43 +296,44 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
             f"{colour_name} takes images with 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
             "the dataset, or decode to mode 'RGB' or 'L'"
         )
-    top = TOPS[dtype]
+    top = MAX_LEVELS[dtype]
     for transform in transforms:
-        for inner in _with_children(transform):
-            if isinstance(inner, RandomErasing) and not inner.fits(channels):
+        for node in _iterate_tree(transform):
+            if isinstance(node, RandomErasing) and not node.fits(channels):
                 raise ValueError(
-                    f"{inner!r} has {len(inner.written_values)} values, but {label} has {channels} "
+                    f"{node!r} has {len(node.written_values)} values, but {label} has {channels} "
                     f"channel{'s' if channels > 1 else ''} at that point; give one value, or one for each channel"
                 )
-            if len(fill := inner.outside.image) not in (1, channels):
+            if len(fill := node.outside.image) not in (1, channels):
                 raise ValueError(
-                    f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
-                    f"channel, but {label} has {channels} at that point; give one number, or {channels}"
+                    f"{type(node).__name__}({node.fill_argument}={fill}) has {len(fill)} values, one for each "
+                    f"channel, but {label} has {channels} channels at that point; give one value, or {channels}"
                 )
             if top is not None and not all(0 <= number <= top and number == int(number) for number in fill):
                 raise ValueError(
-                    f"{type(inner).__name__}({inner.fill_argument}={fill[0] if len(fill) == 1 else fill}) must be "
-                    f"given in levels, which are whole numbers in 0 … {top} for {dtype} images, such as {label}"
+                    f"{type(node).__name__}({node.fill_argument}={fill[0] if len(fill) == 1 else fill}) must consist "
+                    f"of integers in 0 … {top} for {dtype} images, such as {label}"
                 )
-        for inner in flatten(transform.children):
-            if inner.output_channels(channels) != channels:
+        for child in flatten(transform.children):
+            if child.output_channels(channels) != channels:
                 raise ValueError(
-                    f"{type(transform).__name__} contains {inner!r}, which would change the number of channels of only "
-                    f"some images of a batch: {label} has {channels} at that point; move it outside"
+                    f"{type(transform).__name__} contains {child!r}, which would change the number of channels of only "
+                    f"some images of a batch: {label} has {channels} at that point; move it out of the "
+                    f"{type(transform).__name__}"
                 )
         channels = transform.output_channels(channels)
     return channels
 
 
-def _with_children(transform: Transform) -> Iterator[Transform]:
+def _iterate_tree(transform: Transform) -> Iterator[Transform]:
     yield transform
     for child in transform.children:
-        yield from _with_children(child)
+        yield from _iterate_tree(child)
 
 
 @contextlib.contextmanager
-def _intra_op_threads(count: int | None) -> Iterator[None]:
-    """Let torch use this many threads for an operation, then restore the previous number."""
+def _set_threads(count: int | None) -> Iterator[None]:
+    """Make torch use this many threads within the ``with`` block; None keeps the current number."""
     previous_count = torch.get_num_threads()
     count = 1 if _forked else count  # a forked process lacks torch's other threads, and torch would wait for them
     if count in (None, previous_count):
@@ -359,16 +364,17 @@ def compile_stage(
         chain: the transforms.
         device: the CPU, CUDA or XPU device on which batches are made.
         backend, dtype, memory_format, pad_to: as for `Loader`.
-        ragged: as for `Loader`; or ``"views"``, which returns a list, of views of one tensor if all sizes are equal.
-        cpu_threads: how many threads torch uses within a call; None means torch's current setting.
-        runner: the reference's runner: ``"single"`` processes one image at a time (CPU), ``"batched"`` many images at a
-            time; None chooses by device.
+        ragged: as for `Loader`; or ``"views"``, which returns a list of images: views of one tensor if all sizes are
+            equal.
+        cpu_threads: the number of threads that torch uses within a call; None means torch's current setting.
+        runner: the reference's runner: ``"single"`` processes one image at a time (CPU), and ``"batched"`` processes
+            many; None chooses by device.
 
     Raises:
         TypeError, ValueError: an option is invalid, or cannot be combined with the chain.
         BackendError: the requested backend cannot be used here.
     """
-    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, pad_to)
+    device, float_dtype, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, pad_to)
     if device.type != "cpu" and device.index is None:  # constants stay on this device, even if another becomes current
         device = devices.current_device()
     reference = TorchBackend(device, runner)
@@ -380,7 +386,7 @@ def compile_stage(
         reference=reference,
         backend=selected,
         note=note,
-        dtype=name,
+        dtype=float_dtype,
         memory_format=layout,
         ragged=ragged,
         pad_to=pad_to,
@@ -399,8 +405,8 @@ def check_stage(
 ) -> tuple[torch.device, str | None, str]:
     """Check the arguments of `compile_stage`; return the device, and the names of the dtype and the memory format.
 
-    If `device` is None, CUDA or XPU is chosen if available, else the CPU. The device is not initialized, because
-    creating a loader must not create a context on a GPU.
+    If `device` is None, a CUDA or XPU device is chosen if one is available, else the CPU. The device is not
+    initialized, because creating a loader must not create a context on a GPU.
 
     Raises:
         TypeError, ValueError, BackendError: as for `compile_stage`.
@@ -410,27 +416,29 @@ def check_stage(
     _check_choice("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
-            raise ValueError("dtype='uint8' is not a float dtype; leave out Normalize and ToDtype to get uint8 images")
-        dtype = dtype_name("dtype", dtype, FLOATS)
+            raise ValueError(
+                "dtype='uint8' is not a float dtype; to get uint8 images, omit dtype, Normalize and ToDtype"
+            )
+        dtype = dtype_name("dtype", dtype, FLOAT_DTYPES)
     if ragged != "views":  # only a Loader sets this value, see `compile_stage`
         check_ragged(ragged, pad_to)
     device = torch.device(device or devices.default_device_type())
     if device.type != "cpu" and device.type != devices.default_device_type():
-        kind = device.type.upper()
-        raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
+        type_name = device.type.upper()
+        raise ValueError(f"device is {str(device)!r}, but torch finds no {type_name} device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} cannot be combined with {chain.last} at the end of the transforms, which needs "
-            "one tensor per batch"
-            + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called per image")
+            "one tensor per batch; omit ragged"
+            + ("" if is_module(chain.module) else ", or use T.Lambda(…, per='image'), which is called for each image")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(
             f"ragged={ragged!r} cannot be combined with {type(chain.mixing).__name__}, which mixes images of one size; "
-            "put a crop or a Resize((height, width)) before it, and leave ragged out"
+            "put a crop or a Resize((height, width)) before it, and omit ragged"
         )
-    if backend not in ("auto", "torch") and (missing := _backend_class(backend).unmet_requirement(device)):
-        raise BackendError(missing)
+    if backend not in ("auto", "torch") and (message := _backend_class(backend).unmet_requirement(device)):
+        raise BackendError(message)
     return device, dtype, layout
 
 
@@ -444,13 +452,13 @@ def check_ragged(ragged: str, pad_to: Any) -> int | None:
     if ragged != "pad":
         raise ValueError(
             f"pad_to={pad_to} requires ragged='pad', which pads the images of a batch, but ragged is {ragged!r}; "
-            "set ragged='pad', or leave pad_to out"
+            "set ragged='pad', or omit pad_to"
         )
     return pad_to
 
 
 def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
-    """Return the height and width that images of these sizes, (N, 2), are padded to: the maxima, rounded up to
+    """Return the height and width to which images of these sizes, (N, 2), are padded: the maxima, rounded up to
     multiples of `pad_to`."""
     multiple = int(pad_to or 1)
     height, width = (-(-side // multiple) * multiple for side in sizes_hw.max(axis=0).tolist())
@@ -458,17 +466,17 @@ def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
 
 
 def _select(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
-    """Return the backend with this name and None. If it cannot be used and is not `forced`, warn, and return the
-    reference and the reason."""
+    """Return the backend with this name, and None. If the backend cannot be used, warn, and return the reference and
+    the reason; with `forced`, do so only if the compiler is to blame, and raise all other errors."""
     try:
-        if missing := _backend_class(name).unmet_requirement(device):
-            raise BackendError(missing)
+        if message := _backend_class(name).unmet_requirement(device):
+            raise BackendError(message)
         return _backend_class(name)(device), None
     except BackendError as error:
         if forced and not isinstance(error, CompilerError):
             raise
         note = f"{name} cannot be used: {error}"
-        # Attributed to this line (stacklevel=1), the warning is shown only once, however many loaders there are.
+        # The warning is attributed to this line (stacklevel=1), so it is shown only once for all loaders.
         warnings.warn(f"the backend 'torch' is used on {device}, because {note}", RuntimeWarning, stacklevel=1)
         return reference, note
 

@@ -1,7 +1,7 @@
 """Moves the pixels of a batch from the ring's slots to the device, and frees the slots.
 
 On the CPU nothing is copied: the stage reads the ring, and the slots are free when the stage is done. A batch of plain
-arrays in one slot can be lent directly from that slot, until the user releases it.
+arrays in one slot can be lent directly from that slot, until the user releases the arrays.
 
 If the device decodes images, their files stay in the slots, and only the bytes after the files are copied. The decoded
 images follow each chunk's own bytes, in one flat tensor per batch.
@@ -12,11 +12,11 @@ copies (from then on the slots are free) and one after the stage (the consumer's
 not). The finished tensors are recorded on the consumer's stream, so that the allocator does not reuse their memory
 while that stream still reads them.
 
-This memory becomes reusable only when the consumer is done with it, so a host that ran ahead without limit would
-allocate more with each batch. In `hold_back`, the host therefore waits until the consumer's stream has finished
-the work that was queued two batches ago.
+The memory of a batch becomes reusable only when the consumer is done with the batch, so a host that ran ahead without
+limit would allocate more with each batch. In `hold_back`, the host therefore waits until the consumer's stream has
+finished the work that was queued two batches ago.
 
-Runs in the main process, and starts no threads.
+This module runs in the main process, and starts no threads.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ MIN_GRAIN_BYTES: Final = 512  # granularity of torch's allocator
 
 
 class CpuTransfer:
-    """A transfer that does not move batches; also the interface of all transfers."""
+    """A transfer that does not move batches. This class also defines the interface of all transfers."""
 
-    asynchronous = False  # whether a batch may be issued while the previous batch is in use
+    is_asynchronous = False  # whether a batch can be issued while the previous batch is in use
     host_wait_s = 0.0  # how long the host has waited for the device
     pinned_bytes = 0  # page-locked bytes of the ring
     pinning_refused = False
@@ -75,17 +75,21 @@ class CpuTransfer:
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """Record an event after all work issued on the stream on which batches are made, and return it. The host can
+        """Return an event that passes when all work issued so far on the stream of `side_stream` is done. The host can
         wait for the event with its ``synchronize()``; None means that there is nothing to wait for."""
 
     def part_offsets(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""
-        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else self._packed_offsets(batch)[:-1]
+        return (
+            _slot_offsets(batch)
+            if not self.is_asynchronous and _is_in_slots(batch)
+            else self._packed_offsets(batch)[:-1]
+        )
 
     def _packed_offsets(self, batch: Batch) -> list[int]:
         """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
         and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so the offset of a
-        part with files is smaller than the offset of its first copied byte, and can be negative."""
+        part with files is smaller than the offset of the part's first copied byte, and can be negative."""
         starts, offset = [], 0
         for part in batch.copied_parts:
             starts.append(begin := offset - part.encoded_bytes)
@@ -100,7 +104,7 @@ class CpuTransfer:
             if part.data is not None and part.used_bytes > part.encoded_bytes:
                 source = part.data[part.encoded_bytes : part.used_bytes]
                 target = memory[start + part.encoded_bytes : start + part.used_bytes]
-                if self.asynchronous:
+                if self.is_asynchronous:
                     is_locked = not self.pinning_refused and part.slot is not None
                     target.copy_(torch.from_numpy(source), non_blocking=is_locked)
                 else:  # with numpy, because torch in a forked process would wait for threads that do not exist there
@@ -113,8 +117,8 @@ class CpuTransfer:
         """Return the pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on,
         the transfer is responsible for calling `release` when the slots are free."""
         self._release, self.loading = release, batch
-        if _in_slots(batch):
-            return torch.from_numpy(self._ring.bytes), _offsets(batch)
+        if _is_in_slots(batch):
+            return torch.from_numpy(self._ring.bytes), _slot_offsets(batch)
         *starts, end = self._packed_offsets(batch)
         flat = torch.empty(end, dtype=torch.uint8)
         self._fill(flat, batch, starts)
@@ -137,7 +141,7 @@ class CpuTransfer:
         return contextlib.nullcontext()
 
     def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a small tensor of the batch (labels) to the device."""
+        """Return a copy on the device of a small tensor, such as labels; on the CPU, return the tensor itself."""
         return tensor
 
     def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
@@ -148,8 +152,8 @@ class CpuTransfer:
         return True
 
     def reclaim(self, wait: bool) -> bool:
-        """Free the slots that have been copied, or whose users have released them; return whether any were freed. With
-        `wait`, wait for the oldest copy first."""
+        """Free the slots that have been copied, or whose users have released them; return whether any slots were freed.
+        With `wait`, wait for the oldest copy first."""
         return self._ring.collect()
 
     def close(self) -> None:
@@ -159,15 +163,15 @@ class CpuTransfer:
 class CudaTransfer(CpuTransfer):
     """A transfer by asynchronous copies on a side stream, from page-locked slots."""
 
-    asynchronous = True
+    is_asynchronous = True
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
         self._device = devices.Accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
-        self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and the functions that free the slots
-        self._steps: deque[Any] = deque()  # for each of the last batches, an event recorded before its hand-over
-        self._locked: set[int] = set()  # offsets of page-locked slots
+        self._copies: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and the functions that free the slots
+        self._hand_overs: deque[Any] = deque()  # for each of the last batches, an event recorded before its hand-over
+        self._locked_offsets: set[int] = set()  # offsets of page-locked slots
         self.times = self._times = DeviceTimes(self._device)
         self._base = ring.bytes.ctypes.data
         ring.on_new = self._lock
@@ -181,7 +185,7 @@ class CudaTransfer(CpuTransfer):
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
         if after_consumer:
             self.follow_consumer()
-        with self._device.on(self._stream):
+        with self._device.make_current(self._stream):
             self._times.begin(self._stream)
             yield
 
@@ -189,7 +193,7 @@ class CudaTransfer(CpuTransfer):
         self._device.wait(self._stream, self._device.record(self._device.current_stream()))
 
     def side_stream(self) -> contextlib.AbstractContextManager[None]:
-        return self._device.on(self._stream)
+        return self._device.make_current(self._stream)
 
     def mark(self) -> Any:
         return self._device.record(self._stream)
@@ -201,7 +205,7 @@ class CudaTransfer(CpuTransfer):
             self._fill(flat, batch, starts)
         finally:
             # Whatever happens next, the slots become free after this event and not earlier.
-            self._copied.append((self._device.record(self._stream), release))
+            self._copies.append((self._device.record(self._stream), release))
             self.loading = batch
             self._times.mark(self._stream)
         return flat, starts
@@ -212,9 +216,9 @@ class CudaTransfer(CpuTransfer):
         return self._device.record(self._stream)
 
     def hold_back(self) -> None:
-        if len(self._steps) < STEPS_BEHIND:
+        if len(self._hand_overs) < STEPS_BEHIND:
             return
-        oldest = self._steps.popleft()
+        oldest = self._hand_overs.popleft()
         if not oldest.query():
             start = time.perf_counter()
             oldest.synchronize()
@@ -222,13 +226,13 @@ class CudaTransfer(CpuTransfer):
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
-        self._steps.append(self._device.record(consumer))
+        self._hand_overs.append(self._device.record(consumer))
         self._device.wait(consumer, ticket)
         for tensor in tensors:
             self._device.keep(tensor, consumer)
 
     def consumer_stream(self) -> contextlib.AbstractContextManager[None]:
-        return self._device.on(self._device.current_stream())
+        return self._device.make_current(self._device.current_stream())
 
     def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         try:
@@ -242,12 +246,12 @@ class CudaTransfer(CpuTransfer):
     def reclaim(self, wait: bool) -> bool:
         has_freed = False
         try:
-            if wait and self._copied:
+            if wait and self._copies:
                 start = time.perf_counter()
-                self._copied[0][0].synchronize()
+                self._copies[0][0].synchronize()
                 self.host_wait_s += time.perf_counter() - start
-            while self._copied and self._copied[0][0].query():
-                self._copied.popleft()[1]()
+            while self._copies and self._copies[0][0].query():
+                self._copies.popleft()[1]()
                 has_freed = True
         except RuntimeError:
             self._free_all()
@@ -255,21 +259,21 @@ class CudaTransfer(CpuTransfer):
         return has_freed
 
     def _free_all(self) -> None:
-        """Free all slots: no copy reads them any more, because the device is broken or has finished its work."""
-        while self._copied:
-            self._copied.popleft()[1]()
+        """Free all slots. No copy may be reading them: the device is broken, or has finished its work."""
+        while self._copies:
+            self._copies.popleft()[1]()
 
     def close(self) -> None:
         """Wait for the copies, and unlock every slot, because memory must not be unmapped while it is registered."""
         with contextlib.suppress(RuntimeError):  # an earlier error may have broken the device's context
             self._device.synchronize(self._stream)
         self._free_all()
-        self._steps.clear()
+        self._hand_overs.clear()
         self._ring.on_new = self._ring.on_retire = None
-        for offset in self._locked:
+        for offset in self._locked_offsets:
             with contextlib.suppress(RuntimeError):
                 self._device.unlock(self._base + offset)
-        self._locked.clear()
+        self._locked_offsets.clear()
         self.pinned_bytes = 0
 
     def _lock(self, slot: Slot) -> None:
@@ -277,11 +281,11 @@ class CudaTransfer(CpuTransfer):
             return
         code = self._device.lock(self._base + slot.offset, slot.capacity_bytes)
         if code == 0:
-            self._locked.add(slot.offset)
+            self._locked_offsets.add(slot.offset)
             self.pinned_bytes += slot.capacity_bytes
             return
         self.pinning_refused = True
-        if code != devices.NO_LOCKS:
+        if code != devices.CANNOT_LOCK:
             warnings.warn(
                 f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
                 "batches are copied from pageable memory, which is slower and not asynchronous. Raise the limit of "
@@ -291,18 +295,19 @@ class CudaTransfer(CpuTransfer):
             )
 
     def _unlock(self, slot: Slot) -> None:
-        if slot.offset in self._locked:
-            self._locked.discard(slot.offset)
+        if slot.offset in self._locked_offsets:
+            self._locked_offsets.discard(slot.offset)
             self.pinned_bytes -= slot.capacity_bytes
             self._device.unlock(self._base + slot.offset)
 
 
-def _in_slots(batch: Batch) -> bool:
-    """Return whether all parts are in slots: none was moved out of a full ring, or has images decoded by the device."""
+def _is_in_slots(batch: Batch) -> bool:
+    """Return whether all parts are in slots: no part was moved out of a full ring, or has images that the device
+    decoded."""
     return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.copied_parts)
 
 
-def _offsets(batch: Batch) -> list[int]:
+def _slot_offsets(batch: Batch) -> list[int]:
     """Return each part's offset in the ring."""
     return [part.slot.offset if part.slot else 0 for part in batch.copied_parts]
 

@@ -1,6 +1,6 @@
-"""A batch in progress, and its parts. Main process only; plain data.
+"""A batch in progress, and its parts: plain data, used only in the main process.
 
-The feed owns a batch until it is complete; then the consumer owns it until it releases the batch.
+The feed owns a batch until the batch is complete. Then the consumer owns the batch, and releases it in the end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from gpuload.workers.protocol import Request
 __all__ = ["Batch", "Part"]
 
 # A sample counts as bad once SOLO_CRASHES workers have crashed, or SOLO_DEATHS have died for any reason, while it was
-# alone in a chunk. SIGKILL comes from outside (memory ran out, somebody killed the worker) and can hit any sample.
+# alone in a chunk. SIGKILL is not counted as a crash: it comes from outside (memory ran out, or somebody killed the
+# worker) and can hit any sample.
 SOLO_CRASHES, SOLO_DEATHS = 2, 3
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A chunk of a batch: its samples and, once it is done, the result.
+    """A chunk of a batch: the samples to load and, once they are loaded, the result.
 
-    `data` is a view of the chunk's bytes: in its slot, or in other memory if the chunk was moved out or did not fit
-    (`slot` is then None). `description` is the packed description of a plain chunk (see `Reply`) until `content` is
-    first read. `decoded` is a uint8 tensor on the device with the images that the device decoded, one after another;
-    their offsets continue from `host_end`, as if these images followed the chunk's bytes.
+    `data` is a view of the chunk's bytes, which are in its slot or, if the chunk was moved out of the ring or did not
+    fit in a slot, in other memory (`slot` is then None). `description` is the packed description of a plain chunk (see
+    `Reply`) until `content` is first read. `decoded` is a uint8 tensor on the device that holds the images that the
+    device decoded, one after another; their offsets continue from `host_end`, as if they followed the chunk's bytes.
     """
 
     batch: Batch
@@ -42,7 +43,7 @@ class Part:
     need_bytes: int = 0
     solo_deaths: int = 0
     solo_crashes: int = 0
-    has_substitutes: bool = False  # its samples replace failed samples
+    has_substitutes: bool = False  # whether its samples replace failed samples
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
@@ -52,7 +53,7 @@ class Part:
 
     @property
     def content(self) -> Columns | None:
-        """Return the chunk's columns; None if it is not done."""
+        """Return the chunk's columns; None if the chunk is not loaded yet."""
         if self.description:
             self.content = read_content(NO_BYTES, self.description, None)
         return self._content
@@ -62,14 +63,14 @@ class Part:
         self._content, self.description = content, b""
 
     @property
-    def samples(self) -> int:
-        """Return the number of samples that were loaded."""
+    def sample_count(self) -> int:
+        """Return the number of samples that were loaded without an error."""
         return len(self.positions) if self.description else 0 if self._content is None else len(self._content)
 
     @property
     def encoded_bytes(self) -> int:
-        """Return the size of the image files at the start of `data`. The device's decoder reads these, so they are not
-        copied to the device with the pixels."""
+        """Return the total size of the image files at the start of `data`. The device's decoder reads these files, so
+        they are not copied to the device with the pixels."""
         return 0 if self._content is None else self._content.encoded_bytes
 
     @property
@@ -79,31 +80,32 @@ class Part:
 
     @property
     def waits_for_device(self) -> bool:
-        """Return whether the device still has to decode some of its images."""
+        """Return whether the device still has to decode some of the chunk's images."""
         return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
     def subset(self, rows: slice) -> Part:
-        """Return a new part with these rows."""
+        """Return a new part with the samples at these rows."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, has_substitutes=self.has_substitutes)
 
     def count_solo_death(self, *, killed_externally: bool) -> bool:
-        """Count the death of a worker on a part with a single sample; return whether the sample now counts as bad."""
+        """Count the death of a worker that was processing this part, which has a single sample. Return whether the
+        sample now counts as bad."""
         self.solo_deaths += 1
         self.solo_crashes += not killed_externally
         return self.solo_crashes >= SOLO_CRASHES or self.solo_deaths >= SOLO_DEATHS
 
     def make_request(
-        self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0
+        self, chunk_number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0
     ) -> Request:
-        """Return the request to send to a worker."""
-        spec, is_only = self.batch.spec, len(self.batch.parts) == 1
-        chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
-        extras: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
-        return Request(*chunk, is_complete_batch=is_only, iterable=spec.iterable, **extras)
+        """Return the request to send to a worker; the arguments are fields of `Request`."""
+        spec, is_only_part = self.batch.spec, len(self.batch.parts) == 1
+        chunk = chunk_number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
+        options: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
+        return Request(*chunk, is_complete_batch=is_only_part, iterable=spec.iterable, **options)
 
     def make_failed_content(self, cause: str, stack: str) -> Columns:
-        """Return the result of a chunk whose samples all failed."""
+        """Return the result of a chunk whose samples all failed with the same cause and stack."""
         epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
             index = int(index) if isinstance(index, np.integer) else index
@@ -116,64 +118,64 @@ class Part:
 class Batch:
     """A batch in progress: the samples of a step (`spec`), and the result.
 
-    `parts` are in the order of their positions, followed by the parts with substitutes. `errors` are the failed
-    samples. `lost` is a failed sample without a substitute. `fatal` is a failure after which the dataset can yield no
-    more samples. A `dropped` batch is not returned to the user.
+    `parts` are in the order of their positions, followed by the parts with substitutes. `errors` are the records of the
+    failed samples. `unreplaced_error` is the first failure without a substitute. `fatal_error` is a failure after which
+    the dataset can yield no more samples. A `dropped` batch is not returned to the user.
     """
 
     spec: BatchSpec
     parts: list[Part] = field(default_factory=list)
-    open_parts: int = 0
+    open_part_count: int = 0
     errors: list[ErrorRecord] = field(default_factory=list)
-    lost: ErrorRecord | None = None
-    fatal: ErrorRecord | None = None
+    unreplaced_error: ErrorRecord | None = None
+    fatal_error: ErrorRecord | None = None
     dropped: bool = False
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # substitutes to try, keyed by position
     planned: PlannedBatch | None = None
 
     @property
-    def done_parts(self) -> int:
-        """Return the number of parts that are done."""
-        return len(self.parts) - self.open_parts
+    def done_part_count(self) -> int:
+        """Return the number of parts whose chunks have ended."""
+        return len(self.parts) - self.open_part_count
 
     @property
     def copied_parts(self) -> Sequence[Part | PlannedBatch]:
-        """Return the parts and, if there is one, the plan: everything whose bytes are copied to the device."""
+        """Return everything whose bytes are copied to the device: the parts and, if there is one, the plan."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
     @property
     def waits_for_device(self) -> bool:
-        """Return whether the device still has to decode some of its images."""
+        """Return whether the device still has to decode some of the batch's images."""
         return any(part.waits_for_device for part in self.parts)
 
     @property
-    def on_device(self) -> bool:
-        """Return whether the device has decoded some of its images."""
+    def has_device_images(self) -> bool:
+        """Return whether the device has decoded some of the batch's images."""
         return any(part.decoded is not None for part in self.parts)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all of its samples failed."""
-        return not any(part.samples for part in self.parts)
+        """Return whether the batch has no samples, so far or because all of them failed."""
+        return not any(part.sample_count for part in self.parts)
 
     @property
-    def remark(self) -> str:
-        """Return the first warning of a part about its samples (see `Columns`), or ""."""
+    def warning(self) -> str:
+        """Return the first warning that a worker sent with a part (`Columns.warning`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.warning for content in contents if content is not None and content.warning), "")
 
-    def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
-        """Record failed samples, each with its substitute; return a new part with the substitutes, or None if there are
-        none."""
+    def substitute(self, errors: list[ErrorRecord], find_candidates: Callable[..., Iterator[Any]]) -> Part | None:
+        """Record failed samples, each with its next substitute to try. Return a new part with the substitutes, or None
+        if there are none. `find_candidates` is `Consumer.substitute_candidates`."""
         positions, indices = [], []
         for record in errors:
             if record.position not in self.candidates:
-                self.candidates[record.position] = candidates(self, record.position, record.index)
+                self.candidates[record.position] = find_candidates(self, record.position, record.index)
             index = next(self.candidates[record.position], None)
             self.errors.append(replace(record, replaced_by=index))
             if index is None:
-                self.lost = self.lost or record
+                self.unreplaced_error = self.unreplaced_error or record
             else:
                 positions.append(record.position)
                 indices.append(index)
@@ -182,18 +184,18 @@ class Batch:
         indices = np.array(indices, np.int64) if isinstance(self.spec.indices, np.ndarray) else indices
         part = Part(self, np.array(positions, np.int64), indices, has_substitutes=True)
         self.parts.append(part)
-        self.open_parts += 1
+        self.open_part_count += 1
         return part
 
-    def come_due(self) -> None:
-        """Have the order decide what to return for this step. Call this once the batch and the earlier batches of
-        its queue are done."""
+    def finalize_spec(self) -> None:
+        """Have the order decide which samples to return for this step, or to drop the batch. Call this once the batch
+        and the earlier batches of its queue are complete."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]
-        samples = sum(len(content.rows) + len(content.errors) for content in contents)
+        sample_count = sum(len(content.rows) + len(content.errors) for content in contents)
         passes = [content.iterable for content in contents if content.iterable is not None]
-        spec = self.spec.on_due(self.spec, samples, self.is_empty, passes)
+        spec = self.spec.on_due(self.spec, sample_count, self.is_empty, passes)
         if spec is None:
             self.dropped = True
         else:

@@ -1,48 +1,48 @@
 """The script that a worker process runs first: ``python -P bootstrap.py <worker> <descriptors>``. For the template,
 <worker> is "template" instead of a number.
 
-It installs the parent's import path, and calls `gpuload.workers.main` from the same gpuload that the parent runs. A
-notebook has the working directory first in its path, and a `random.py` there must not replace the module of the
-standard library, which the notebook imported long ago. So the working directory comes last until gpuload and its
-libraries are imported, and then directly after the standard library. Before the path is set, only built-in modules are
-imported.
+It installs the parent's import path, and runs a worker or the template with the same gpuload that the parent runs. In a
+notebook, the working directory comes first in the path, but a `random.py` there must not replace the standard library's
+module, which the notebook imported long ago. So the script puts the working directory last until gpuload and its
+libraries are imported, and then directly after the standard library. Before it sets the path, it imports only built-in
+modules.
 """
 
 import marshal
 import posix
 import sys
 
-JOB_INDEX = (
-    3  # the job's place among the descriptors for `gpuload.workers.main.run` and `gpuload.workers.template.serve`
-)
+# The job's index among the descriptors, as in `gpuload.workers.main.run_worker` and `gpuload.workers.template.serve`.
+JOB_INDEX = 3
 
 
 def _start() -> None:
     role, descriptors = sys.argv[1], [int(word) for word in sys.argv[2].split(",")]
     job = descriptors[JOB_INDEX]
-    length = int.from_bytes(posix.pread(job, 8, 0), "little")
-    settings, _ = marshal.loads(posix.pread(job, length, 8))  # an anonymous file that the parent wrote
+    header_bytes = int.from_bytes(posix.pread(job, 8, 0), "little")
+    settings, _ = marshal.loads(posix.pread(job, header_bytes, 8))  # written by the parent
     path = settings["path"]
     version = sys.version_info
     library = f"{sys.base_prefix}/{sys.platlibdir}/python{version.major}.{version.minor}"
     folders, zipped = (library, f"{library}/lib-dynload"), f"/python{version.major}{version.minor}.zip"
-    standard = [entry for entry in path if entry in folders or entry.endswith(zipped)]
-    working = [entry for entry in path if entry in ("", posix.getcwd())]
-    other = [entry for entry in path if entry not in working and entry not in standard]
-    sys.path[:] = [*standard, __file__.rpartition("/gpuload/")[0]]
-    import gpuload.workers  # noqa: F401  the parent's gpuload, not another package of this name; needs only the standard library
+    library_entries = [entry for entry in path if entry in folders or entry.endswith(zipped)]
+    working_entries = [entry for entry in path if entry in ("", posix.getcwd())]
+    other_entries = [entry for entry in path if entry not in working_entries and entry not in library_entries]
+    sys.path[:] = [*library_entries, __file__.rpartition("/gpuload/")[0]]
+    # This imports the parent's gpuload, not another package of this name, and needs only the standard library.
+    import gpuload.workers  # noqa: F401
 
-    sys.path[:] = [*standard, *other, *working]
-    from gpuload.workers.main import end, run
+    sys.path[:] = [*library_entries, *other_entries, *working_entries]
+    from gpuload.workers.main import exit_process, run_worker
     from gpuload.workers.template import serve
 
-    sys.path[:] = [*standard, *working, *other] if working else path
+    sys.path[:] = [*library_entries, *working_entries, *other_entries] if working_entries else path
     sys.argv[:] = settings["argv"]
     if role == "template":
         serve(settings, descriptors)
     else:
-        run(int(role), settings, descriptors)
-    end()
+        run_worker(int(role), settings, descriptors)
+    exit_process()
 
 
 _start()

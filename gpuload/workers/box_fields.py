@@ -1,7 +1,7 @@
 """Checks that boxes match their sample: which leaves have one entry per box, and whether the image sizes agree.
 
-Runs when a sample is read, so that a mismatch is an error of that sample: in workers or, with ``num_workers=0``, in the
-main process. It imports no torch, and holds no state.
+The checks run when a sample is read, in workers or, with ``num_workers=0``, in the main process, so a mismatch is an
+error of that sample. This module does not import torch, and holds no state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
 
 __all__ = [
-    "REMARK_PREFIX",
+    "WARNING_PREFIX",
     "box_droppers",
-    "check_transforms",
+    "explain_target_conflict",
     "find_fields",
     "flattening_key",
-    "mask_misfit",
-    "size_remark",
-    "size_text",
+    "format_size",
+    "mask_mismatch",
+    "size_warning",
 ]
 
-REMARK_PREFIX: Final = "the boxes of "  # the beginning of each `size_remark`
+WARNING_PREFIX: Final = "the boxes of "  # the beginning of each `size_warning`
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
 COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per object, in addition to labels
@@ -40,24 +40,27 @@ COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per o
 
 def box_droppers(chain: Chain) -> list[Any]:
     """Return the transforms of a chain that drop boxes, in written order."""
-    dropping = {id(transform): transform for transform in _transforms(chain) if transform.drops_boxes}
-    return list(dropping.values())
+    droppers = {id(transform): transform for transform in _leaf_transforms(chain) if transform.drops_boxes}
+    return list(droppers.values())
 
 
 def flattening_key(chain: Chain) -> tuple[object, ...]:
-    """Return the properties of a chain that decide how samples are flattened; equal properties give equal columns."""
-    dropping = [repr(transform) for transform in _transforms(chain) if transform.drops_boxes or transform.drops_points]
-    return bool(len(chain)), chain.frames, chain.reads_boxes, check_transforms(chain), tuple(dropping)
+    """Return the properties of a chain that determine how samples are flattened. Chains with equal properties give
+    equal columns."""
+    descriptions = [
+        repr(transform) for transform in _leaf_transforms(chain) if transform.drops_boxes or transform.drops_points
+    ]
+    return bool(len(chain)), chain.frames, chain.reads_boxes, explain_target_conflict(chain), tuple(descriptions)
 
 
-def check_transforms(chain: Chain) -> str | None:
-    """Return why a chain cannot be applied to samples with targets, or None."""
-    for transform in _transforms(chain):
+def explain_target_conflict(chain: Chain) -> str | None:
+    """Return the reason why a chain cannot be applied to samples with targets; None if it can."""
+    for transform in _leaf_transforms(chain):
         name = type(transform).__name__
         if transform.image_only:
             return (
-                f"{name} moves only the pixels of the image, so masks, boxes or keypoints would not match; remove "
-                "it, or return no targets"
+                f"{name} moves only the pixels of the image, so masks, boxes or keypoints would not match; "
+                f"remove {name}, or return no targets"
             )
         if transform.drops_points and chain.views is not None and getattr(transform, "labels_getter", None) is not None:
             return (
@@ -65,41 +68,46 @@ def check_transforms(chain: Chain) -> str | None:
                 f"remove {name} or the MultiView, or set labels_getter=None"
             )
         if transform.mixes:
-            return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; remove it"
-    if chain.views is not None and (dropping := box_droppers(chain)):
+            return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; remove {name}"
+    if chain.views is not None and (droppers := box_droppers(chain)):
         return (
-            f"{type(dropping[0]).__name__} drops different boxes in each view of a MultiView, so their labels would "
-            f"differ too; remove {type(dropping[0]).__name__} or the MultiView"
+            f"{type(droppers[0]).__name__} drops different boxes in each view of a MultiView, so their labels would "
+            f"differ too; remove {type(droppers[0]).__name__} or the MultiView"
         )
     return None
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """Return the leaves with one entry per box, if a transform of the chain drops boxes (`box_droppers`), followed by
-    the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
+    """Return the indices of the leaves with one entry per box, if a transform of the chain drops boxes
+    (`box_droppers`), followed by the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
 
     Args:
         sample: the dataset's original sample.
         leaves: all leaves of the sample.
-        targets: the leaves that are targets, keyed by leaf number.
+        targets: the leaves that are targets, keyed by leaf index.
         chain: the transforms of the loader.
 
     Raises:
-        TypeError, ValueError: a transform reads boxes, and the boxes or their labels are missing or do not match.
+        TypeError, ValueError: a transform needs boxes or keypoints, and these or their labels are missing or do not
+            match.
     """
-    dropping = box_droppers(chain)
-    sanitizing = [transform for transform in _transforms(chain) if transform.drops_points]
+    droppers = box_droppers(chain)
+    point_droppers = [transform for transform in _leaf_transforms(chain) if transform.drops_points]
     box_fields = (
-        _box_fields(sample, leaves, targets, dropping, chain.reads_boxes) if dropping or chain.reads_boxes else ()
+        _box_fields(sample, leaves, targets, droppers, chain.reads_boxes) if droppers or chain.reads_boxes else ()
     )
-    point_fields = _point_fields(sample, leaves, targets, set(box_fields), sanitizing) if sanitizing else ()
+    point_fields = _point_fields(sample, leaves, targets, set(box_fields), point_droppers) if point_droppers else ()
     return box_fields + point_fields
 
 
 def _point_fields(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], box_fields: set[int], sanitizing: Sequence[Any]
+    sample: Any,
+    leaves: Sequence[Any],
+    targets: Mapping[int, Target],
+    box_fields: set[int],
+    point_droppers: Sequence[Any],
 ) -> tuple[int, ...]:
-    """Return the leaves with one entry per keypoint, as ~leaf."""
+    """Return the indices of the leaves with one entry per keypoint, as ~leaf."""
     name = "SanitizeKeyPoints"
     search = _Search(sample, leaves, targets, Keypoints, name)
     if search.target.array.ndim < 2:
@@ -107,64 +115,65 @@ def _point_fields(
             f"{name} needs keypoints of shape (N, …, 2), got one point of shape {search.target.array.shape}; "
             "add an axis"
         )
-    fields: set[int] = set()
-    for transform in sanitizing:
-        fields |= search.named_leaves(transform.labels_getter, name)
-    if shared := box_fields & (fields | {search.leaf}):
+    point_fields: set[int] = set()
+    for transform in point_droppers:
+        point_fields |= search.find_named_leaves(transform.labels_getter, name)
+    if shared := box_fields & (point_fields | {search.leaf}):
         raise ValueError(
-            f"{name} drops entries of value {min(shared)} of the sample (counted from 0, depth first), which belongs "
-            "to the boxes too and would no longer match them; return it from only one labels_getter=, or remove one of "
-            "the transforms"
+            f"{name} drops entries of value {min(shared)} of the sample (counted from 0, depth first), but this value "
+            "also has one entry per box and would no longer match the boxes; return it from only one labels_getter=, "
+            "or remove one of the transforms"
         )
-    return tuple(sorted(~leaf for leaf in fields - {search.leaf}))
+    return tuple(sorted(~leaf for leaf in point_fields - {search.leaf}))
 
 
 def _box_fields(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], dropping: Sequence[Any], reads_boxes: bool
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], droppers: Sequence[Any], reads_boxes: bool
 ) -> tuple[int, ...]:
-    name = type(dropping[0]).__name__ if dropping else "a transform"
-    gathering = [transform for transform in dropping if transform.gathers > 1]
+    name = type(droppers[0]).__name__ if droppers else "a transform"
+    gathering = [transform for transform in droppers if transform.gathers > 1]
     if gathering and not targets:
         raise ValueError(
-            f"{type(gathering[0]).__name__} combines images of several samples, and their boxes or masks with them, "
-            "but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
+            f"{type(gathering[0]).__name__} combines images of several samples and their boxes or masks, but "
+            "this sample has no boxes, masks or keypoints; add gpuload.Boxes, gpuload.Mask or gpuload.Keypoints to it"
         )
     has_boxes = any(isinstance(target, Boxes) for target in targets.values())
-    if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not reads_boxes:
+    if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in droppers) and not reads_boxes:
         return ()
     search = _Search(sample, leaves, targets, Boxes, name)
-    if not dropping:
+    if not droppers:
         return ()
-    fields, points = search.siblings()
-    # Every transform that drops boxes also drops the entries that any getter names; otherwise they would not match.
+    box_fields, point_leaves = search.find_siblings()
+    # Each transform that drops boxes also drops the matching entries of the leaves that any getter returns. Otherwise,
+    # these leaves would no longer match the boxes.
     getters = [
         transform.labels_getter
-        for transform in dropping
+        for transform in droppers
         if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
     ]
     for getter in getters:
-        fields |= search.named_leaves(getter, "SanitizeBoundingBoxes")
+        box_fields |= search.find_named_leaves(getter, "SanitizeBoundingBoxes")
     if not getters:
-        fields |= search.guess_labels()
-    by_default = all(getter == "default" for getter in getters)
-    if by_default:
-        fields |= points | search.coco_fields()
-    elif points - fields and None not in getters:
+        box_fields |= search.guess_labels()
+    uses_defaults = all(getter == "default" for getter in getters)
+    if uses_defaults:
+        box_fields |= point_leaves | search.find_coco_fields()
+    elif point_leaves - box_fields and None not in getters:
         raise ValueError(
             f"{name} drops boxes, and the keypoints next to them have one entry for each of the {search.count} boxes, "
             "but labels_getter= does not return them; return them too or, if they belong to the image, put them "
             "outside the dict that holds the boxes"
         )
     if gathering:
-        if by_default:
-            search.check_siblings(fields, type(gathering[0]).__name__)
-        masks = [leaf for leaf in fields if isinstance(targets.get(leaf), Mask)]
-        if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
+        if uses_defaults:
+            search.check_siblings(box_fields, type(gathering[0]).__name__)
+        mask_leaves = [leaf for leaf in box_fields if isinstance(targets.get(leaf), Mask)]
+        if len(mask_leaves) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
             raise ValueError(
-                "CopyPaste needs samples with one gpuload.Mask N×H×W next to the boxes, with a mask for each of the "
-                f"{search.count} boxes, but this sample has {len(masks)}"
+                "CopyPaste needs samples with one N×H×W gpuload.Mask next to the boxes, with a mask for each of the "
+                f"{search.count} boxes, but this sample has {len(mask_leaves)}; return one such gpuload.Mask"
             )
-    return tuple(sorted(fields))
+    return tuple(sorted(box_fields))
 
 
 class _Search:
@@ -172,50 +181,54 @@ class _Search:
 
     Args:
         sample, leaves, targets: as for `find_fields`.
-        kind: the type of the leaf whose entries count: `Boxes` or `Keypoints`.
-        name: the transform that needs the leaf, for error messages.
+        target_type: `Boxes` or `Keypoints`, the type of the leaf whose entries the other leaves must match.
+        name: the name of the transform that needs the leaf, for error messages.
+
+    Attributes:
+        leaf, target: the index of that leaf, and the leaf itself.
+        count: the number of its entries.
 
     Raises:
-        ValueError: the sample does not have one leaf of this type.
+        ValueError: the sample does not have exactly one leaf of this type.
     """
 
     def __init__(
-        self, sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], kind: type[Any], name: str
+        self, sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], target_type: type[Any], name: str
     ) -> None:
         self._sample, self._leaves, self._targets, self._name = sample, leaves, targets, name
         self._noun, example = "boxes", "gpuload.Boxes(array, format)"
-        if kind is Keypoints:
+        if target_type is Keypoints:
             self._noun, example = "keypoints", "gpuload.Keypoints(array)"
-        owners = [(leaf, target) for leaf, target in targets.items() if isinstance(target, kind)]
-        if len(owners) != 1:
+        matches = [(leaf, target) for leaf, target in targets.items() if isinstance(target, target_type)]
+        if len(matches) != 1:
             raise ValueError(
-                f"{name} needs samples with one set of {self._noun}, {example}, but this sample has {len(owners)}"
+                f"{name} needs samples with one set of {self._noun}, {example}, but this sample has {len(matches)}"
             )
-        [(self.leaf, self.target)] = owners
+        [(self.leaf, self.target)] = matches
         self.count = len(self.target.array)
-        self._holder = _holder(sample, leaves[self.leaf])
-        self._entries = _entries(self._holder) or []
+        self._container = _find_container(sample, leaves[self.leaf])
+        self._entries = _list_entries(self._container) or []
 
-    def siblings(self) -> tuple[set[int], set[int]]:
-        """Return two sets of leaves with one entry per box in the container of the boxes: the boxes themselves with the
-        masks, and the keypoints."""
-        holder_leaves: list[Any] = []
-        flatten(self._holder, holder_leaves)
-        holder_ids = set(map(id, holder_leaves))
+    def find_siblings(self) -> tuple[set[int], set[int]]:
+        """Return the leaves with one entry per box in the container of the boxes, as two sets: one of the boxes
+        themselves and masks, and one of keypoints."""
+        container_leaves: list[Any] = []
+        flatten(self._container, container_leaves)
+        container_ids = set(map(id, container_leaves))
         masks, points = {self.leaf}, set()
         for leaf, target in self._targets.items():
-            # Masks and keypoints elsewhere belong to the image, even if there happen to be as many as boxes.
+            # Masks and keypoints outside this container belong to the image, even if they happen to match in number.
             shape = _shape(target)
-            if id(self._leaves[leaf]) in holder_ids and len(shape) > 2 and shape[0] == self.count:
+            if id(self._leaves[leaf]) in container_ids and len(shape) > 2 and shape[0] == self.count:
                 (masks if isinstance(target, Mask) else points).add(leaf)
         return masks, points
 
-    def coco_fields(self) -> set[int]:
+    def find_coco_fields(self) -> set[int]:
         """Return the leaves next to the boxes that have a COCO name and one entry per box."""
         values = [value for key, value in self._entries if key in COCO and _shape(value)[:1] == (self.count,)]
-        return {number for value in values if (number := self._leaf_number(value)) is not None}
+        return {leaf for value in values if (leaf := self._find_leaf(value)) is not None}
 
-    def named_leaves(self, getter: LabelsGetter, name: str) -> set[int]:
+    def find_named_leaves(self, getter: LabelsGetter, name: str) -> set[int]:
         """Return the leaves that the `labels_getter` of the transform called `name` returns."""
         if getter is None:
             return set()
@@ -235,28 +248,29 @@ class _Search:
         for label in labels if isinstance(labels, tuple | list) else [labels]:
             shape = _shape(label)
             if not shape:
-                raise ValueError(self._rows_error(name, label))
+                raise ValueError(self._labels_message(name, label))
             if shape[0] != self.count:
                 raise ValueError(
                     f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}; "
-                    "return one label for each"
+                    f"return {self.count} labels"
                 )
-            number = self._leaf_number(label)
-            if number is None:
+            leaf = self._find_leaf(label)
+            if leaf is None:
                 raise ValueError(
                     f"{name}: labels_getter= must return arrays of the sample itself, got an array of shape {shape} "
                     "that is not in the sample; do not convert or copy them"
                 )
-            if isinstance(self._targets.get(number), Mask) and len(shape) != 3:
+            if isinstance(self._targets.get(leaf), Mask) and len(shape) != 3:
                 raise ValueError(
-                    f"{name}: masks that belong to the {self._noun} must be N×H×W, one for each, got shape {shape}; "
+                    f"{name}: masks that belong to the {self._noun} must have shape N×H×W, got shape {shape}; "
                     "do not return the mask of an entire image from labels_getter="
                 )
-            fields.add(number)
+            fields.add(leaf)
         return fields
 
     def guess_labels(self) -> set[int]:
-        """Find the labels without a getter: next to the boxes, or where torchvision would find them.
+        """Return the labels as a set with one leaf, found without a getter: next to the boxes, or where torchvision
+        would find them. Return an empty set if there are none.
 
         Raises:
             ValueError: the labels are not an array, or it is unclear whether an array holds the labels.
@@ -267,11 +281,11 @@ class _Search:
         with contextlib.suppress(ValueError):
             labels.append(_find_labels(self._sample))
         for label in labels:
-            if _shape(label)[:1] == (self.count,) and (number := self._leaf_number(label)) is not None:
-                return {number}
+            if _shape(label)[:1] == (self.count,) and (leaf := self._find_leaf(label)) is not None:
+                return {leaf}
         for label in labels:
             if isinstance(label, list | tuple) and len(label) == self.count:
-                raise ValueError(self._rows_error(self._name, label))
+                raise ValueError(self._labels_message(self._name, label))
         for key, value in self._entries:
             if self.count and _may_be_labels(value, self.count):
                 raise ValueError(
@@ -283,11 +297,11 @@ class _Search:
         return set()
 
     def check_siblings(self, fields: set[int], name: str) -> None:
-        """Raise an error for arrays that may or may not belong to the boxes, since boxes move to another sample. An
-        ``image_id`` or ``orig_size`` can have one or two entries, so samples with up to two boxes are not checked."""
+        """Raise an error for values that may or may not belong to the boxes, which move to another sample. Samples with
+        up to two boxes are not checked, since an ``image_id`` or ``orig_size`` can have one or two entries."""
         count = self.count
         for key, value in self._entries if count > 2 else []:
-            if self._leaf_number(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
+            if self._find_leaf(value) in fields or isinstance(value, Mask | Boxes | Keypoints):
                 continue
             if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
                 raise ValueError(
@@ -296,10 +310,10 @@ class _Search:
                     "that belong to the boxes, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
                 )
 
-    def _leaf_number(self, leaf: Any) -> int | None:
-        return next((number for number, candidate in enumerate(self._leaves) if candidate is leaf), None)
+    def _find_leaf(self, value: Any) -> int | None:
+        return next((leaf for leaf, candidate in enumerate(self._leaves) if candidate is value), None)
 
-    def _rows_error(self, name: str, label: Any) -> str:
+    def _labels_message(self, name: str, label: Any) -> str:
         return (
             f"{name}: the labels of the {self._noun} must be arrays or tensors with one entry for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"
@@ -326,24 +340,30 @@ def _find_labels(sample: Any) -> Any:
     return sample[min(keys, key=lambda key: key.lower() != "labels")]
 
 
-def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode) -> str:
-    """Return a remark for the user if boxes among the targets of an image were made for another image size; else "".
+def size_warning(
+    targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode
+) -> str:
+    """Return a warning for the user if boxes of an image were made for another image size; "" if not.
 
     Boxes carry the size of their image if the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
-    image has another size if EXIF rotates it, or if the file was resized later; its boxes are then in the wrong places.
+    image has another size if EXIF rotates it, or if the file was resized after the boxes were made; the boxes are then
+    at the wrong positions.
     """
-    sizes = (target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None)
-    canvas_hw = next((canvas_hw for canvas_hw in sizes if canvas_hw != size_hw), None)
+    canvas_sizes = (
+        target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None
+    )
+    canvas_hw = next((canvas_hw for canvas_hw in canvas_sizes if canvas_hw != size_hw), None)
     if canvas_hw is None:
         return ""
     return (
-        f"{REMARK_PREFIX}{'a sample' if source is None else repr(source)} are for an image of {size_text(canvas_hw)} "
-        f"(height × width), but it is decoded to {size_text(size_hw)}: {_advice(canvas_hw, leaf, size_hw, decode)}"
+        f"{WARNING_PREFIX}{'a sample' if source is None else repr(source)} are for an image of "
+        f"{format_size(canvas_hw)} (height × width), but it is decoded to {format_size(size_hw)}: "
+        f"{_size_advice(canvas_hw, leaf, size_hw, decode)}"
     )
 
 
-def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
-    """Return the remedy for an image whose size is not the expected one; `leaf` is the dataset's image."""
+def _size_advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
+    """Return the remedy if an image has another size than its targets expect; `leaf` is the dataset's image."""
     if expected_hw != size_hw[::-1]:
         return "scale the targets as the image was scaled, or return the image that they were made for"
     is_rotated = isinstance(leaf, Encoded) and is_transposed(
@@ -358,22 +378,23 @@ def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], d
     return "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 
 
-def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) -> str | None:
-    """Return why the mask at `place` in its sample does not match its image, or None."""
+def mask_mismatch(location: str, shape: Sequence[int], image: Any, decode: Decode) -> str | None:
+    """Return the reason why the mask at `location` in its sample does not match its image; None if it matches. `image`
+    is a `gpuload.workers.sample.Picture`."""
     size = image.height, image.width
     if tuple(shape[-2:]) == size:
         return None
     shape_text = " × ".join(map(str, shape))
     if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
         return (
-            f"the mask {place} has shape {shape_text}, and its image is {size[0]} × {size[1]}: the last axis looks "
-            "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
+            f"the mask {location} has shape {shape_text}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            "like channels, but masks are H×W, or N×H×W for N masks of one image; return H×W, such as mask[..., 0]"
         )
     remedy = "return the mask of this image, at the size of the image"
     if tuple(shape[-2:]) == size[::-1]:
-        remedy = _advice(size[::-1], image.leaf, size, decode)
+        remedy = _size_advice(size[::-1], image.leaf, size, decode)
     return (
-        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {place} "
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {location} "
         f"has {shape[-2]}×{shape[-1]}; {remedy}"
     )
 
@@ -391,18 +412,18 @@ def _may_be_labels(leaf: Any, count: int) -> bool:
     return len(shape) > 0 and shape[0] == count and not is_image
 
 
-def _holder(node: Any, leaf: Any) -> Any:
+def _find_container(node: Any, leaf: Any) -> Any:
     """Return the innermost container of a leaf."""
-    for _, child in _entries(node) or []:
+    for _, child in _list_entries(node) or []:
         if child is leaf:
             return node
-        if (holder := _holder(child, leaf)) is not None:
-            return holder
+        if (container := _find_container(child, leaf)) is not None:
+            return container
     return None
 
 
-def _entries(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return a container's entries with their keys, names or numbers; None if `tree.flatten` treats it as a leaf."""
+def _list_entries(node: Any) -> list[tuple[Any, Any]] | None:
+    """Return a container's entries with their keys, names or indices; None if `tree.flatten` treats it as a leaf."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(node, tuple | list):
@@ -414,7 +435,7 @@ def _entries(node: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _transforms(chain: Chain) -> Iterator[Transform]:
+def _leaf_transforms(chain: Chain) -> Iterator[Transform]:
     """Yield the transforms of a chain that contain no other transforms, in written order."""
     stack = [transform for line in chain.lines for transform in line.transforms][::-1]
     while stack:
@@ -429,6 +450,6 @@ def _is_special(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("torchvision.")
 
 
-def size_text(size_hw: tuple[int, int]) -> str:
+def format_size(size_hw: tuple[int, int]) -> str:
     """Format a size for an error message."""
     return f"{size_hw[0]}×{size_hw[1]}"

@@ -1,19 +1,19 @@
 """The scheduler of chunks: it submits the chunks of upcoming batches in order, collects the results in any order, and
 returns complete batches.
 
-Runs in the main process. The feed owns the slots of the ring from the moment a chunk is submitted until the consumer
-calls `release` for its batch. Chunk numbers are never reused, so replies to the chunks of an abandoned epoch cannot be
-mistaken for replies of the next epoch; they only free their slots.
+This module runs in the main process. The feed owns a chunk's slot in the ring from the moment the chunk is submitted
+until the consumer calls `release` for its batch. Chunk numbers are never reused, so replies to the chunks of an
+abandoned epoch cannot be mistaken for replies of the next epoch; such replies only free their slots.
 
 Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving finished chunks out
 of the ring into ordinary memory. Chunks of later batches wait for a free slot. A chunk that does not fit in its slot is
-returned in separate memory, and its slot is freed. Together, the chunks in progress may allocate as much separate
-memory as the ring's size, divided equally among them. A chunk that needs more is repeated in a larger slot. A chunk
-that does not fit in the ring is split, down to a single sample; if even a single sample does not fit, it fails.
+returned in separate memory, and its slot is freed. The separate memory of all chunks in progress is limited to the
+ring's size; each chunk gets an equal share. A chunk that needs more than its share is repeated in a larger slot. A
+chunk that does not fit in the ring is split, down to single samples; a sample that does not fit in the ring fails.
 
 Faults: if a worker dies, its chunk is repeated; the sample that the worker was processing becomes a separate chunk.
-Substitutes for failed samples are requested as an additional chunk of the same batch; their rows come last until the
-batch is read (see `gpuload.batches.assemble`).
+Substitutes for failed samples are requested as an additional chunk of the same batch. They come last in the batch until
+`gpuload.batches.assemble` sorts the samples.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 __all__ = ["LAUNCHED_AHEAD", "Consumer", "Feed"]
 
 FailedParts = list[tuple[Part, list[ErrorRecord]]]
-LAUNCHED_AHEAD = 2  # batches in progress after the batch that is due, so that their plans are ready in time
-POLL_INTERVAL_S = 0.01  # how often to check whether workers have started or left
+LAUNCHED_AHEAD = 2  # additional batches in progress, so that the plans of the next batches are ready in time
+POLL_INTERVAL_S = 0.01  # the interval at which to check whether workers have started or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
 HEADROOM: Final = 1.4  # slots grow to this multiple of the observed size, so that few have to be reallocated
-MIN_HEADROOM: Final = 1.2  # slots grow once they are smaller than this multiple of the observed size
-FIRST_CHUNKS: Final = 64  # only these set the slot size: later growth costs a new slot per chunk in progress
+MIN_HEADROOM: Final = 1.2  # slots grow if they are smaller than this multiple of the observed size
+FIRST_CHUNKS: Final = 64  # only this many chunks set the slot size, since growth costs a new slot per chunk in progress
 
 
 class Consumer:
-    """Interface of the code that takes a feed's batches. The default implementation does nothing."""
+    """The interface of the code that takes a feed's batches. The default implementation does nothing."""
 
-    def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
-        """Return the indices to try in place of `index`, whose sample failed."""
+    def substitute_candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
+        """Return the indices of the samples to try in place of sample `index`, which failed."""
         return iter(())
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return an empty plan for a worker to fill, and the worker's input; None if no worker plans the batch."""
+        """Return an empty plan and the input for the worker that fills it; None if no worker plans the batch."""
         return None
 
     def reclaim(self, wait: bool) -> bool:
-        """Release batches whose copies have ended; with `wait`, wait for one copy if any is running. Return whether a
-        batch was released."""
+        """Release the batches whose copies to the device have ended. With `wait`, wait for one copy if any is running.
+        Return whether a batch was released."""
         return False
 
     def decode(self, batch: Batch) -> FailedParts:
@@ -73,11 +73,11 @@ class Feed:
         ring: holds the pixels of the chunks.
         consumer: takes the batches.
         chunk_size: the maximum number of samples in a chunk.
-        plain_chunk_size: the `chunk_size` once samples turn out to be plain arrays, since a batch in a single slot need
-            not be copied.
+        plain_chunk_size: the `chunk_size` once samples turn out to be plain arrays. It can be a complete batch, since a
+            batch in a single slot need not be copied.
         ahead: the number of batches in progress after the batch that was returned last.
-        workers: the number of workers. If each batch is a single chunk, `ahead` is at least `workers` + 1, so that each
-            worker has a batch.
+        workers: the number of workers. If each batch is a single chunk, at least `workers` + 1 batches are in progress,
+            so that each worker has a batch.
         faults: the options for samples that fail.
     """
 
@@ -100,12 +100,13 @@ class Feed:
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
-        self._is_awaited = False  # whether somebody waits for the batch that is due
+        self._is_awaited = False  # whether the caller waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
-        self._specs: Iterator[BatchSpec] = iter(())  # the specs of batches that have not begun
+        self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
         self._waiting: deque[Part] = deque()  # parts that are not submitted yet, in order
-        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}  # keyed by chunk; None means no longer wanted
+        # The slot and part of each chunk that was sent, keyed by chunk number; None means that it is no longer wanted.
+        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}
         self._events: deque[Event] = deque()  # events that are not processed yet
 
     @property
@@ -113,22 +114,22 @@ class Feed:
         """The batches in progress, in order."""
         return tuple(self._batches)
 
-    def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
+    def begin(self, specs: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
         """Start an epoch, and abandon the previous one.
 
         Args:
-            batches: the specs of the epoch's batches.
+            specs: the specs of the epoch's batches.
             epoch_sent: the number that workers pass to the dataset's ``set_epoch()``; -1 means no call.
             changes: the packed changes of the dataset (`gpuload.workers.inherited`), for workers to apply.
         """
         self.abandon()
         self._epoch_sent, self._changes = epoch_sent, changes
-        self._specs = batches
+        self._specs = specs
         self._tally = Tally(self.faults.max_error_rate)
         self.engine.deaths = Deaths(self.faults.max_restarts)
 
     def abandon(self) -> None:
-        """Abandon the current epoch. Slots of chunks in progress are freed when workers have finished these chunks."""
+        """Abandon the current epoch. The slots of chunks in progress are freed when workers have finished with them."""
         self._specs = iter(())
         self._waiting.clear()
         for batch in self._batches:
@@ -138,15 +139,16 @@ class Feed:
         self.engine.cancel_before(next(self._chunk_numbers))
 
     def first_request(self) -> Request | None:
-        """Return the first request of an epoch before anything is submitted; None if the epoch has no batch."""
+        """Return the first request of an epoch without submitting it; None if the epoch has no batch. Call this before
+        any chunk is submitted."""
         self._start_batches()
         return self._waiting[0].make_request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
-        The caller calls `release` once it no longer needs the slots: when the feed calls `reclaim`, or at the latest
-        before the caller waits for another batch.
+        The caller calls `release` once it no longer needs the batch's slots: when the feed calls `reclaim`, or at the
+        latest before the caller waits for another batch.
 
         Raises:
             TooManyErrors: too many samples of the epoch failed.
@@ -164,7 +166,7 @@ class Feed:
                 self.pump(1.0, is_awaited=True)
 
     def take_errors(self) -> list[ErrorRecord]:
-        """Return and clear the failed samples of the batches in progress."""
+        """Return the records of failed samples in the batches in progress, and clear them in these batches."""
         records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
             batch.errors = []
@@ -172,11 +174,11 @@ class Feed:
 
     @property
     def _has_too_many_errors(self) -> bool:
-        """Whether `take` will refuse to continue. With on_error="raise", each failure is raised individually."""
-        return self.faults.on_error != "raise" and self._tally.exceeded
+        """Whether `take` will raise `TooManyErrors`. It never does with on_error="raise", which raises each failure."""
+        return self.faults.on_error != "raise" and self._tally.is_exceeded
 
     def take_if_ready(self) -> Batch | None:
-        """Return the next batch if it is complete, else None."""
+        """Return the next batch if it is complete, including its plan if one was requested; else None."""
         self.pump(0.0)
         return None if self._has_too_many_errors else self._pop(planned=True)
 
@@ -185,7 +187,7 @@ class Feed:
         unfinished. With `planned`, a batch whose plan was requested also needs its plan to be complete."""
         open_queues: set[int] = set()
         for batch in self._batches:
-            is_open = batch.open_parts or (planned and batch.planned is not None and batch.planned.plan is None)
+            is_open = batch.open_part_count or (planned and batch.planned is not None and batch.planned.plan is None)
             if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
@@ -194,32 +196,33 @@ class Feed:
     def _pop(self, *, planned: bool = False) -> Batch | None:
         if (batch := self._next_complete(planned=planned)) is None:
             return None
-        self._consumer.reclaim(False)  # may raise an error, so call it before a batch is removed, which would be lost
+        self._consumer.reclaim(False)  # call this while the batch is still queued: if it raises, the batch is not lost
         if batch.waits_for_device and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
-            batch.planned = None  # do not wait for the plan
-        batch.come_due()
+            batch.planned = None  # the stage plans the batch itself instead of waiting for the plan
+        batch.finalize_spec()
         self._is_awaited = False
-        self._submit_chunks()  # workers need work while the consumer has this batch
+        self._submit_chunks()  # so that workers have work while the consumer processes this batch
         return batch
 
     def _end_decoding(self, batch: Batch) -> bool:
         """Have the device decode the remaining images of a batch; return False if the batch is still incomplete, or if
         too many samples have failed."""
-        batch.open_parts += len(failed := self._consumer.decode(batch))
+        batch.open_part_count += len(failed := self._consumer.decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
-        return not batch.open_parts and not self._has_too_many_errors
+        return not batch.open_part_count and not self._has_too_many_errors
 
     def pump(self, timeout_s: float, *, is_awaited: bool = False) -> None:
-        """Submit chunks and process events; wait up to `timeout_s` seconds for a chunk in progress."""
+        """Submit chunks and process events; wait up to `timeout_s` seconds for an event. `is_awaited` means that the
+        caller waits for the batch that is due."""
         self._is_awaited = is_awaited
-        self._consumer.reclaim(False)  # first free slots whose copies have ended, or the ring would grow to its limit
+        self._consumer.reclaim(False)  # free slots before new ones are needed, or the ring would grow to its limit
         self._submit_chunks()
-        if not self._pending:  # workers are still starting
+        if not self._pending_count:  # workers are still starting
             timeout_s = min(timeout_s, POLL_INTERVAL_S) if self._waiting else 0.0
         self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
@@ -245,13 +248,13 @@ class Feed:
         batch.planned = None
 
     @property
-    def _pending(self) -> int:
+    def _pending_count(self) -> int:
         """The number of chunks and plans that the engine will report on."""
-        return len(self._in_flight) + self.plans.pending
+        return len(self._in_flight) + self.plans.pending_count
 
-    def idle(self) -> bool:
-        """Return whether no chunk is in progress, of this epoch or an earlier one."""
-        return not self._pending
+    def is_idle(self) -> bool:
+        """Return whether no chunk and no plan is in progress, of this epoch or an earlier one."""
+        return not self._pending_count
 
     # -- submitting -------------------------------------------------------------------------------------------------
 
@@ -261,7 +264,7 @@ class Feed:
             for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
-            batch.open_parts = len(batch.parts)
+            batch.open_part_count = len(batch.parts)
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 
@@ -269,21 +272,21 @@ class Feed:
     def _has_room(self) -> bool:
         """Whether another batch may begin. Up to `LAUNCHED_AHEAD` batches that have a plan, or wait for a plan, do not
         count towards `ahead`."""
-        ahead, planned = self.ahead, sum(batch.planned is not None for batch in self._batches)
+        ahead, planned_count = self.ahead, sum(batch.planned is not None for batch in self._batches)
         if self._batches and len(self._batches[-1].spec.positions) <= self.chunk_size:
             ahead = max(ahead, self.workers + 1)  # if a batch is one chunk, each worker needs a batch
-        return len(self._batches) < ahead + min(planned, LAUNCHED_AHEAD)
+        return len(self._batches) < ahead + min(planned_count, LAUNCHED_AHEAD)
 
     def _submit_chunks(self) -> None:
         self._start_batches()
         while self._waiting:
             part = self._waiting[0]
             try:
-                slot = self._slot_for(part)
+                slot = self._acquire_slot(part)
             except LimitError:
                 if self._is_awaited:
                     raise
-                return  # raise the error once somebody waits for the batch, if it persists
+                return  # if the error persists, it is raised once the caller waits for the batch
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
@@ -293,13 +296,14 @@ class Feed:
             self._in_flight[request.chunk] = (slot, part)
             self._waiting.popleft()
 
-    def _slot_for(self, part: Part) -> Slot | None:
-        size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
-        # The size is known only for a chunk that did not fit its slot; otherwise it is a guess.
-        while (slot := self.ring.acquire(size, min_bytes=part.need_bytes or 1)) is None:
+    def _acquire_slot(self, part: Part) -> Slot | None:
+        slot_bytes = max(part.need_bytes, self._slot_size.estimate(len(part.positions)))
+        # The required size is known only for a chunk that did not fit its slot. For other chunks, `size` is an
+        # estimate, and a smaller slot can be enough.
+        while (slot := self.ring.acquire(slot_bytes, min_bytes=part.need_bytes or 1)) is None:
             if self._consumer.reclaim(False):
                 continue
-            if self._pending or not self._is_awaited or part.batch is not self._batches[0]:
+            if self._pending_count or not self._is_awaited or part.batch is not self._batches[0]:
                 return None
             # The consumer waits for this batch and holds no slots, and no chunk in progress will free a slot.
             if self._consumer.reclaim(True) or self._spill():
@@ -307,16 +311,16 @@ class Feed:
             if self.engine.recover_slots():
                 self._events.extend(self.engine.gather(POLL_INTERVAL_S))
                 continue
-            # The user still holds arrays whose memory is in slots.
-            if part.need_bytes or size <= 1:
+            # Only the user can still occupy slots, with arrays of earlier batches.
+            if part.need_bytes or slot_bytes <= 1:
                 self._waiting.popleft()
                 self._halve(
                     part,
-                    f"a slot of {size:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) while "
-                    "the program still holds earlier batches; release them or raise ring_bytes",
+                    f"a slot of {slot_bytes:,} bytes does not fit in the ring (ring_bytes={self.ring.ring_bytes:,}) "
+                    "while the program still holds earlier batches; delete these batches, or raise ring_bytes",
                 )
                 return None
-            size //= 2
+            slot_bytes //= 2
         return slot
 
     def _spill(self) -> bool:
@@ -325,7 +329,7 @@ class Feed:
         slot can be freed.
 
         Raises:
-            LimitError: memory is short, and the chunk belongs to the first batch, which somebody waits for.
+            LimitError: memory is short, and the chunk belongs to the first batch, which the caller waits for.
         """
         if any(self.plans.drop(batch) for batch in reversed(self._batches)):
             return True
@@ -338,20 +342,20 @@ class Feed:
                 except LimitError:
                     if batch is self._batches[0]:
                         raise
-                    failed = not part.description and (part.content is None or part.content.errors)
-                    if failed or batch.spec.iterable is not None:
-                        continue  # its failures are already counted, or its iterator cannot repeat the samples
+                    has_failures = not part.description and (part.content is None or part.content.errors)
+                    if has_failures or batch.spec.iterable is not None:
+                        continue  # the failures are already counted, or the iterator cannot repeat the samples
                     self._discard_result(part)
                 return True
         return False
 
     def _discard_result(self, part: Part) -> None:
-        """Drop the result of a finished chunk to free its slot, and queue the chunk again."""
+        """Discard the result of a finished chunk to free its slot, and queue the chunk again."""
         assert part.slot is not None
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = part.decoded = None
-        part.batch.open_parts += 1
+        part.batch.open_part_count += 1
         self._requeue(part)
 
     # -- processing events ------------------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ class Feed:
         if self.plans.take(event):
             return
         slot, part = self._in_flight.pop(event.chunk)
-        if isinstance(event, Lost):  # the engine releases its slot
+        if isinstance(event, Lost):  # the engine releases the slot
             if part is not None:
                 self._retry_lost(part, event)
         elif part is None or event.status is Status.UNWANTED:
@@ -373,11 +377,11 @@ class Feed:
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
         """Store the pixels and the description of a finished chunk in its part, and learn from the chunk's size."""
-        rows, content = len(part.positions), reply.content
+        sample_count, content = len(part.positions), reply.content
         part.slot, data = slot, reply.data
         if data is not None:
             self.ring.release(slot)
-            self._slot_size.expect(reply.nbytes, rows)
+            self._slot_size.grow_for(reply.nbytes, sample_count)
             part.slot = self.ring.move_in(data)
         if part.slot is not None:
             data = self.ring.view(part.slot)[: reply.nbytes]
@@ -398,15 +402,15 @@ class Feed:
         if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
             self._slot_size = SlotSize(self.ring.ring_bytes, self.chunk_size, guess_bytes=0)
-            self._slot_size.expect(reply.nbytes, rows)
-        self._slot_size.learn(reply.nbytes, rows)
+            self._slot_size.grow_for(reply.nbytes, sample_count)
+        self._slot_size.learn(reply.nbytes, sample_count)
         self._count_and_close(part, content)
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
-        rows = len(part.positions)
+        sample_count = len(part.positions)
         if need_bytes <= self.ring.ring_bytes:
             part.need_bytes = need_bytes
-            self._slot_size.expect(need_bytes, rows)
+            self._slot_size.grow_for(need_bytes, sample_count)
             self._requeue(part)
         else:
             self._halve(
@@ -416,21 +420,21 @@ class Feed:
             )
 
     def _halve(self, part: Part, reason: str) -> None:
-        """Split in two a chunk that does not fit in the ring; if the chunk is a single sample, the sample fails."""
-        rows = len(part.positions)
-        if rows > 1:
-            self._split(part, [slice(0, rows // 2), slice(rows // 2, rows)])
+        """Split a chunk that does not fit in the ring into two; if the chunk is a single sample, the sample fails."""
+        sample_count = len(part.positions)
+        if sample_count > 1:
+            self._split(part, [slice(0, sample_count // 2), slice(sample_count // 2, sample_count)])
         else:
             self._fail(part, f"MemoryError: {reason}")
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
-        """Queue a chunk again after its worker died: the sample that the worker was processing becomes a separate
-        chunk. A sample that was already alone in its chunk fails once it has killed too many workers."""
-        rows = len(part.positions)
-        if lost.row is None or lost.row >= rows:
+        """Queue a chunk again after its worker died. The sample that the worker was processing becomes a separate
+        chunk. A sample that was already alone in its chunk fails once too many workers have died on it."""
+        sample_count = len(part.positions)
+        if lost.row is None or lost.row >= sample_count:
             self._requeue(part)
-        elif rows > 1:
-            ends = sorted({0, lost.row, lost.row + 1, rows})
+        elif sample_count > 1:
+            ends = sorted({0, lost.row, lost.row + 1, sample_count})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
             if not part.count_solo_death(killed_externally=lost.killed_externally):
@@ -443,19 +447,19 @@ class Feed:
 
     def _give_up(self, batch: Batch) -> None:
         """Stop working on a batch that is going to fail with an error: its other samples might kill more workers."""
-        if batch.spec.iterable is not None:  # later batches need the iterator's next samples
+        if batch.spec.iterable is not None:  # the iterator has to continue, since later batches need its samples
             return
         self._waiting = deque(part for part in self._waiting if part.batch is not batch)
         for key, (slot, part) in self._in_flight.items():
             if part is not None and part.batch is batch:
                 self._in_flight[key] = (slot, None)
-        batch.open_parts = 0
+        batch.open_part_count = 0
 
     def _split(self, part: Part, slices: list[slice]) -> None:
         pieces = [part.subset(rows) for rows in slices]
         index = part.batch.parts.index(part)
         part.batch.parts[index : index + 1] = pieces
-        part.batch.open_parts += len(pieces) - 1
+        part.batch.open_part_count += len(pieces) - 1
         self._requeue(*pieces)
 
     def _requeue(self, *parts: Part) -> None:
@@ -476,31 +480,31 @@ class Feed:
         else:  # an iterable dataset may have yielded fewer samples
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
-                batch.fatal = errors[-1]
+                batch.fatal_error = errors[-1]
         self._close_part(part, errors)
 
     def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
-        """Mark a part as done, and replace or record its failed samples. If it was the last part of its batch, request
-        the batch's plan, after filling or dropping a batch without samples."""
+        """Mark a part as done, and replace or record its failed samples. If it was the last open part of its batch,
+        request the batch's plan; if the batch has no samples, fill or drop it first."""
         batch = part.batch
-        batch.open_parts -= 1
+        batch.open_part_count -= 1
         if errors and (self.faults.on_error == "replace" or part.has_substitutes):
             self._replace(batch, errors)
         else:
             batch.errors += errors
         skips = self.faults.on_error == "skip" and batch.spec.iterable is None
-        if not batch.open_parts and skips and not batch.lost and batch.is_empty:
+        if not batch.open_part_count and skips and not batch.unreplaced_error and batch.is_empty:
             if batch.spec.may_be_dropped:
                 batch.dropped = True
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        if not batch.open_parts and not (self._is_awaited and batch is self._batches[0]):
-            self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.of(self.chunk_size))
+        if not batch.open_part_count and not (self._is_awaited and batch is self._batches[0]):
+            self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.estimate(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Request substitutes for the failed samples, as an additional chunk of the batch."""
-        part = batch.substitute(errors, self._consumer.candidates)
+        part = batch.substitute(errors, self._consumer.substitute_candidates)
         if part is not None:
             self._requeue(part)
 
@@ -508,27 +512,27 @@ class Feed:
 class SlotSize:
     """An estimate of the slot size for chunks of up to `chunk_size` samples in a ring of `ring_bytes`.
 
-    The first chunks use a guess, and the estimate is then learned from their sizes. Later growth is avoided: a slot
-    that is allocated in the middle of an epoch stalls the loop, since its memory has to be page-locked.
+    The first chunks use a guess; the estimate is then learned from their sizes. It rarely grows later, because a slot
+    that is allocated in the middle of an epoch stalls the loop while its memory is page-locked.
     """
 
     def __init__(self, ring_bytes: int, chunk_size: int, guess_bytes: int = FIRST_GUESS_BYTES) -> None:
         self._ring_bytes = ring_bytes
         self._chunks_to_learn = FIRST_CHUNKS
-        self._max_row_bytes = max(1, ring_bytes // (4 * chunk_size))  # at least four typical chunks fit a small ring
-        self._row_bytes = min(guess_bytes, self._max_row_bytes)
+        self._max_sample_bytes = max(1, ring_bytes // (4 * chunk_size))  # at least four typical chunks fit a small ring
+        self._sample_bytes = min(guess_bytes, self._max_sample_bytes)
 
-    def of(self, rows: int) -> int:
+    def estimate(self, samples: int) -> int:
         """Return the slot size for a chunk of this many samples, in bytes."""
-        return min(rows * self._row_bytes, self._ring_bytes)
+        return min(samples * self._sample_bytes, self._ring_bytes)
 
-    def learn(self, nbytes: int, rows: int) -> None:
-        """Learn from the size of a chunk, if it is one of the first."""
+    def learn(self, nbytes: int, samples: int) -> None:
+        """Update the estimate from the size of a chunk, if the chunk is one of the first."""
         if self._chunks_to_learn:
             self._chunks_to_learn -= 1
-            if nbytes * MIN_HEADROOM > self.of(rows):
-                self.expect(nbytes, rows)
+            if nbytes * MIN_HEADROOM > self.estimate(samples):
+                self.grow_for(nbytes, samples)
 
-    def expect(self, nbytes: int, rows: int) -> None:
-        """Make later slots large enough for chunks of this size, with headroom."""
-        self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._max_row_bytes))
+    def grow_for(self, nbytes: int, samples: int) -> None:
+        """Raise the estimate, so that later slots fit chunks of this size, with headroom."""
+        self._sample_bytes = max(self._sample_bytes, min(int(nbytes * HEADROOM / samples), self._max_sample_bytes))

@@ -1,18 +1,18 @@
-"""The state of the user's process that a fork would inherit and a fresh interpreter needs, and changes of the dataset.
+"""The state of the user's process that a fork would inherit and a fresh interpreter needs, and changes to the dataset.
 
-The following is collected in the main process when a job is pickled:
+The main process collects the following when it pickles a job:
 
-- The *settings of libraries* (`LibrarySettings`) apply themselves in the worker: first before the dataset is unpickled,
-  since its modules may read the settings, and again afterwards, since these modules may change them.
-- The *import path* is made absolute: a relative entry may have meant another folder before the program changed its
-  working directory.
+- *Settings of libraries* (`LibrarySettings`). The worker applies them before the dataset is unpickled, since its
+  modules may read the settings, and again afterwards, since these modules may change them.
+- The *import path*. It is made absolute, since a relative entry may refer to another folder once the program has
+  changed its working directory.
 - *Modules that a worker cannot import* by name: modules that were loaded by path, and ``__mp_main__``, which is the
   script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
-- The *values in modules* of the user (`module_values`). A worker imports these modules again, so it does not see
-  ``config.SIZE = 224``. The worker compares the values and reports the differences.
+- *Values in the user's modules* (`module_values`). A worker imports these modules again, so it does not see an
+  assignment such as ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
-Workers outlive an epoch, so each `iter()` collects *changes of the dataset* (`DatasetChanges`), such as
-``loader.dataset.mosaic = False``. They are sent to the workers with each request, as a few bytes, and are applied
+Workers outlive an epoch, so each `iter()` collects *changes to the dataset* (`DatasetChanges`), such as
+``loader.dataset.mosaic = False``. These are sent to the workers with each request, as a few bytes, and are applied
 before the epoch's first sample.
 
 Values in modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
@@ -43,21 +43,21 @@ __all__ = [
     "DatasetChanges",
     "LibrarySettings",
     "apply_changes",
-    "differences",
+    "describe_differences",
+    "find_objects",
     "import_path",
     "is_simple",
     "module_values",
-    "objects_in",
-    "pickled_by_value",
+    "pickle_by_value",
 ]
 
-PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; with it, workers need not import Pillow
+PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; it is not sent, so that workers need not import Pillow
 MAX_FUNCTIONS: Final = 2_000  # the maximum number of functions that are searched for values in modules
 MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
 MAX_TEXT: Final = 1_000  # longer strings are not compared
-MAX_DEPTH: Final = 4  # enough for a transform in a composition of a dataset in a subset
-MAX_OBJECTS: Final = 64  # only these entries of a list of datasets or transforms are searched
-MAX_CHANGES_BYTES: Final = 32 << 10  # sent with each request
+MAX_DEPTH: Final = 4  # of a path; enough for a transform in a composition of a dataset in a subset
+MAX_OBJECTS: Final = 64  # only this many entries of a list of datasets or transforms are searched
+MAX_CHANGES_BYTES: Final = 32 << 10  # the limit for all changes, which are sent with each request
 Filter = tuple[str, str, tuple[str, str], str, int]  # arguments of `filterwarnings()`; a category is (module, name)
 # The path to an attribute: the attribute names and list indices that lead to its owner, then its name.
 Path = tuple[str | int, ...]
@@ -68,10 +68,11 @@ _registry_lock = threading.RLock()
 
 
 class LibrarySettings:
-    """Settings that libraries store in their modules. Each is stored as a call, which is made when it is unpickled.
+    """Settings that libraries store in their modules, as calls that restore them. Unpickling this object makes the
+    calls.
 
-    A call refers to a function of its library, so unpickling the call imports the library. A setting that is known to
-    have its default value therefore gets no call.
+    A call refers to a function of its library, so unpickling the call imports the library. Therefore, a setting that is
+    known to have its default value gets no call.
 
     Attributes:
         calls: the calls that restore the settings.
@@ -82,8 +83,8 @@ class LibrarySettings:
         self._filters = filters
 
     @classmethod
-    def of_this_process(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
-        """Return the settings of this process, without those that cannot be pickled."""
+    def collect(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
+        """Return the settings of this process, except the ones that cannot be pickled."""
         calls: list[partial[Any]] = [partial(np.seterr, **np.geterr())]
         modules = sys.modules
         if (image := modules.get("PIL.Image")) is not None:
@@ -91,9 +92,9 @@ class LibrarySettings:
                 calls.append(partial(_set_attribute, "PIL.Image", "MAX_IMAGE_PIXELS", image.MAX_IMAGE_PIXELS))
             for name, (factory, accept) in image.OPEN.items():
                 extensions = [extension for extension, owner in image.EXTENSION.items() if owner == name]
-                opening = partial(image.register_open, name, factory, accept)
-                if not _is_from_pillow(factory) and can_pickle(opening):
-                    calls += [opening, partial(image.register_extensions, name, extensions)]
+                open_call = partial(image.register_open, name, factory, accept)
+                if not _is_from_pillow(factory) and can_pickle(open_call):
+                    calls += [open_call, partial(image.register_extensions, name, extensions)]
             for name, decoder in image.DECODERS.items():
                 if not _is_from_pillow(decoder) and can_pickle(decoder):
                     calls.append(partial(image.register_decoder, name, decoder))
@@ -103,9 +104,10 @@ class LibrarySettings:
             calls.append(partial(torch.set_default_dtype, dtype))
         if (logging := modules.get("logging")) is not None:
             loggers = {"": logging.root, **logging.root.manager.loggerDict}
-            levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}  # placeholders lack one
-            levels = {name: level for name, level in levels.items() if level}
-            calls.append(partial(_set_log_levels, levels, logging.root.manager.disable))
+            # Placeholders of loggers have no level.
+            log_levels = {name: getattr(logger, "level", 0) for name, logger in loggers.items()}
+            log_levels = {name: level for name, level in log_levels.items() if level}
+            calls.append(partial(_set_log_levels, log_levels, logging.root.manager.disable))
         if (decimal := modules.get("decimal")) is not None:
             calls.append(partial(decimal.setcontext, decimal.getcontext()))
         if (socket := modules.get("socket")) is not None and (timeout_s := socket.getdefaulttimeout()) is not None:
@@ -117,9 +119,9 @@ class LibrarySettings:
         self.apply(imported=False)
 
     def apply(self, *, imported: bool = True) -> None:
-        """Apply the settings in this process. `imported` means that the dataset's modules are already imported. Until
-        then, filters that turn warnings into errors are skipped, since the main process may have imported these modules
-        before it set the filter."""
+        """Apply the settings in this process. `imported` tells whether the dataset's modules are already imported. If
+        not, filters that turn warnings into errors are skipped, since the main process may have imported these modules
+        before it set the filters."""
         for call in self.calls:
             call()
         warnings.resetwarnings()
@@ -160,7 +162,7 @@ def _warning_filters() -> list[Filter]:
 
 
 def import_path() -> list[str]:
-    """Return this process's import path. Relative entries are resolved to the folders that were first searched."""
+    """Return this process's import path. A relative entry is resolved to the folder that it first referred to."""
     entries = []
     for entry in sys.path:
         if isinstance(entry, str):
@@ -175,8 +177,8 @@ def _workers_path() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def pickled_by_value() -> Iterator[None]:
-    """Within this context, have cloudpickle pickle by value the contents of modules that a worker cannot import."""
+def pickle_by_value() -> Iterator[None]:
+    """Within this context, make cloudpickle pickle the contents of modules that a worker cannot import by value."""
     import cloudpickle
 
     with _registry_lock:
@@ -216,7 +218,7 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def _is_importable(module: Any, path: tuple[str, ...]) -> bool:
-    """Return whether a worker with this import path imports the same module under its name."""
+    """Return whether a worker with this import path would import the same module by its name."""
     parent, _, _ = module.__name__.rpartition(".")
     if parent:
         if (package := sys.modules.get(parent)) is None or (
@@ -236,7 +238,7 @@ def _origin_of(name: str, path: tuple[str, ...]) -> str | None:
     return None
 
 
-# -- values of modules ------------------------------------------------------------------------------------------------
+# -- values in modules ------------------------------------------------------------------------------------------------
 
 
 def is_simple(value: Any, depth: int = 2) -> bool:
@@ -258,29 +260,29 @@ def are_same(a: Any, b: Any) -> bool:
 
 def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Return the simple values in the user's modules that the code of these objects refers to, keyed by module and then
-    by name. The name of an attribute of a class or object in the module is ``"name.attribute"``.
+    by name. An attribute of a class or object in the module has the name ``"name.attribute"``.
 
     Args:
-        objects: functions, and classes or instances, whose methods are searched.
+        objects: functions, classes and instances. All methods of a class, or of an instance's class, are searched.
     """
     return _Search(objects).values
 
 
 class _Search:
-    """A search for values in modules that follows references between functions. A value counts if a function names it
-    and also names the value's module or is defined there."""
+    """A search for values in modules that follows references between functions. It finds a value if a function names
+    the value, and either names the value's module or is defined there."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
         self._path = _workers_path()
-        self._waiting: list[types.FunctionType] = []
-        self._seen: set[int] = set()
+        self._functions_to_search: list[types.FunctionType] = []
+        self._seen_ids: set[int] = set()
         for obj in objects:
             self._add(obj)
         for _ in range(MAX_FUNCTIONS):
-            if not self._waiting:
+            if not self._functions_to_search:
                 break
-            function = self._waiting.pop()
+            function = self._functions_to_search.pop()
             namespace, names = function.__globals__, _names_in(function.__code__)
             self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
             for name in names - namespace.keys():  # possibly modules that the function itself imports
@@ -289,14 +291,16 @@ class _Search:
                         self._search_namespace(module, vars(sys.modules[module]), names, set())
 
     def _add(self, obj: Any) -> None:
-        if id(obj) not in self._seen:
-            self._seen.add(id(obj))
-            self._waiting += _functions_of(obj)
+        if id(obj) not in self._seen_ids:
+            self._seen_ids.add(id(obj))
+            self._functions_to_search += _functions_of(obj)
 
     def _search_namespace(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
         searched.add(module)
-        loaded = sys.modules.get(module)
-        is_imported = module != "__main__" and _is_users_module(loaded) and _is_importable(loaded, self._path)
+        loaded_module = sys.modules.get(module)
+        is_compared = (
+            module != "__main__" and _is_users_module(loaded_module) and _is_importable(loaded_module, self._path)
+        )
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):
@@ -305,24 +309,24 @@ class _Search:
                 continue
             if isinstance(value, types.FunctionType | type) and _is_users_module(sys.modules.get(value.__module__)):
                 self._add(value)
-            if not is_imported or name.startswith("__"):
+            if not is_compared or name.startswith("__"):
                 continue
-            inner_values = {name: value}
+            candidates = {name: value}
             if _has_settings(value):
-                inner_values = {f"{name}.{inner}": vars(value)[inner] for inner in sorted(names & vars(value).keys())}
-            if simple := {path: value for path, value in inner_values.items() if is_simple(value)}:
-                self.values.setdefault(module, {}).update(simple)
+                candidates = {f"{name}.{key}": vars(value)[key] for key in sorted(names & vars(value).keys())}
+            if simple_values := {path: value for path, value in candidates.items() if is_simple(value)}:
+                self.values.setdefault(module, {}).update(simple_values)
 
 
 def _has_settings(value: Any) -> bool:
     """Return whether a value is a class of the user, an instance of such a class, or a namespace."""
-    kind = value if isinstance(value, type) else type(value)
-    is_namespace = kind.__name__ in ("Namespace", "SimpleNamespace")
-    return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(kind.__module__)))
+    value_type = value if isinstance(value, type) else type(value)
+    is_namespace = value_type.__name__ in ("Namespace", "SimpleNamespace")
+    return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(value_type.__module__)))
 
 
 def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
-    """Return the functions behind an object: a function and the functions that it wraps, or the methods of a class."""
+    """Yield the functions of an object: a function and the functions that it wraps, or the methods of a class."""
     while isinstance(obj, functools.partial):
         obj = obj.func
     if isinstance(obj, types.MethodType):
@@ -333,8 +337,8 @@ def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
             obj = wrapped
         yield obj
         return
-    kind = obj if isinstance(obj, type) else type(obj)
-    for base in kind.__mro__:
+    owner_type = obj if isinstance(obj, type) else type(obj)
+    for base in owner_type.__mro__:
         if base.__module__ == "__main__" or _is_users_module(sys.modules.get(base.__module__)):
             for member in vars(base).values():
                 for name in ("__func__", "fget", "func"):  # static and class methods, properties, cached properties
@@ -352,10 +356,10 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def differences(values: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a description of each value that differs between this worker's modules and the result of `module_values`.
-    Only modules that this worker has imported, or that the dataset's code will import, can differ."""
-    texts = []
+def describe_differences(values: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a description of each value that differs between this worker's modules and the main process's, for which
+    `values` is the result of `module_values`. Modules that cannot be imported are skipped."""
+    descriptions = []
     for name, expected in values.items():
         try:
             module = importlib.import_module(name)
@@ -365,18 +369,18 @@ def differences(values: dict[str, dict[str, Any]]) -> list[str]:
             try:
                 local = functools.reduce(getattr, path.split("."), module)
             except AttributeError:
-                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
+                descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
                 continue
             if is_simple(local) and not are_same(value, local):
-                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
-    return texts
+                descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
+    return descriptions
 
 
-# -- changes of the dataset --------------------------------------------------------------------------------------------
+# -- changes to the dataset --------------------------------------------------------------------------------------------
 
 
-def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the dataset, and the datasets and transforms in it, each with its path."""
+def find_objects(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the dataset, and the datasets and transforms in its attributes, each with its path."""
     yield path, dataset
     if len(path) >= MAX_DEPTH:
         return
@@ -384,11 +388,11 @@ def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         if "transform" not in name and "dataset" not in name:
             continue
         if type(value) in (list, tuple):
-            for number, part in enumerate(value[:MAX_OBJECTS]):
-                if hasattr(part, "__dict__"):
-                    yield from objects_in(part, (*path, name, number))
+            for index, entry in enumerate(value[:MAX_OBJECTS]):
+                if hasattr(entry, "__dict__"):
+                    yield from find_objects(entry, (*path, name, index))
         elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
-            yield from objects_in(value, (*path, name))
+            yield from find_objects(value, (*path, name))
 
 
 class DatasetChanges:
@@ -403,10 +407,10 @@ class DatasetChanges:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._changed: dict[Path, Any] = {}
-        self._last = self._current_values()
-        self._epochs = 0  # the number of epochs that have ended
-        self._always_changing: set[Path] = set()  # attributes that changed during each of these epochs
+        self._changed_values: dict[Path, Any] = {}
+        self._last_values = self._current_values()
+        self._ended_epochs = 0
+        self._changing_paths: set[Path] = set()  # the attributes that changed during each of the epochs that have ended
         self.packed = b""
 
     def record_changes(self) -> list[str]:
@@ -415,59 +419,59 @@ class DatasetChanges:
         Raises:
             ValueError: the changes are too large to be sent.
         """
-        new = self._new_values()
-        self._last |= new
-        if self._epochs > 1:
-            new = {path: value for path, value in new.items() if path not in self._always_changing}
-        if new:
-            self._changed |= new
-            self.packed = pickle.dumps(self._changed, 5)
+        new_values = self._find_changes()
+        self._last_values |= new_values
+        if self._ended_epochs > 1:
+            new_values = {path: value for path, value in new_values.items() if path not in self._changing_paths}
+        if new_values:
+            self._changed_values |= new_values
+            self.packed = pickle.dumps(self._changed_values, 5)
             if len(self.packed) > MAX_CHANGES_BYTES:
                 raise ValueError(
-                    f"the attributes of the dataset that changed since its workers started have {len(self.packed):,} "
-                    f"bytes, more than {MAX_CHANGES_BYTES:,}; call loader.close(), so that the next iter() "
-                    "sends the dataset again"
+                    f"the attributes of the dataset that changed since its workers started take {len(self.packed):,} "
+                    f"bytes, but only {MAX_CHANGES_BYTES:,} can be sent to running workers; call loader.close(), so "
+                    "that the next iter() starts workers with the changed dataset"
                 )
-        return [f"dataset{_text(path)} = {value!r}" for path, value in new.items()]
+        return [f"dataset{_format_path(path)} = {value!r}" for path, value in new_values.items()]
 
     def ignore_changes(self) -> None:
-        """Ignore the changes since the last `record_changes`; call this after gpuload itself has caused changes."""
-        self._last |= self._new_values()
+        """Ignore the changes since the last `record_changes`. Call this after gpuload itself has caused changes."""
+        self._last_values |= self._find_changes()
 
     def end_epoch(self) -> None:
         """Record which attributes changed during the epoch that has just ended."""
-        changed = self._new_values().keys()
-        self._always_changing = self._always_changing & changed if self._epochs else set(changed)
-        self._epochs += 1
+        changed_paths = self._find_changes().keys()
+        self._changing_paths = self._changing_paths & changed_paths if self._ended_epochs else set(changed_paths)
+        self._ended_epochs += 1
 
-    def _new_values(self) -> dict[Path, Any]:
-        last = self._last
+    def _find_changes(self) -> dict[Path, Any]:
+        last_values = self._last_values
         return {
             path: value
             for path, value in self._current_values().items()
-            if path not in last or not are_same(value, last[path])
+            if path not in last_values or not are_same(value, last_values[path])
         }
 
     def _current_values(self) -> dict[Path, Any]:
         return {
             (*path, name): copy.deepcopy(value)
-            for path, owner in objects_in(self._dataset)
+            for path, owner in find_objects(self._dataset)
             for name, value in list(getattr(owner, "__dict__", {}).items())
             if is_simple(value)
         }
 
 
-def apply_changes(dataset: Any, packed: bytes, applied: dict[Path, Any]) -> None:
-    """Apply the changes that are not in `applied` yet, and add them to `applied`. Runs in a worker."""
+def apply_changes(dataset: Any, packed: bytes, applied_values: dict[Path, Any]) -> None:
+    """Apply the packed changes that are not in `applied_values` yet, and add them there. Runs in a worker."""
     for path, value in pickle.loads(packed).items():  # simple values, pickled by the main process
-        if path in applied and are_same(applied[path], value):
+        if path in applied_values and are_same(applied_values[path], value):
             continue  # the dataset may have changed the attribute itself since then
-        applied[path] = value
+        applied_values[path] = value
         owner = dataset
         for step in path[:-1]:
             owner = owner[step] if isinstance(step, int) else getattr(owner, step)
         vars(owner)[path[-1]] = copy.deepcopy(value)
 
 
-def _text(path: Path) -> str:
+def _format_path(path: Path) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)

@@ -1,4 +1,4 @@
-"""The engine for ``num_workers=0``, which runs the code of workers in the main process, one chunk at a time."""
+"""The engine for ``num_workers=0``, which runs the workers' code in the main process, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Engine, Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import worker_info
+from gpuload.workers.source import make_worker_info
 
 __all__ = ["InProcessEngine", "SequentialEngine"]
 
 
 class SequentialEngine(Engine):
-    """Base class of engines that take chunks like a `WorkerPool`, and process one at each call of `gather`.
+    """Base class of engines that accept chunks like a `WorkerPool`, and process one chunk in each call of `gather`.
 
     Args:
         ring: the ring that holds the slots.
@@ -53,7 +53,7 @@ class SequentialEngine(Engine):
         finally:
             self._counters.end()
             self.waited_s += time.perf_counter() - start  # the loop waits while this engine works
-        self._waiting.popleft()  # after processing: a chunk that ctrl-C interrupted is processed again
+        self._waiting.popleft()  # only now, so that a chunk that ctrl-C interrupted is processed again
         return [reply]
 
     def _process(self, request: Request, slot: np.ndarray) -> Reply:
@@ -67,40 +67,46 @@ class SequentialEngine(Engine):
 
 
 class InProcessEngine(SequentialEngine):
-    """An engine that does the work of workers; `around` returns the context in which a chunk is processed."""
+    """An engine that does the workers' work in this process.
+
+    Args:
+        job: the dataset, transforms and options.
+        ring: the ring that holds the slots.
+        chunk_context: returns the context in which a chunk is processed.
+    """
 
     def __init__(
         self,
         job: Job,
         ring: Ring,
-        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        chunk_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
         self._runner.source.set_worker_info = lambda epoch, position=None: replace_worker_info(
-            worker_info(job, 0, 1, epoch, position)
+            make_worker_info(job, 0, 1, epoch, position)
         )
         super().__init__(ring, self._runner.counters)
         self._info: WorkerInfo | None = None
-        self._around = around
+        self._chunk_context = chunk_context
 
     def _process(self, request: Request, slot: np.ndarray) -> Reply:
-        with self._around(), self._worker_info():
+        with self._chunk_context(), self._set_worker_info():
             reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
             if reply.file is not None:
                 reply.map(reply.file)
             return reply
 
     def begin(self, request: Request) -> IterablePlace:
-        """Start the pass over an iterable dataset, and return its place before the first chunk."""
-        with self._worker_info():
+        """Start the pass over an iterable dataset; return its progress before the first chunk."""
+        with self._set_worker_info():
             return self._runner.begin(request)
 
     @contextlib.contextmanager
-    def _worker_info(self) -> Iterator[None]:
-        """Within this context, `get_worker_info()` returns this engine's info: the dataset sees it, the user's loop
-        does not."""
-        outer = replace_worker_info(self._info)
+    def _set_worker_info(self) -> Iterator[None]:
+        """Make `get_worker_info()` return this engine's info within this context: for the dataset, but not for the
+        user's loop."""
+        outer_info = replace_worker_info(self._info)
         try:
             yield
         finally:
-            self._info = replace_worker_info(outer)
+            self._info = replace_worker_info(outer_info)

@@ -2,17 +2,18 @@
 
 Memory layout:
 
-- the length of the header, u64;
+- the size of the header, u64;
 - the header, marshalled: the settings that the bootstrap needs before it can import anything, and an (offset, size)
   pair for each part;
-- the parts, from the next page on: the pickle, then each out-of-band buffer, aligned to 64 bytes. Their offsets count
-  from the start of that page.
+- the parts, from the next page on: the pickle, then each out-of-band buffer, aligned to 64 bytes. The offsets of the
+  parts count from the start of this page.
 
-Buffers are mapped private and writable: workers share each page until one of them writes to it, and torch does not warn
-about read-only arrays. `gpuload.workers.shipping` writes the pickle; the functions that unpickling calls in a worker
-are here.
+Buffers are mapped private and writable, so workers share each page until one of them writes to it, and torch does not
+warn about read-only arrays. `gpuload.workers.shipping` writes the pickle; this module has the functions that unpickling
+calls in a worker.
 
-The main process writes the memfd, and workers read it. Workers import this module, so it imports only what they need.
+The main process writes the memfd, and workers read it. Workers import this module, so it imports only the modules that
+they need.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ if TYPE_CHECKING:  # not needed in a worker: few workers plan batches, and worke
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
-__all__ = ["Job", "SharedBytes", "make_tensor", "open_memmap", "pickled_bytes", "receive", "write_job"]
+__all__ = ["Job", "SharedBytes", "make_tensor", "open_memmap", "pickle_size", "receive", "write_job"]
 
 _ALIGN = 64
-# Methods of list that work without loading the contents, or that the class overrides.
+# Methods of list that `SharedBytes` overrides, or that work without loading the contents.
 LAZY_METHODS: Final = """
 __class__ __class_getitem__ __delattr__ __dir__ __doc__ __getattribute__ __getitem__ __getstate__ __hash__ __init__
 __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __subclasshook__
@@ -51,13 +52,13 @@ __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __s
 class Job:
     """The data and options that each worker gets when it starts.
 
-    `single` means batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to images,
-    not even a module (modules are not sent). `moves` means that the transforms move pixels. `epoch` is the number of
-    the first epoch. `group` is the backend, rank and number of ranks of `torch.distributed` in the main process, or
-    None. `fusing` makes the plans of batches; None means that workers make no plans. `whole` fills a cache: images are
-    decoded completely, even if the chain crops them, and nothing is collated. `device_share` is the share of the
-    samples whose images are sent encoded, for a device to decode. `module_values` is described in
-    `gpuload.workers.inherited`.
+    `is_unbatched` means batch_size=None: `collate_fn` gets single samples. `plain` means that nothing is applied to
+    images, not even a module at the end of the chain, which is not sent to workers. `moves_pixels` means that the
+    transforms move pixels. `epoch` is the number of the first epoch. `group` is the backend, rank and number of ranks
+    of `torch.distributed` in the main process; None means that there is no process group. `fusing` makes the plans of
+    batches; None means that workers make no plans. `decodes_full_images` is for filling a cache: images are decoded
+    completely, even if the chain crops them, and nothing is collated. `device_share` is the share of the samples whose
+    images are sent encoded, for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -66,30 +67,30 @@ class Job:
     seed: int
     collate_fn: Callable[[Any], Any] | None = None
     worker_init_fn: Callable[[int], Any] | None = None
-    single: bool = False
+    is_unbatched: bool = False
     plain: bool = False
-    moves: bool = False
+    moves_pixels: bool = False
     epoch: int = 0
     rank: int = 0
     world_size: int = 1
     group: tuple[str, int, int] | None = None
     fusing: Fusing | None = None
-    whole: bool = False
+    decodes_full_images: bool = False
     device_share: float = 0.0
     module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
-    """Write a job to a new memfd, and return its descriptor, which the caller closes."""
+    """Write a job to a new memfd. Return its descriptor, which the caller closes."""
     parts, spans, end = (pickled, *buffers), [], 0
     for part in parts:
         spans.append((end, len(part)))
         end = align(end + len(part), _ALIGN)
-    head = marshal.dumps((settings, spans))
-    start = align(8 + len(head), mmap.PAGESIZE)
+    header = marshal.dumps((settings, spans))
+    start = align(8 + len(header), mmap.PAGESIZE)
     fd = memory_file("job", start + end)
     try:
-        _write(fd, len(head).to_bytes(8, "little") + head, 0)
+        _write(fd, len(header).to_bytes(8, "little") + header, 0)
         for (offset, _), part in zip(spans, parts, strict=True):
             _write(fd, part, start + offset)
     except BaseException:
@@ -107,13 +108,13 @@ def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 def _spans(fd: int) -> list[tuple[int, int]]:
     """Return the offset and size of each part in a job's memfd; the first part is the pickle."""
-    head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
-    start = align(8 + head_bytes, mmap.PAGESIZE)
-    _, spans = marshal.loads(os.pread(fd, head_bytes, 8))  # the parent wrote this
+    header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
+    start = align(8 + header_bytes, mmap.PAGESIZE)
+    _, spans = marshal.loads(os.pread(fd, header_bytes, 8))  # the parent wrote this
     return [(start + offset, nbytes) for offset, nbytes in spans]
 
 
-def pickled_bytes(job_fd: int) -> int:
+def pickle_size(job_fd: int) -> int:
     """Return the size of the pickle in a job's memfd, which each worker copies."""
     return _spans(job_fd)[0][1]
 
@@ -122,26 +123,26 @@ def receive(fd: int) -> Any:
     """Return the object in a job's memfd; its large arrays are views of a private mapping of the memfd."""
     pickled, *buffers = _spans(fd)
     view = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
-    file = io.BufferedReader(_Pickled(fd, *pickled))
+    file = io.BufferedReader(_PickleFile(fd, *pickled))
     # The parent wrote this: the user's own dataset object, never the contents of a data file.
     settings, obj = _Unpickler(file, buffers=[view[start : start + nbytes] for start, nbytes in buffers]).load()
     settings.apply()
     return obj
 
 
-class _Pickled(io.RawIOBase):
-    """The pickle in a job's memfd. It is not mapped, since it is read only once and would count as the worker's memory.
-    Workers share the descriptor and its file position, so the pickle is read at explicit offsets."""
+class _PickleFile(io.RawIOBase):
+    """The pickle in a job's memfd, as a file. The pickle is not mapped, since it is read only once and would then count
+    as the worker's memory. Workers share the descriptor and its file position, so reads use explicit offsets."""
 
     def __init__(self, fd: int, start: int, nbytes: int) -> None:
-        self._fd, self._at, self._end = fd, start, start + nbytes
+        self._fd, self._offset, self._end = fd, start, start + nbytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        nbytes = os.preadv(self._fd, [memoryview(buffer)[: self._end - self._at]], self._at)
-        self._at += nbytes
+        nbytes = os.preadv(self._fd, [memoryview(buffer)[: self._end - self._offset]], self._offset)
+        self._offset += nbytes
         return nbytes
 
 
@@ -151,24 +152,26 @@ class _Unpickler(pickle.Unpickler):
         self._lists: dict[int, SharedBytes] = {}
 
     def persistent_load(self, pid: tuple[int, np.ndarray, np.ndarray]) -> SharedBytes:
-        number, data, ends = pid
-        if number not in self._lists:
-            self._lists[number] = SharedBytes(data, ends)
-        return self._lists[number]
+        list_index, data, ends = pid
+        if list_index not in self._lists:
+            self._lists[list_index] = SharedBytes(data, ends)
+        return self._lists[list_index]
 
 
 def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Map the part of a file behind an `np.memmap` or a view of a memmap."""
-    kind = np.dtype(dtype)
-    extent = kind.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    """Return an array that maps the part of a file to which an `np.memmap`, or a view of a memmap, refers."""
+    numpy_dtype = np.dtype(dtype)
+    extent = (
+        numpy_dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    )
     if extent == 0:
-        return np.empty(shape, kind)
+        return np.empty(shape, numpy_dtype)
     flat = np.memmap(path, np.uint8, "c", offset, (extent,))
-    return np.ndarray(shape, kind, flat, 0, strides)
+    return np.ndarray(shape, numpy_dtype, flat, 0, strides)
 
 
 def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
-    """Return a tensor that shares an array's memory; `dtype` is the tensor's dtype if NumPy lacks it."""
+    """Return a tensor that shares an array's memory. If NumPy lacks the tensor's dtype, `dtype` is its name."""
     import torch
 
     tensor = torch.from_numpy(array)
@@ -176,19 +179,20 @@ def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
 
 
 class SharedBytes(list):
-    """A list of bytes whose contents are in memory that all workers share.
+    """A list of bytes objects whose contents are in memory that all workers share.
 
-    If a list of encoded images were pickled like any other object, each worker would have a copy. So its contents go
-    into the job's memfd as one array, and a worker gets this list, which copies an item out of the mapping when code
-    reads it. Any operation other than reading items first turns it into an ordinary list, with a copy of all contents.
+    If a list of encoded images were pickled like any other object, each worker would have a copy. So the contents of
+    the list go into the job's memfd as one array, and a worker gets this list, which copies an item out of the mapping
+    when the item is read. Any operation other than reading items first turns this list into an ordinary list, with a
+    copy of all contents.
 
     Args:
-        data: uint8, all items one after another.
-        ends: int64, the end of each item.
+        data: uint8, the contents of all items, one after another.
+        ends: int64, the end of each item in `data`.
     """
 
     def __init__(self, data: np.ndarray, ends: np.ndarray) -> None:
-        # C code that bypasses these methods finds a list of the right length, but no bytes in it, and raises an error.
+        # C code that bypasses these methods raises an error: it finds a list of the right length, but of None.
         super().__init__([None] * len(ends))
         self._data: np.ndarray | None = data
         self._ends = ends
@@ -197,10 +201,10 @@ class SharedBytes(list):
         if self._data is None:
             return super().__getitem__(index)
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self._ends))[index]
-        start = int(self._ends[number - 1]) if number else 0
-        return self._data[start : int(self._ends[number])].tobytes()
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self._ends))[index]
+        start = int(self._ends[i - 1]) if i else 0
+        return self._data[start : int(self._ends[i])].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
         return map(self.__getitem__, range(len(self)))
@@ -211,7 +215,7 @@ class SharedBytes(list):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (list(self),)
 
-    def _load(self) -> SharedBytes:
+    def _load_contents(self) -> SharedBytes:
         if self._data is not None:
             super().__setitem__(slice(None), list(self))
             self._data = None
@@ -221,8 +225,8 @@ class SharedBytes(list):
 def _load_first(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: SharedBytes, *args: Any, **options: Any) -> Any:
-        args = tuple(value._load() if isinstance(value, SharedBytes) else value for value in args)
-        return method(self._load(), *args, **options)
+        args = tuple(value._load_contents() if isinstance(value, SharedBytes) else value for value in args)
+        return method(self._load_contents(), *args, **options)
 
     return call
 

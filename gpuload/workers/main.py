@@ -1,7 +1,8 @@
-"""A worker process: takes requests from the queue, loads chunks into their slots, and replies. Runs only in the child.
+"""A worker process, which takes requests from the queue, loads chunks into their slots, and replies. This module runs
+only in worker processes and their template.
 
-It imports no torch unless the user's dataset does. It ends when the queue is closed, or between two chunks if the
-parent asks it to leave. When the parent dies, the worker ends even while it hangs in foreign code: it holds the
+A worker does not import torch unless the user's dataset does. It exits when the queue is closed, or between two chunks
+if the parent asks it to leave. When the parent dies, the worker ends even while it hangs in foreign code: it holds the
 read end of a *lifeline*, a pipe that nobody writes to, and the kernel sends it SIGKILL when the write end closes.
 """
 
@@ -26,13 +27,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gpuload.datasets.kinds import draws_nothing, is_iterable
+from gpuload.datasets.kinds import is_deterministic, is_iterable
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_info
 from gpuload.errors import error_types
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
-from gpuload.workers.inherited import differences
+from gpuload.workers.inherited import describe_differences
 from gpuload.workers.job import Job, receive
 from gpuload.workers.protocol import (
     HELLO,
@@ -46,19 +47,21 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     arm_lifeline,
-    next_request,
+    peek_request,
     read_message,
     send_reply,
 )
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.source import init_position, worker_info
+from gpuload.workers.source import init_position, make_worker_info
 from gpuload.workers.start import Stopwatch
 
-__all__ = ["end", "run", "set_up_child"]
+__all__ = ["exit_process", "run_worker", "set_up_child"]
 
-MAX_DIFFERENCES = 10  # differences between modules that a warning names
+MAX_DIFFERENCES = 10  # the maximum number of differences between modules in a warning
 # The methods of a process group that work without communication; all other methods raise an error.
-GROUP_METHODS = frozenset({"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"})
+LOCAL_GROUP_METHODS = frozenset(
+    {"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"}
+)
 BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # types that buffer unwritten data
 
 
@@ -80,17 +83,18 @@ def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> No
         os.set_inheritable(fd, False)
 
 
-def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
-    """Process chunks until the parent closes the queue. A forked worker inherits its job, `forked_job`."""
+def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
+    """Process chunks until the parent closes the queue or asks the worker to leave. A forked worker inherits its job,
+    `forked_job`."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
-            channel.setblocking(True)  # in a forked worker, the user's default timeout for sockets is already set
+            channel.setblocking(True)  # in a forked worker, the user's default timeout applies to new sockets
         failure = "could not unpickle the dataset or transforms"
         try:
-            with stopwatch.running():
+            with stopwatch.measure():
                 job: Job = receive(job_fd) if forked_job is None else forked_job
             runner = ChunkRunner(job, guard_generators=False)
             failure = "is not usable: worker_init_fn raised an exception"
@@ -102,30 +106,30 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
         if forked_job is None:
             os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
-        counters = runner.counters = board.counters.of(worker)
+        counters = runner.counters = board.counters.open_row(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
-            text = "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES])
+            text = "; ".join(describe_differences(runner.job.module_values)[:MAX_DIFFERENCES])
             replies.send(HELLO + marshal.dumps((b"" if forked_job is not None else stopwatch.pack(), text)))
             memory = memoryview(bytearray(MESSAGE_BYTES))
-            counters.count_queue()
+            counters.start_queue_time()
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
-                    runner.source.will_need(next_request(queue, memory))
+                    runner.source.store_next_keys(peek_request(queue, memory))
                 reply = _process_request(Request.unpack(message), worker, runner, board, ring)
                 counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)
                 board.write(worker, IDLE)
-            counters.leave()
+            counters.stop()
             board.write(worker, LEFT)
 
 
-def end() -> NoReturn:
-    """Exit like an interpreter, but without tearing down its modules, which with torch takes half a second of CPU time.
+def exit_process() -> NoReturn:
+    """Exit as an interpreter does, but without tearing down modules, which takes half a second of CPU time with torch.
 
     Files that a dataset left open are flushed; finding them takes 3 ms, or 40 ms with torch. Objects that a template
-    froze are not searched: no worker is forked from a template with open files.
+    froze are not searched, since no worker is forked from a template with open files.
     """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
@@ -137,7 +141,8 @@ def end() -> NoReturn:
 
 
 def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
-    """Wait for the next message. A worker counts as idle only while no message waits, not while it waits for a CPU."""
+    """Wait for the next message and return it. A worker counts as idle only while the queue is empty, not while the
+    worker waits for a CPU."""
     try:
         return read_message(queue, memory, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -148,32 +153,33 @@ def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) 
 
 
 def _init_user_code(worker: int, workers: int, runner: ChunkRunner) -> None:
-    """Set the worker info and call `worker_init_fn` before the first sample, as a DataLoader's worker does."""
+    """Set the worker info, and then call `worker_init_fn`, as a DataLoader's worker does before its first sample."""
     job = runner.job
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
     runner.source.set_worker_info = partial(_set_worker_info, job, worker, workers)
-    # An iterable dataset may ask torch which share of the samples it should yield.
-    may_ask_torch = is_iterable(job.dataset) and not draws_nothing(job.dataset)
-    _set_worker_info(job, worker, workers, job.epoch, needed=may_ask_torch)
+    # An iterable dataset may ask torch which share of the samples to yield.
+    may_ask_torch = is_iterable(job.dataset) and not is_deterministic(job.dataset)
+    _set_worker_info(job, worker, workers, job.epoch, needs_torch=may_ask_torch)
     if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):
-        # A collate_fn may draw even if samples do not; without a seed, all forked workers would draw the same numbers.
+        # A collate_fn may draw random numbers even if samples do not. Without a seed, all forked workers would draw the
+        # same numbers.
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
     if job.worker_init_fn is not None:
         job.worker_init_fn(worker)
 
 
 def _set_worker_info(
-    job: Job, worker: int, workers: int, epoch: int, position: int | None = None, *, needed: bool = False
+    job: Job, worker: int, workers: int, epoch: int, position: int | None = None, *, needs_torch: bool = False
 ) -> None:
-    """Set the result of `get_worker_info()`, of gpuload and torch, and the rank in `torch.distributed`.
+    """Set the results of gpuload's and torch's `get_worker_info()`, and the rank in `torch.distributed`.
 
-    torch is set up only if the user's dataset has imported it, or if `needed` is true, so that a worker that reads
+    torch is set up only if the user's dataset has imported it, or if `needs_torch` is true, so that a worker that reads
     image files never imports torch.
     """
-    info = worker_info(job, worker, workers, epoch, position)
+    info = make_worker_info(job, worker, workers, epoch, position)
     replace_worker_info(info)
-    if needed or "torch" in sys.modules:
+    if needs_torch or "torch" in sys.modules:
         _set_torch_worker_info(info)
         if job.group is not None:
             _join_group(*job.group)
@@ -200,27 +206,29 @@ def _join_group(backend: str, rank: int, world_size: int) -> None:
 
     A worker is not a fork of the user's process, so it has no process group. It gets a group that knows only its rank
     and size, which is enough for torch's ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and
-    ``get_backend()``. A collective would wait for workers of other ranks, which never join it, so it raises an error.
+    ``get_backend()``. A collective raises an error: it would wait for other ranks' workers, which never join it.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
     if dist.is_initialized():
         return
-    names = [name for name in dir(dist.ProcessGroup) if not name.startswith("_") and name not in GROUP_METHODS]
-    refusals = {name: _make_refusal(name) for name in names if callable(getattr(dist.ProcessGroup, name))}
+    blocked_names = [
+        name for name in dir(dist.ProcessGroup) if not name.startswith("_") and name not in LOCAL_GROUP_METHODS
+    ]
+    refusals = {name: _make_refusal(name) for name in blocked_names if callable(getattr(dist.ProcessGroup, name))}
     group = type("WorkersGroup", (dist.ProcessGroup,), refusals)(rank, world_size)  # pyright: ignore[reportCallIssue]
     c10d._world.pg_map[group] = (backend, None)  # pyright: ignore[reportArgumentType]
     c10d._world.pg_names[group] = "gpuload"  # pyright: ignore[reportArgumentType]
-    c10d._world.pg_group_ranks[group] = {number: number for number in range(world_size)}
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(world_size)}
     c10d.GroupMember.WORLD = group
 
 
 def _make_refusal(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
         raise RuntimeError(
-            f"torch.distributed.{name} was called in a worker process of gpuload, which knows its rank and the number "
-            "of ranks, but cannot communicate with other ranks; call it in the main process, or use num_workers=0"
+            f"torch.distributed.{name} was called in a gpuload worker process, which knows its rank and the number of "
+            "ranks, but cannot communicate with other ranks; call it in the main process, or use num_workers=0"
         )
 
     return refuse
@@ -237,7 +245,7 @@ def _process_request(request: Request, worker: int, runner: ChunkRunner, board: 
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    """Arm the lifeline, or exit if the parent has died already: the kernel would no longer send the signal."""
+    """Arm the lifeline. Exit if the parent has already died, since the kernel would then not send the signal."""
     arm_lifeline(lifeline_fd, os.getpid())  # the parent does this too, unless it has died
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)

@@ -1,15 +1,15 @@
-"""Plans of batches, made by workers: the arguments of the fused kernels. Workers have everything that plans depend on,
-and computing plans in the main process would take most of its time.
+"""Plans of batches, made by workers. A plan contains the arguments of the fused kernels. Workers make the plans because
+they have all the inputs, and because computing plans in the main process would take most of its time.
 
 Once all chunks of a batch are done, `Planner` (main process) writes their descriptions to a slot and sends a request,
-like the request for a chunk. `make_plan` (worker) merges the chunks, draws, and writes to that slot the arrays that the
-kernels read. The slot is copied to the device together with the batch's other slots. The reply describes the entire
-batch, so the main process never reads the description of a chunk. If a chunk is unusual, the main process does read the
-descriptions, and sends the table of all images; the reply then holds only what the launches need. `PlannedBatch` holds
-all of this, from the request to the launch.
+like the request for a chunk. `make_plan` (worker) merges the chunks, draws the random parameters, and writes the arrays
+that the kernels read to that slot. The slot is copied to the device together with the batch's other slots. The reply
+describes the entire batch, so the main process never reads the description of a chunk. If a chunk is unusual, the main
+process does read the descriptions, and sends the table of all images instead; the reply then holds only the arguments
+of the launches. `PlannedBatch` holds this data, from the request to the launch.
 
-Workers do not plan a batch that somebody already waits for, or in which anything is unusual: the stage then plans it,
-with the same code. For the same reason, a lost plan is never requested again.
+The stage can plan any batch with the same code, and does so if the loop already waits for the batch or if the batch is
+unusual. For the same reason, a lost plan is never requested again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedBatch", "Planner", "make_plan"]
 
-INTEGERS = {int}, {np.int64}  # the types of a column that is sent as an int64 array
-RING_SHARE = 8  # a plan takes at most 1/RING_SHARE of the ring
+INTEGER_TYPES = {int}, {np.int64}  # a column that has only one of these types is sent as an int64 array
+RING_SHARE = 8  # a plan may take at most 1/RING_SHARE of the ring
 NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -48,15 +48,15 @@ class PlannedBatch:
 
     Attributes:
         starts: the planned offset of each chunk's bytes in the batch's memory on the device.
-        columns: the batch's columns, with offsets from `starts`; None until the worker has merged them.
-        chunk: the number of the request; None once it has been answered.
+        columns: the batch's columns, with offsets that count from `starts`; None until the worker has merged them.
+        chunk: the chunk number of the request; None once it has been answered.
         slot: the slot that holds the arrays.
         data: the bytes of that slot.
-        plan: the parameters for launching the passes.
-        spans: where the slot holds the arrays, keyed by name, and the leaves that are an integer in each sample, as
-            int64 (N,), keyed by leaf number.
-        size_hw: the size of all results.
-        arrays: the named arrays, on the device.
+        plan: the parameters for launching the passes; None until the plan is finished.
+        spans: the locations in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
+            sample, as int64 (N,), keyed by leaf index.
+        size_hw: the size of all result images.
+        arrays: the named arrays, once they are on the device.
     """
 
     starts: list[int]
@@ -81,12 +81,12 @@ class PlannedBatch:
 
     @property
     def results_hw(self) -> np.ndarray:
-        """Return the size of all results, as in a program but with a single row: int64 (1, 2)."""
+        """Return the size of all result images, int64 (1, 2); in a program, this array has one row per image."""
         return np.array([self.size_hw])
 
     def pack_input(self, chunks: Sequence[bytes]) -> bytes:
-        """Return the input for the worker: the starts and descriptions of the chunks or, without descriptions, the
-        table of the batch's images."""
+        """Return the input for the worker: the chunks' starts and, if `columns` is None, the chunks' descriptions, or
+        else the table of the batch's images."""
         table = None if self.columns is None else self.columns.images[0].table.tobytes()
         return pickle.dumps((self.starts, chunks, table), 5)
 
@@ -98,12 +98,15 @@ class PlannedBatch:
 
 
 class Planner:
-    """The requests for plans of a feed's batches.
+    """A manager of the requests for plans of a feed's batches.
 
     Args:
         engine, ring: the engine and the ring of the feed.
-        plan_inputs: returns, for a complete batch, a new `PlannedBatch` and the input for the worker; None means that
-            no worker plans the batch.
+        plan_inputs: returns a new `PlannedBatch` for a complete batch, and the input for the worker; None means that no
+            worker plans the batch.
+
+    Attributes:
+        in_flight: the slot and batch of each request that is not answered yet, keyed by chunk number.
     """
 
     def __init__(
@@ -113,15 +116,16 @@ class Planner:
         self._ring = ring
         self._plan_inputs = plan_inputs
         self._need_bytes = 0
-        self.in_flight: dict[int, tuple[Slot, Batch]] = {}  # keyed by chunk
+        self.in_flight: dict[int, tuple[Slot, Batch]] = {}
 
     @property
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """Return the number of plans that the engine will report on."""
         return len(self.in_flight)
 
     def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
-        """Request the plan of a complete batch, as chunk number `chunk`; `usual_bytes` is the usual slot size."""
+        """Request the plan of a complete batch, with `chunk` as its chunk number, in a slot of at least `usual_bytes`
+        bytes. Request no plan if the batch is unusual or no slot is free."""
         if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.planned is not None:
             return
         inputs = self._plan_inputs(batch)
@@ -142,7 +146,7 @@ class Planner:
             self.in_flight[chunk] = (slot, batch)
 
     def take(self, event: Event) -> bool:
-        """Process an event that ends the request for a plan; return False if the event is not such an event."""
+        """Process an event that ends the request for a plan. Return whether it was such an event."""
         if event.chunk not in self.in_flight:
             return False
         slot, batch = self.in_flight.pop(event.chunk)
@@ -163,7 +167,7 @@ class Planner:
         return True
 
     def drop(self, batch: Batch) -> bool:
-        """Drop the plan of a batch, finished or not; return whether that freed a slot."""
+        """Drop the plan of a batch, finished or not. Return whether this freed a slot."""
         planned, batch.planned = batch.planned, None
         if planned is None or planned.slot is None:
             return False
@@ -173,9 +177,10 @@ class Planner:
 
 
 def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
-    """Plan a batch from the input in its slot, and write the plan there; UNWANTED if the batch cannot be planned."""
+    """Plan a batch from the input in its slot, and write the plan to the slot. Return the reply, whose status is
+    UNWANTED if the batch cannot be planned."""
 
-    def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
+    def make_reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
         return Reply(request.chunk, status, nbytes, meta, meta_at)
 
     assert job.fusing is not None
@@ -192,17 +197,17 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
         program, images = program.of_decoded(images)
         plan, arrays = job.fusing(images, program)
-    except Exception:  # raised again in the main process, which can name the batch
-        return reply(Status.UNWANTED)
+    except Exception:  # the main process will raise it again, and can name the batch
+        return make_reply(Status.UNWANTED)
     entries: dict[str | int, list[np.ndarray]] = {**arrays}
     for leaf, column in columns.values.items():
         # A column of integers that exceed int64 becomes an object array or an unsigned array.
-        if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
+        if set(map(type, column.values)) in INTEGER_TYPES and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))
     columns.plan = plan, dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
-        return reply(Status.TOO_LARGE, packed.nbytes)
+        return make_reply(Status.TOO_LARGE, packed.nbytes)
     write_arrays(list(entries.values()), spans, slot)
-    return reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+    return make_reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)

@@ -1,24 +1,25 @@
 """The parent's side of the worker processes: it starts workers, sends them requests, watches them, and ends them.
 
-Runs in the main process, in whichever thread iterates the loader; it starts no thread. The pool owns the processes and
-the descriptors that connect them to the parent. The caller submits chunks, each with a slot of the ring, and gets one
-event per chunk: a `Reply`, which returns the slot to the caller, or `Lost`, whose slot the pool returns to the ring.
+This module runs in the main process, in whichever thread iterates the loader, and starts no thread. The pool owns the
+processes and the descriptors that connect them to the parent. The caller submits chunks, each with a slot of the ring,
+and gets one event per chunk: a `Reply`, which returns the slot to the caller, or a `Lost`, whose slot the pool returns
+to the ring.
 
-All workers take chunks from one shared queue. Workers of an iterable dataset have one queue each, since each reads its
-own share of the samples; a worker that died is restarted at the position in the request, so that nothing is lost if
-the dataset yields the same samples again.
+All workers take chunks from one shared queue. Workers of an iterable dataset have one queue each, since each reads a
+different share of the samples. A replacement for a dead worker starts at the position in the request, so no sample is
+lost if the dataset yields the same samples again.
 
 Failure model: a worker records a chunk on the board after it has taken the chunk from its queue, and records that it is
 idle after it has replied. If a worker dies with a recorded chunk, that chunk is lost, and its slot is free: no other
-process writes there. But a worker can also die after taking a chunk and before recording it. So after a death, all
-chunks still on its queue are withdrawn, and other unfinished chunks that were sent to that queue are declared lost
-unless the board has them. This is wrong in one case: a living worker has just taken such a chunk, and will still write
-to the slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no worker that
-was ready at that moment can have the chunk. A worker cannot have it once it has replied to another chunk (it has only
-one chunk at a time, and the lost chunk is on no queue), once it has replied to this chunk (the second result is
-dropped), or once it has ended. Idle workers send nothing, so in a small ring all slots can be written off, without a
-free slot for another chunk that these workers could reply to. `recover_slots` then closes their queue: they exit, and
-new workers use a new queue.
+process writes to it. But a worker can also die after taking a chunk and before recording it. So after a death, all
+chunks still on the worker's queue are withdrawn, and other unfinished chunks that were sent to that queue are declared
+lost unless the board has them. This is wrong in one case: a living worker has just taken such a chunk, and will still
+write to the slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no
+worker that was ready at that moment can have the chunk. A worker cannot have the chunk once it has replied to another
+chunk (it has only one chunk at a time, and the lost chunk is on no queue), once it has replied to this chunk (the
+second result is dropped), or once it has ended. Idle workers send nothing, so in a small ring, all slots can be written
+off, with no free slot for another chunk that these workers could reply to. `recover_slots` then closes the workers'
+queue: they exit, and new workers use a new queue.
 
 There are no other races: a request is on one queue or with one worker, and a worker touches a slot only between taking
 the request and replying. So a slot never has two writers, each chunk ends exactly once, and a written-off slot is freed
@@ -30,12 +31,12 @@ as bad before each of the other samples has killed a worker.
 The number of workers can change at any time (`resize`). A surplus worker is asked to leave, exits between two chunks,
 and records `LEFT` on the board. No chunk is lost, and the exit does not count as a death.
 
-Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and imports what the
-dataset needs; until it is ready, workers are *due*. If no worker can be forked from it, or if it exits by itself before
-it is ready, each worker is started as a separate interpreter. A template that dies later is replaced, which counts as a
-death; its workers continue, and workers not yet forked are due again. If it dies before it has reported a worker that
-it forked, that worker is not in the team but may have taken a chunk: the pool waits until the worker has ended, then
-audits its queue.
+Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and imports the
+modules that the dataset needs. Until the template is ready, workers are *due*. If no worker can be forked from it, or
+if it exits by itself before it is ready, each worker is started as a separate interpreter. A template that dies later
+is replaced, which counts as a death; its workers continue, and workers that are not forked yet remain due. If a
+template dies before it has reported a worker that it forked, that worker is not in the team but may have taken a chunk:
+the pool waits until the worker has ended, then audits its queue.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
 workers; it only closes its copies of the descriptors.
@@ -60,7 +61,7 @@ import numpy as np
 
 from gpuload.errors import WorkerError, visible
 from gpuload.ring.ring import Ring, move_processes, reserve_standard_streams, run_on_cpus
-from gpuload.workers.counters import place_of
+from gpuload.workers.counters import field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job
@@ -83,10 +84,10 @@ from gpuload.workers.shipping import Parcel, copy_warning, ship
 from gpuload.workers.signals import deferred_signals, signals_enabled
 from gpuload.workers.start import SLOW_START_S, Start
 
-__all__ = ["RestartingEngine", "WorkerPool", "running_workers"]
+__all__ = ["RestartingEngine", "WorkerPool", "count_pools_and_workers"]
 
 CLOSE_GRACE_S = 1.0
-SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
+SLOW_SAMPLE_S = 60.0  # without a timeout, there is a warning if a sample takes longer
 WATCH_INTERVAL_S = 1.0
 logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
@@ -117,20 +118,21 @@ class RestartingEngine(Engine):
             try:
                 self._step(max(0.0, deadline - time.monotonic()), events)
             except WorkerError as error:
-                self.broken = error
+                self.failure = error
                 raise
             if events or time.monotonic() >= deadline:
                 return events
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
-        """Process what has happened since the last call; wait up to `wait_s` seconds if nothing has."""
+        """Process the messages and deaths since the last call, waiting for up to `wait_s` seconds if there are none;
+        add the events to `events`."""
         raise NotImplementedError
 
     def _check_usable(self) -> None:
         if self._closed or self._halted:
             raise RuntimeError("this Loader's workers are closed; create a new Loader")
-        if self.broken is not None:
-            raise WorkerError(f"this epoch has failed: {self.broken}")
+        if self.failure is not None:
+            raise WorkerError(f"this epoch has failed: {self.failure}")
 
     def _warn_once(self, topic: str, text: str) -> None:
         if topic not in self._warned_topics:
@@ -143,13 +145,14 @@ class WorkerPool(RestartingEngine):
 
     Args:
         job: the dataset, transforms and options, sent once. A `Parcel` is a job from another machine.
-        workers: the number of processes, at least 1.
+        workers: the initial number of workers, at least 1.
         ring: the ring that holds the slots.
-        timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
-        queue_per_worker: use one queue per worker; `Request.iterable` selects the worker.
+        timeout_s: a worker that spends more time on one sample is killed, and its chunk is lost; 0 means no limit.
+        queue_per_worker: whether each worker has its own queue; `Request.iterable` then selects the worker.
         first, total: the number of this pool's first worker, and the total number of workers in all pools.
-        most: the maximum for `resize`; the attribute decreases if a worker cannot be added.
-        cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
+        max_workers: the maximum for `resize`; the attribute decreases if a worker cannot be added.
+        cpus_for: returns the CPUs on which a given number of workers should run; an empty set means the CPUs of this
+            process.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -171,19 +174,20 @@ class WorkerPool(RestartingEngine):
     ) -> None:
         check_platform()
         super().__init__(ring)
-        self._in_flight: dict[int, Request] = {}  # requests that were sent, but neither replied to nor lost
-        # Lost chunks, each with the workers that may still have it.
+        self._in_flight: dict[int, Request] = {}  # the requests whose chunks have not ended, keyed by chunk number
+        # The requests of lost chunks with the workers that may still have them, keyed by chunk number.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
-        self._to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
-        self._to_audit: list[Queue] = []  # queues from which a worker outside the team may have taken a chunk
-        self._team: dict[int, WorkerProcess] = {}
+        self._requests_to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
+        self._queues_to_audit: list[Queue] = []  # a worker outside the team may have taken a chunk from these
+        self._team: dict[int, WorkerProcess] = {}  # keyed by worker number
         self._template: Template | None = None  # None means that workers are separate interpreters
-        self._due: dict[int, bool] = {}  # workers to start once the template is ready; True if added by `resize`
+        # The numbers of the workers to start once the template is ready; True means that `resize` added the worker.
+        self._due_workers: dict[int, bool] = {}
         self.max_workers = max_workers = max_workers or workers
         self._target_size, self._cpus_for = workers, cpus_for
         self._worker_numbers = range(first, first + max_workers)
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
-        self._by_fd: dict[int, WorkerProcess | Template] = {}  # the processes whose descriptors epoll watches
+        self._processes_by_fd: dict[int, WorkerProcess | Template] = {}  # keyed by the descriptors that epoll watches
         self._timeout_s = timeout_s
         self._check_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._checked_at = time.monotonic()
@@ -227,7 +231,7 @@ class WorkerPool(RestartingEngine):
     @property
     def ready(self) -> bool:
         """Whether all initial workers have sent `HELLO`."""
-        return all(self._due.values()) and all(worker.ready or worker.added for worker in self._team.values())
+        return all(self._due_workers.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
     def _processes(self) -> list[Process]:
@@ -239,29 +243,31 @@ class WorkerPool(RestartingEngine):
 
     @property
     def size(self) -> int:
-        """The number of workers that are running or being added, without those that are leaving."""
-        return len(self._staying_workers) + len(self._due)
+        """The number of workers that are running or due, except workers that are leaving."""
+        return len(self._staying_workers) + len(self._due_workers)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the requested number of workers is ready; idle workers may still be leaving."""
+        """Whether exactly the requested number of workers is ready, not counting workers that are leaving."""
         return (
-            self.size == self._target_size and not self._due and all(worker.ready for worker in self._staying_workers)
+            self.size == self._target_size
+            and not self._due_workers
+            and all(worker.ready for worker in self._staying_workers)
         )
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers of a shared queue, from 1 to `most`. Never waits: `gather` starts added workers one
-        at a time. If a worker cannot start, `gather` warns, and the pool stops adding workers."""
-        before, self._target_size = self._target_size, max(1, min(workers, self.max_workers))
-        if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(before):
+        """Set the number of workers, which must share a queue, to a number from 1 to `max_workers`. This never waits:
+        `gather` starts added workers one at a time. If one cannot start, `gather` warns, and the pool adds no more."""
+        old_size, self._target_size = self._target_size, max(1, min(workers, self.max_workers))
+        if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(old_size):
             move_processes(self.pids, cpus)
         team = [worker for _, worker in sorted(self._team.items())]
         staying, leaving = ([worker for worker in team if worker.leaving is flag] for flag in (False, True))
-        for number in sorted(self._due)[max(0, self._target_size - len(staying)) :]:
-            del self._due[number]
+        for number in sorted(self._due_workers)[max(0, self._target_size - len(staying)) :]:
+            del self._due_workers[number]
             self._board.counters.close_worker(number, died=False)
         changing = staying[self._target_size :] or leaving[: max(0, self._target_size - len(staying))]
-        for worker in changing:  # if a worker has left before it is asked to stay, a new one is started
+        for worker in changing:  # if a worker leaves before it is asked to stay, `_replace` starts a new one
             worker.leaving = not worker.leaving
             self._board.ask_to_leave(worker.number, worker.leaving)
 
@@ -270,8 +276,8 @@ class WorkerPool(RestartingEngine):
         return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values()}
 
     def busy_s(self) -> float:
-        """Return the total time that all workers have spent on chunks since the pool was created."""
-        return self.read_counters()[:, place_of["busy_ns"]].sum() / 1e9
+        """Return the total time that all workers have spent on chunks since the pool was created, in seconds."""
+        return self.read_counters()[:, field_indices["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `gather` has something to process."""
@@ -286,8 +292,10 @@ class WorkerPool(RestartingEngine):
         return True
 
     def _resend(self) -> None:
-        while self._to_resend and self._queue_of(self._to_resend[0]).send(self._to_resend[0]):
-            self._to_resend.pop(0)
+        while self._requests_to_resend and self._queue_of(self._requests_to_resend[0]).send(
+            self._requests_to_resend[0]
+        ):
+            self._requests_to_resend.pop(0)
 
     def cancel_before(self, chunk: int) -> None:
         self._board.cancel_before(chunk)
@@ -298,8 +306,8 @@ class WorkerPool(RestartingEngine):
     def recover_slots(self) -> bool:
         """Replace the workers that may still write to slots of lost chunks; return False if there are no such slots.
 
-        Call this when nothing is in progress, and again until the slots are free: see the module's docstring. Workers
-        exit when they reach the end of their queue; idle workers exit immediately.
+        Call this while no chunk is in progress, until it returns False (see the module's docstring). Workers exit when
+        they reach the end of their queue; idle workers exit immediately.
         """
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
         for index, queue in enumerate(self._queues):
@@ -320,7 +328,7 @@ class WorkerPool(RestartingEngine):
             self._closed = True
             _pools.discard(self)
             stack.callback(self._team.clear)
-            stack.callback(self._by_fd.clear)
+            stack.callback(self._processes_by_fd.clear)
             deadline = time.monotonic() + CLOSE_GRACE_S
             if self._template is not None:
                 stack.callback(self._template.end, deadline)
@@ -346,57 +354,57 @@ class WorkerPool(RestartingEngine):
     def _start(self, number: int, *, added: bool = False) -> None:
         """Start a worker now, or once the template is ready."""
         self._board.clear(number)
-        self._due[number] = added
+        self._due_workers[number] = added
         self._start_due()
 
     def _start_due(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds
-        while self._due and (self._template is None or self._template.ready):
-            number, added = next(iter(self._due.items()))
+        while self._due_workers and (self._template is None or self._template.ready):
+            number, added = next(iter(self._due_workers.items()))
             queue = self._queues[number % len(self._queues)]
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
             # A ctrl-C between the start of a process and its entry in the team would leave a process that nobody ends.
             with deferred_signals(), reserve_standard_streams(), run_on_cpus(self._cpus_for(self._target_size)):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
-                except TemplateLost:  # the worker stays due until there is a new template
+                except TemplateLost:  # the worker remains due until there is a new template
                     self._note_lost_fork(number, queue)
                     return
                 except (WorkerError, OSError) as error:
                     self._note_lost_fork(number, queue)
-                    del self._due[number]
+                    del self._due_workers[number]
                     if not added:
                         raise
                     self._stop_adding(number, str(error))
                     continue
-                del self._due[number]
+                del self._due_workers[number]
                 self._team[number] = worker
                 worker.queue, worker.added = queue, added
                 self._register(worker)
 
     def _note_lost_fork(self, number: int, queue: Queue) -> None:
-        """Schedule an audit of a queue: a worker that was forked but not reported may have taken a chunk."""
+        """Schedule an audit of a queue, since a worker that was forked but not reported may have taken a chunk."""
         self._board.clear(number)
-        self._to_audit.append(queue)
+        self._queues_to_audit.append(queue)
 
     def _register(self, process: WorkerProcess | Template) -> None:
         for fd in process.descriptors:
-            self._by_fd[fd] = process
+            self._processes_by_fd[fd] = process
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_template(self, template: Template) -> None:
-        """Read the template's only message, which says whether workers can be forked from it."""
-        if template.was_ready or not template.read_readiness():  # the template has ended; its pidfd reports that
+        """Read the template's first message, which says whether workers can be forked from it."""
+        if template.was_ready or not template.read_readiness():  # the template has ended, as its pidfd will report
             with contextlib.suppress(OSError):
                 self._epoll.unregister(template.replies.fileno())
             return
         if template.ready:
-            self._take_start(template.start)
+            self._record_start(template.start)
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
             self._end_template()
             logger.info(
-                "each worker is a separate interpreter, since none can be forked from the template: %s",
+                "each worker is a separate interpreter, since workers cannot be forked from the template: %s",
                 template.unfit_reason,
             )
         self._start_due()
@@ -419,9 +427,9 @@ class WorkerPool(RestartingEngine):
             template.end(time.monotonic() + CLOSE_GRACE_S)
 
     def _add(self) -> None:
-        """Start an additional worker; if it cannot start, the pool continues without it."""
-        free = (number for number in self._worker_numbers if number not in self._team and number not in self._due)
-        if (number := next(free, None)) is not None:  # otherwise wait until a leaving worker has left
+        """Start an additional worker. If it cannot start, the pool continues without it."""
+        free_numbers = (n for n in self._worker_numbers if n not in self._team and n not in self._due_workers)
+        if (number := next(free_numbers, None)) is not None:  # otherwise wait until a worker has left
             self._start(number, added=True)
 
     def _stop_adding(self, number: int, reason: str) -> None:
@@ -430,7 +438,7 @@ class WorkerPool(RestartingEngine):
         if self._target_size > self.size:
             self.max_workers = max(1, self.size)
             self.resize(self.max_workers)
-        text = f"a worker could not be added: {reason}. The pool continues with {self.size}, and adds no more"
+        text = f"a worker could not be added: {reason}. The number of workers stays at {self.size}"
         self._warn_once("a worker that was added", text)
 
     # -- listening --------------------------------------------------------------------------------------------------
@@ -444,14 +452,16 @@ class WorkerPool(RestartingEngine):
         if wait_s:
             self.waited_s += time.perf_counter() - start
         # Look up all processes first: the loop below closes descriptors, and their numbers are reused.
-        readable = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
+        readable = [
+            (process, fd == process.pidfd) for fd, _ in ready if (process := self._processes_by_fd.get(fd)) is not None
+        ]
         for process, has_ended in sorted(readable, key=itemgetter(1)):
             if not isinstance(process, Template):
                 (self._replace if has_ended else self._drain)(process, events)
             elif process is self._template:
                 (self._replace_template if has_ended else self._read_template)(process)
-        while self._to_audit:
-            self._audit(self._to_audit.pop(), events)
+        while self._queues_to_audit:
+            self._audit(self._queues_to_audit.pop(), events)
         if time.monotonic() - self._checked_at > self._check_interval_s:
             self._checked_at = time.monotonic()
             self._check_progress()
@@ -462,7 +472,7 @@ class WorkerPool(RestartingEngine):
                 message, file = read_with_file(worker.replies, self._memory)
             except (BlockingIOError, ConnectionResetError):
                 return
-            if not message:  # the worker closed its end; the pidfd will report its death
+            if not message:  # the worker has closed its end of the socket, and its pidfd will report its death
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(worker.replies.fileno())
                 return
@@ -488,16 +498,17 @@ class WorkerPool(RestartingEngine):
             return
         worker.ready = True
         packed, differences = marshal.loads(message[len(HELLO) :])  # sent by our own worker
-        self._take_start(Start.unpack(packed, worker.started_at) if packed else self.start)
+        self._record_start(Start.unpack(packed, worker.started_at) if packed else self.start)
         if differences:
             self._warn_once(
                 "modules",
-                f"{differences}. Workers import modules again, so they do not see values set after the import; "
-                "store such values in the dataset, or set them in worker_init_fn",
+                f"{differences}. Workers import modules again, so they do not see values that were set after the "
+                "import; store such values in the dataset, or set them in worker_init_fn",
             )
 
-    def _take_start(self, start: Start) -> None:
-        """Keep the slowest start of the template and the workers; once all workers are ready, log it if it was slow."""
+    def _record_start(self, start: Start) -> None:
+        """Record the start of the template or a worker if it is the slowest so far. Once all workers are ready, log the
+        slowest start if workers took long."""
         if self.start.seconds:
             return
         if start.before_workers_s > self.start.before_workers_s:
@@ -522,22 +533,22 @@ class WorkerPool(RestartingEngine):
         if worker.added and not worker.ready:
             self._stop_adding(worker.number, worker.failure_reason or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, as a new worker would
+        if not worker.ready and ending.status > 0:  # it exited by itself, and so would a new worker
             raise WorkerError(
                 f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
-                "num_workers=0 to do the same work in this process, where it can be debugged"
+                "num_workers=0 to load in this process and debug there"
             )
         self._clear_suspect(worker)
         if note.chunk != LEFT:
-            where = ""
+            at_sample = ""
             if (request := self._in_flight.get(note.chunk)) is not None:
-                where = _describe_sample(request, note.row)
+                at_sample = _describe_sample(request, note.row)
                 events.append(
-                    self._lose(Lost(note.chunk, note.row, ending.cause, ending.killed_externally, ending.stack))
+                    self._declare_lost(Lost(note.chunk, note.row, ending.cause, ending.killed_externally, ending.stack))
                 )
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
-            self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
+            self.deaths.add(ending.cause + at_sample, ending.stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._target_size:
             self._start(worker.number)
 
@@ -550,27 +561,29 @@ class WorkerPool(RestartingEngine):
     def _audit(self, queue: Queue, events: list[Event]) -> None:
         """Declare lost the chunks that a dead worker may have taken from this queue without recording them."""
         if queue not in self._queues:
-            return  # its chunks were declared lost before it was replaced
-        self._to_resend += queue.withdraw()
+            return  # the queue's chunks were declared lost before the queue was replaced
+        self._requests_to_resend += queue.withdraw()
         team = self._team_of(queue)
         for worker in team:
             self._drain(worker, events)
-        located = {request.chunk for request in self._to_resend}
-        located |= {self._board.read(worker.number).chunk for worker in team}
+        located_chunks = {request.chunk for request in self._requests_to_resend}
+        located_chunks |= {self._board.read(worker.number).chunk for worker in team}
         # A worker says hello before it takes a chunk, so workers that are not ready cannot have one.
         suspects = [worker for worker in team if worker.ready]
         for chunk, request in list(self._in_flight.items()):
-            if self._queue_of(request) is queue and chunk not in located:
-                events.append(self._lose(Lost(chunk, None, "its worker died before starting on it"), suspects))
+            if self._queue_of(request) is queue and chunk not in located_chunks:
+                events.append(self._declare_lost(Lost(chunk, None, "its worker died before starting on it"), suspects))
 
-    def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
-        """Free the slot of a lost chunk, or write it off for as long as one of the suspects may have the chunk."""
+    def _declare_lost(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
+        """Record that a chunk is lost, and return `lost`. The chunk's slot is freed, or written off while one of the
+        suspects may still have the chunk."""
         self._written_off[lost.chunk] = self._in_flight.pop(lost.chunk), set(suspects)
         self._clear_suspect()
         return lost
 
     def _clear_suspect(self, worker: WorkerProcess | None = None) -> None:
-        """Free the slots of lost chunks that no worker can have any longer, now that `worker` has ended or replied."""
+        """Record that `worker`, which has ended or replied, has no lost chunk. Free the slots of the lost chunks that
+        no worker can have any longer."""
         for chunk, (request, suspects) in list(self._written_off.items()):
             suspects -= {worker}
             if not suspects:
@@ -589,20 +602,20 @@ class WorkerPool(RestartingEngine):
             note = self._board.read(worker.number)
             request, _ = self._written_off.get(note.chunk, (self._in_flight.get(note.chunk), None))
             if not worker.ready or worker.was_killed or request is None or note.row >= len(request.positions):
-                continue  # time counts only while the worker has a chunk
+                continue  # the timeout applies only while a worker processes a sample
             seconds = (now_ns - note.since_ns) / 1e9
             if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_note == note:
                 continue
             stack = worker.stack()
             if self._board.read(worker.number) != note:
-                continue  # the worker has moved on
+                continue  # the worker has begun another row in the meantime
             if self._timeout_s:
                 worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
             else:
                 worker.warned_note = note
                 self.pending_warnings.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_describe_sample(request, note.row)} for "
-                    f"{seconds:.0f} seconds; set timeout=… to end such workers. Its stack:\n{stack}"
+                    f"{seconds:.0f} seconds; set timeout=… to kill and restart such workers. Its stack:\n{stack}"
                 )
 
     def _check_start(self, process: Process) -> None:
@@ -617,7 +630,7 @@ class WorkerPool(RestartingEngine):
 
     def _unregister(self, process: WorkerProcess | Template) -> None:
         for fd in process.descriptors:
-            self._by_fd.pop(fd, None)
+            self._processes_by_fd.pop(fd, None)
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
@@ -630,15 +643,15 @@ class WorkerPool(RestartingEngine):
 
 
 def _describe_sample(request: Request, row: int) -> str:
-    """Return the phrase that names a worker's current sample, or "" if it is not processing a sample."""
+    """Return a phrase for a message that names a worker's current sample; "" if it is not processing a sample."""
     if row >= len(request.positions):
         return ""
     return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"
 
 
-def running_workers() -> tuple[int, int]:
-    """Count the pools of this process, and the workers in them."""
-    return len(_pools), sum(len(pool._team) + len(pool._due) for pool in _pools)
+def count_pools_and_workers() -> tuple[int, int]:
+    """Return the number of open pools in this process, and the total number of their workers."""
+    return len(_pools), sum(len(pool._team) + len(pool._due_workers) for pool in _pools)
 
 
 def _after_fork_in_child() -> None:

@@ -1,16 +1,16 @@
 """The parent's view of worker processes and their template: starting, watching and killing them.
 
-A `Process` owns the process and the parent's ends of its connections: the reply socket, the *lifeline* (a pipe that
-nobody writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack
-file*. The worker inherits its ends of the socket and the pipe, and the stack file, as anonymous descriptors.
+A `Process` owns a process and the parent's ends of the connections to it: the reply socket, the *lifeline* (a pipe that
+nobody writes to; when the parent dies, the write end closes, and the kernel kills the worker), a pidfd, and the *stack
+file*. The worker inherits the other ends of the socket and the pipe, and the stack file, as anonymous descriptors.
 
-The stack file is a memfd that the worker's faulthandler writes to: after a crash, and when the parent requests the
-stacks of all threads with a signal, which works even while the worker hangs in C code.
+The stack file is a memfd to which the worker's faulthandler writes: after a crash, and when the parent sends a signal
+to request the stacks of all threads, which works even while the worker hangs in C code.
 
 A worker is either a `LaunchedProcess`, a separate interpreter, or a `ForkedProcess`, forked from the session's
 `Template`, which itself is launched like a worker. The template is the parent process of forked workers, so it reaps
-them, and reports the exit status of each through a pipe. Each forked worker is sent the settings of this process that
-have changed since the template started (`_InheritedSettings`).
+them, and reports the exit status of each through a pipe. A forked worker gets the settings of this process that have
+changed since the template started (`_InheritedSettings`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
     "TemplateLost",
     "WorkerProcess",
     "check_platform",
-    "environment_of",
+    "make_environment",
 ]
 
 THREAD_VARIABLES = (
@@ -68,29 +68,31 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
     "TBB_NUM_THREADS",
 )
-# Settings of glibc that keep freed memory in the worker. Otherwise some of it is returned to the system and allocated
-# again for the next images (up to 10 page faults per image, 1% of the CPU time, or a fifth while `gpuload pack`
-# makes JPEGs cuttable). By default, glibc would raise its limit to 64 MB only after a single block of 32 MB was freed.
+# glibc settings that keep freed memory in the worker. Otherwise, glibc returns some of this memory to the system, and
+# allocates it again for the next images. This causes up to 10 page faults per image and takes 1% of the CPU time, or a
+# fifth of it while `gpuload pack` makes JPEGs cuttable. By default, glibc would raise its limit to 64 MB only after a
+# single block of 32 MB was freed.
 KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
-# Pixels that are copied into a slot are next read by another core. So have `memcpy` bypass the caches (non-temporal
+# Pixels that are copied to a slot are next read by another core, so make `memcpy` bypass the caches (non-temporal
 # stores). This saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
 STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
 # Without this, pyarrow's allocator starts a thread, and a process with threads cannot be forked.
 FORK_SETTINGS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# A process that is stuck in the kernel (on a dead network mount) ignores all signals until the kernel releases it.
+# These waits are limited, because a process that is stuck in the kernel (on a dead network mount, say) ignores all
+# signals until the kernel releases it.
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
 FORK_WAIT_S = 30.0
 STATUS_WAIT_S = 0.5  # a running template reaps immediately
-REPLACEABLE_FILES = (1, 2, ".")  # the output streams and the working directory, which the program may change
-CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock ID; the inverted process ID is above them: clock_getcpuclockid(3)
+REPLACEABLE_FILES = (1, 2, ".")  # the output streams and the working directory, which the program may replace
+CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock's ID, below the inverted process ID; see clock_getcpuclockid(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a process: the cause as text, whether another process sent SIGKILL, its stack if known, and its exit
-    status as in `subprocess`. The status is only a hint: if the program ignores SIGCHLD, it is always 0."""
+    """The end of a process: the cause as text, whether another process killed it (SIGKILL), its stack if it is known,
+    and its exit status as in `subprocess`. The status is only a hint: it is always 0 if the program ignores SIGCHLD."""
 
     cause: str
     killed_externally: bool
@@ -115,8 +117,8 @@ class LaunchedProcess:
             self._process.kill()
             self._process.wait()
             raise WorkerError(
-                f"{_name(role)} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
-                "num_workers=0 does the same work in this process"
+                f"{_describe_role(role)} cannot be monitored ({error}): pidfd_open needs Linux 5.3 and a free "
+                "descriptor; use num_workers=0 to load in this process"
             ) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -128,8 +130,8 @@ class LaunchedProcess:
         return self._process.wait(timeout_s)
 
     def abandon(self) -> None:
-        """Give up waiting for the process: it is another process's child, or stuck in the kernel. Set a return code,
-        since `Popen` would otherwise warn that the process is still running, and try to reap it later."""
+        """Give up waiting for the process, which is another process's child or stuck in the kernel. This sets a return
+        code, since `Popen` would otherwise warn that the process is still running, and try to reap it later."""
         self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
@@ -138,19 +140,21 @@ class LaunchedProcess:
 
 
 class ForkedProcess(LaunchedProcess):
-    """A process that was forked from the template. The template is its parent, and writes its exit status to a pipe."""
+    """A process that was forked from the template. The template is its parent process, and writes its exit status to a
+    pipe."""
 
     def __init__(self, pid: int, pidfd: int, pipe: int) -> None:
         self.pid, self.pidfd, self._pipe = pid, pidfd, pipe
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        if not _readable(self.pidfd, timeout_s):
+        if not _wait_readable(self.pidfd, timeout_s):
             raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
-        status = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
+        status = os.read(self._pipe, 4) if _wait_readable(self._pipe, STATUS_WAIT_S) else b""
         return int.from_bytes(status, "little", signed=True) if status else self._reap_orphan()
 
     def _reap_orphan(self) -> int | None:
-        """Return the exit status after the template has died, if this process is PID 1 and so became the parent."""
+        """Return the exit status after the template has died. It is known only if this process is PID 1, and so has
+        become the parent of the worker."""
         deadline = time.monotonic() + STATUS_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -159,7 +163,7 @@ class ForkedProcess(LaunchedProcess):
                     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             if os.getpid() != 1:
                 return None
-            time.sleep(0.001)  # the kernel closes the template's pipes a moment before it reparents its children
+            time.sleep(0.001)  # the kernel closes a dead template's pipes a moment before it reparents the workers
         return None
 
     def abandon(self) -> None:
@@ -171,16 +175,17 @@ class ForkedProcess(LaunchedProcess):
 
 
 class Process:
-    """A process of a session, as its parent sees it.
+    """A process of a session, as seen by the parent.
 
     Args:
         name: the name of the process in messages.
-        start: starts the process, given its ends of the socket and the lifeline, and the stack file.
+        start: starts the process; called with three descriptors for it: its ends of the socket and the lifeline, and
+            the stack file.
 
     Attributes:
         replies: the parent's end of the socket, non-blocking.
-        pidfd: readable when the process has ended.
-        ready: whether the process has said hello.
+        pidfd: a descriptor that is readable once the process has ended.
+        ready: whether the process has sent its first message, and can take requests.
         warned_note: the worker's note at the last warning that it is slow; None if there was no warning.
         warned_of_start: whether there was a warning that the process starts slowly.
 
@@ -205,20 +210,20 @@ class Process:
             try:
                 self._process = start(child_end.fileno(), child_lifeline, self._stacks)
                 undo.callback(self._process.close)
-                # The worker may be stopped before it arms its own lifeline. If it has died, its pidfd reports that.
+                # The worker may be stopped before it arms its lifeline itself. If it has died, its pidfd reports that.
                 with contextlib.suppress(ProcessLookupError):
                     arm_lifeline(child_lifeline, self._process.pid)
             except (OSError, TemplateLost) as error:
                 child_end.close()
-                # The worker may have been forked despite the error. Closing the lifeline kills it. Wait for its end:
-                # until then it could take chunks and write to the board under a number that is about to be reused.
+                # The worker may have been forked despite the error. Closing the lifeline kills it. Wait until it has
+                # ended: until then, it could take chunks, and write to the board under a number that will be reused.
                 lifeline.close()
                 _await_end(self.replies)
                 if isinstance(error, TemplateLost):
                     raise
                 raise WorkerError(
                     f"{name} could not be started with {sys.executable}: {error}; "
-                    "num_workers=0 does the same work in this process"
+                    "use num_workers=0 to load in this process"
                 ) from error
             finally:
                 child_end.close()
@@ -229,7 +234,7 @@ class Process:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The descriptors for epoll to watch."""
+        """The descriptors that the pool watches with epoll."""
         return self.replies.fileno(), self.pidfd
 
     @property
@@ -242,18 +247,22 @@ class Process:
         self._signal(signal.SIGKILL)
 
     def stack(self) -> str:
-        """Return the Python stacks of its threads, the innermost call first, or a text that says why there are none."""
+        """Return the Python stacks of the process's threads, the innermost call first, or else a text that says why
+        they are not available."""
         size = old_size = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline:
             time.sleep(0.005)
-            last, size = size, os.fstat(self._stacks).st_size
-            if size > old_size and size == last:
-                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, old_size))
-        if not self.ready and old_size == 0 and self._state() != "D":
-            return "(it has not reached the point in its start where it can report a stack)"
-        return f"(it does not answer: state {self._state()!r}; 'D' means waiting in the kernel, for a disk or a mount)"
+            last_size, size = size, os.fstat(self._stacks).st_size
+            if size > old_size and size == last_size:
+                return _tidy_stack(os.pread(self._stacks, MAX_STACK_BYTES, old_size))
+        if not self.ready and old_size == 0 and self._kernel_state() != "D":
+            return "(not available: the process is still starting, and cannot report its stack yet)"
+        return (
+            f"(not available: the process does not answer, and is in state {self._kernel_state()!r}; 'D' means that it "
+            "waits in the kernel for a disk or a network mount)"
+        )
 
     def wait(self) -> Ending:
         """Wait for the process to end, and return its cause of death, stack and exit status."""
@@ -264,12 +273,12 @@ class Process:
             return Ending("ended after its template, so its exit status is unknown", True, "", -signal.SIGKILL)
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
-        stack = _tidy(text[crash:]) if crash >= 0 else ""
+        stack = _tidy_stack(text[crash:]) if crash >= 0 else ""
         return Ending(_describe_exit(status), status == -signal.SIGKILL, stack, status)
 
     def wanted_cpu_s(self) -> float:
-        """Return the CPU time of all its threads so far, plus the time that its first thread was runnable while other
-        threads had the CPUs; 0 if neither is known."""
+        """Return the CPU time of all threads of the process so far, plus the time that its first thread was runnable
+        while other threads had the CPUs; 0 if neither is known."""
         wanted_s = 0.0
         with contextlib.suppress(OSError):
             wanted_s += time.clock_gettime(~self.pid << 3 | CPU_CLOCK)
@@ -278,7 +287,7 @@ class Process:
         return wanted_s
 
     def end(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for the process to end, then kill it; close all descriptors."""
+        """Wait until `deadline` (monotonic seconds) for the process to end; then kill it, and close all descriptors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
@@ -289,7 +298,7 @@ class Process:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close the parent's descriptors. One is the lifeline, so the kernel kills the process if it still runs."""
+        """Close the parent's descriptors. If the process is still running, the kernel kills it: the lifeline closes."""
         self._resources.close()
 
     def leave_to_parent(self) -> None:
@@ -301,7 +310,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def _state(self) -> str:
+    def _kernel_state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         return "ended"
@@ -311,12 +320,12 @@ def _await_end(replies: socket.socket) -> None:
     """Wait until no process has the other end of the socket open."""
     deadline = time.monotonic() + KILL_WAIT_S
     with contextlib.suppress(OSError):
-        while _readable(replies.fileno(), max(0.0, deadline - time.monotonic())) and replies.recv(MESSAGE_BYTES):
+        while _wait_readable(replies.fileno(), max(0.0, deadline - time.monotonic())) and replies.recv(MESSAGE_BYTES):
             pass
 
 
-def _name(role: int | str) -> str:
-    return "the template of workers" if role == "template" else f"worker {role}"
+def _describe_role(role: int | str) -> str:
+    return "the workers' template" if role == "template" else f"worker {role}"
 
 
 class WorkerProcess(Process):
@@ -324,15 +333,15 @@ class WorkerProcess(Process):
 
     Args:
         number: the worker's number.
-        shared: the descriptors that it inherits in addition to its own: those of the job, ring, board and queue, and of
-            memory that the job shares.
-        template: the process that it is forked from; None means a separate interpreter.
+        shared: the shared descriptors that it inherits: those of the job, ring, board and queue, and of memory that the
+            job shares.
+        template: the process from which the worker is forked; None means that it is a separate interpreter.
 
     Attributes:
-        added: whether `WorkerPool.resize` added it; the pool does not wait for an added worker to become ready.
-        failure_reason: why an added worker could not start.
-        leaving: whether it was asked to leave.
-        queue: the queue that it reads.
+        added: whether `WorkerPool.resize` added the worker; the pool does not wait until an added worker is ready.
+        failure_reason: the reason why an added worker could not start.
+        leaving: whether the worker was asked to leave.
+        queue: the queue from which the worker reads.
     """
 
     def __init__(self, number: int, shared: Sequence[int], template: Template | None) -> None:
@@ -341,28 +350,28 @@ class WorkerProcess(Process):
         self.failure_reason = ""
         self.queue: Queue
         if template is None:
-            super().__init__(_name(number), lambda *ends: LaunchedProcess(number, (*ends, *shared)))
+            super().__init__(_describe_role(number), lambda *ends: LaunchedProcess(number, (*ends, *shared)))
         else:
-            super().__init__(_name(number), lambda *ends: template.fork(number, (*ends, shared[3])))
+            super().__init__(_describe_role(number), lambda *ends: template.fork(number, (*ends, shared[3])))
 
 
 class Template(Process):
-    """The process that workers are forked from (`gpuload.workers.template`).
+    """The process from which workers are forked (`gpuload.workers.template`).
 
     Args:
-        shared: the descriptors that it inherits in addition to its own: those of the job, ring and board, and of memory
-            that the job shares.
+        shared: the shared descriptors that it inherits: those of the job, ring and board, and of memory that the job
+            shares.
 
     Attributes:
-        unfit_reason: why workers cannot be forked from it; set by `read_readiness`.
-        was_ready: whether it has ever been ready; `ready` becomes False when it is lost.
-        start: the durations of the phases of its start.
+        unfit_reason: the reason why workers cannot be forked from it; set by `read_readiness`.
+        was_ready: whether the template has ever been ready; `ready` becomes False when the template is lost.
+        start: the durations of the phases of the template's start.
     """
 
     def __init__(self, shared: Sequence[int]) -> None:
         self.unfit_reason, self.was_ready, self.start = "", False, Start()
         self._settings_at_start = _InheritedSettings()
-        super().__init__(_name("template"), lambda *ends: LaunchedProcess("template", (*ends, *shared)))
+        super().__init__(_describe_role("template"), lambda *ends: LaunchedProcess("template", (*ends, *shared)))
 
     def read_readiness(self) -> bool:
         """Read the template's first message; return False if the template has ended instead."""
@@ -375,10 +384,10 @@ class Template(Process):
         return bool(message)
 
     def fork(self, number: int, ends: Sequence[int]) -> ForkedProcess:
-        """Ask the template to fork a worker; `ends` are the worker's own descriptors.
+        """Ask the template to fork a worker. `ends` are the descriptors to pass to this worker only.
 
         Raises:
-            TemplateLost: the template has ended.
+            TemplateLost: the template has ended or does not answer.
             OSError: the fork failed.
         """
         changes, files = self._settings_at_start.changes()
@@ -392,12 +401,13 @@ class Template(Process):
             answer, descriptors = b"", []
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self.replies, [marshal.dumps((number, changes))], [template_end, *ends, *files])
-                if _readable(self.replies.fileno(), FORK_WAIT_S):
+                if _wait_readable(self.replies.fileno(), FORK_WAIT_S):
                     answer, descriptors, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             if descriptors:
                 undo_pipe.pop_all()
                 return ForkedProcess(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
-        if answer[:1] == FORKED:  # no descriptor was free for the pidfd; the worker ends, since its lifeline closes
+        # If no descriptor was free for the pidfd, the worker cannot be watched; it ends, since its lifeline closes.
+        if answer[:1] == FORKED:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if answer:
             raise OSError(answer.decode(errors="replace"))
@@ -407,40 +417,41 @@ class Template(Process):
 
 
 class TemplateLost(Exception):
-    """The template ended before it forked a worker."""
+    """The template ended before it reported a forked worker."""
 
 
 class _InheritedSettings:
     """A snapshot of the settings that a process inherits from its parent, other than descriptors."""
 
     def __init__(self) -> None:
-        self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
+        self.environment, self.limits, self.cpus = _worker_environment(), _resource_limits(), os.sched_getaffinity(0)
         self.blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-        self.files = {target: file for target in REPLACEABLE_FILES if (file := _identity(target)) is not None}
+        self.files = {target: file for target in REPLACEABLE_FILES if (file := _identify_file(target)) is not None}
 
     def changes(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the changes since this snapshot, to send to a new worker, and duplicates of the changed files."""
-        now = _InheritedSettings()
-        files = [target for target, file in now.files.items() if file != self.files.get(target)]
+        """Return the changes since this snapshot, to send to a new worker, and duplicates of the changed files, which
+        the caller closes."""
+        current = _InheritedSettings()
+        targets = [target for target, file in current.files.items() if file != self.files.get(target)]
         changes = {
-            "set": dict(now.environment.items() - self.environment.items()),
-            "removed": sorted(self.environment.keys() - now.environment.keys()),
-            "limits": [limit for limit in now.limits if limit not in self.limits],
-            "cpus": now.cpus if now.cpus != self.cpus else None,
-            "blocked": now.blocked if now.blocked != self.blocked else None,
-            "files": files,
+            "set": dict(current.environment.items() - self.environment.items()),
+            "removed": sorted(self.environment.keys() - current.environment.keys()),
+            "limits": [limit for limit in current.limits if limit not in self.limits],
+            "cpus": current.cpus if current.cpus != self.cpus else None,
+            "blocked": current.blocked if current.blocked != self.blocked else None,
+            "files": targets,
         }
-        return changes, [os.open(".", os.O_RDONLY) if isinstance(target, str) else os.dup(target) for target in files]
+        return changes, [os.open(".", os.O_RDONLY) if isinstance(target, str) else os.dup(target) for target in targets]
 
 
-def _limits() -> list[tuple[int, tuple[int, int]]]:
+def _resource_limits() -> list[tuple[int, tuple[int, int]]]:
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return [(number, resource.getrlimit(number)) for number in sorted(numbers)]
 
 
-def _identity(target: Any) -> tuple[int, int] | None:
-    """Return the device and inode of a standard stream or the working directory; None if a new process would not
-    inherit it, or if it does not exist."""
+def _identify_file(target: Any) -> tuple[int, int] | None:
+    """Return the device and inode of a standard stream or the working directory. Return None if the target does not
+    exist, or if a new process would not inherit it."""
     if target != "." and not is_inherited(target):
         return None
     with contextlib.suppress(OSError):
@@ -449,7 +460,7 @@ def _identity(target: Any) -> tuple[int, int] | None:
     return None
 
 
-def _readable(fd: int, timeout_s: float | None) -> bool:
+def _wait_readable(fd: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
@@ -464,31 +475,32 @@ def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[byt
         str(role),
         ",".join(map(str, descriptors)),
     ]
-    # Give the worker /dev/null for a closed stream, or the next file that it opens would become its standard output.
-    out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
-    # The child inherits the mask, so that neither ctrl-C nor our stack signal can kill it before it sets its handlers.
+    # Replace a closed stream by /dev/null, or the next file that the worker opens would become its standard output.
+    out, err = (None if is_inherited(fd) else subprocess.DEVNULL for fd in (1, 2))
+    # The child inherits the mask, so neither ctrl-C nor the stack signal can kill it before it has set its handlers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=_environment()
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=_worker_environment()
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _environment() -> dict[str, str]:
-    return environment_of({**KEEP_MEMORY, **STREAM_COPIES})
+def _worker_environment() -> dict[str, str]:
+    return make_environment({**KEEP_MEMORY, **STREAM_COPIES})
 
 
-def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
-    """Return the environment of a worker: no GPU, one thread, and these glibc tunables unless the user sets them."""
+def make_environment(tunables: Mapping[str, int]) -> dict[str, str]:
+    """Return the environment for a worker: this process's environment with no GPU, one thread, and these glibc tunables
+    unless the user has set them."""
     inherited = os.environ.get("GLIBC_TUNABLES", "")
     added = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
     settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *added)))}
     return {**FORK_SETTINGS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
-def _tidy(stack: bytes) -> str:
+def _tidy_stack(stack: bytes) -> str:
     """Return faulthandler's text without its list of extension modules."""
     return stack.decode(errors="replace").split("\nExtension modules:")[0].strip()
 
@@ -507,10 +519,10 @@ def check_platform() -> None:
     Raises:
         RuntimeError: the platform is not Linux, the application is frozen, or the interpreter has no executable.
     """
-    remedy = "use num_workers=0, which does the same work in this process"
+    remedy = "use num_workers=0 to load in this process"
     if sys.platform != "linux":
         raise RuntimeError(f"worker processes need Linux, got {sys.platform}; {remedy}")
     if getattr(sys, "frozen", False):
-        raise RuntimeError(f"a frozen application has no Python interpreter to start workers with; {remedy}")
+        raise RuntimeError(f"workers need a Python interpreter, which a frozen application does not have; {remedy}")
     if not sys.executable:
         raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with; {remedy}")

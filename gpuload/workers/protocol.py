@@ -1,24 +1,24 @@
 """The messages between the parent and its workers, and the interface of an engine. This module imports no torch.
 
-There are two kinds of channel. Both are anonymous socket pairs, whose descriptors workers inherit:
+There are two kinds of channel, both anonymous SOCK_SEQPACKET socket pairs whose descriptors workers inherit:
 
-- The *queue* is a SOCK_SEQPACKET pair. The parent sends `Request` messages, and all workers read the same end, so an
-  idle worker takes the next chunk, and no chunk waits behind a slow file.
-- Each worker has a *reply* pair, SOCK_SEQPACKET, which only this worker writes to.
+- The *queue* carries `Request` messages from the parent. All workers read from the same end, so an idle worker takes
+  the next chunk, and no chunk waits behind a slow file.
+- A *reply* pair for each worker carries the worker's messages to the parent.
 
 Each worker also has a *lifeline*, a pipe that is never written to: when the parent's end closes, the kernel kills the
 worker.
 
-The *board* is one shared page. On it, the parent records which chunks are still wanted, and each worker records its
-current row, so that if the worker dies, the parent knows which sample it was processing:
+The *board* is a block of shared memory. In it, the parent records which chunks are still wanted, and each worker
+records its current row, so that if the worker dies, the parent knows which sample it was processing:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
-    offset 64·(w + 1)    int64×3  the w-th worker: chunk, row, monotonic nanoseconds of the row's start
-                  + 24   int64    1: the parent asks the worker to leave before it takes another chunk
-    after the notes      the workers' counters, see `gpuload.workers.counters`
+    offset 64·(w + 1)    int64×3  note of the w-th worker: chunk, row, start time of the row in monotonic nanoseconds
+                  + 24   int64    1 means that the parent asks the worker to leave before it takes another chunk
+    after the notes               the workers' counters (`gpuload.workers.counters`)
 
-Messages are small: positions, dataset indices, offsets. Pixels and array payloads are in the chunk's slot. If the slot
-is too small, they are in an anonymous file for this chunk only, whose descriptor comes with the reply.
+Messages are small: positions, dataset indices, offsets. Pixels and the contents of arrays are in the chunk's slot. If
+the slot is too small, they are in an anonymous file for this chunk only, whose descriptor is sent with the reply.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, reserve_standard_streams
 from gpuload.workers.counters import ROW_BYTES, CounterTable
-from gpuload.workers.inherited import pickled_by_value
+from gpuload.workers.inherited import pickle_by_value
 from gpuload.workers.start import Start
 
 if TYPE_CHECKING:  # workers do not need this module
@@ -77,7 +77,7 @@ __all__ = [
     "arm_lifeline",
     "error_text",
     "error_traceback",
-    "next_request",
+    "peek_request",
     "read_message",
     "read_with_file",
     "record_of",
@@ -88,22 +88,22 @@ __all__ = [
 IDLE = -1
 LEFT = -2  # the worker left because it was asked to, after it had finished every chunk that it had taken
 MESSAGE_BYTES = 1 << 18  # larger than any message
-STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may use the common signals
 # The prefixes of each process's first message. HELLO means that a worker is ready. A marshalled pair follows: the
-# packed `start.Stopwatch` (b"" if the worker was forked), and a text on modules that differ (`inherited.differences`).
+# packed `start.Stopwatch` (b"" if the worker was forked), and a text on modules that differ (`describe_differences`).
 HELLO = b"hello"
 HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
 TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
 TEMPLATE_UNFIT = b"unfit"  # no worker can be forked from the template; followed by the reason
-FORKED = b"\0"  # the template's answer after a fork, which carries the pidfd; any other answer is the text of an error
+FORKED = b"\0"  # prefix of the template's answer after a fork, sent with the pidfd; other answers are an error's text
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqq")
 _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
-MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
-MAX_INLINE_BYTES = 48 * 1024  # the most metadata in a reply, for the same reason; larger metadata goes into the slot
-# The number of characters of an error's text that a record keeps, since there may be thousands of records.
+MAX_REQUEST_BYTES = 160 * 1024  # a message must fit into the socket's buffer
+MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
+# The maximum lengths of an error's text and traceback in a record, in characters: there may be thousands of records.
 MAX_CAUSE: Final = 1000
 MAX_TRACEBACK: Final = 8000
 
@@ -116,22 +116,23 @@ def arm_lifeline(fd: int, pid: int) -> None:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a new SOCK_SEQPACKET pair, which block even if ``socket.setdefaulttimeout()`` was called."""
+    """Return both ends of a new SOCK_SEQPACKET pair. They block even if ``socket.setdefaulttimeout()`` was called."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:  # a timeout makes the descriptor itself non-blocking, in the worker too
+    for end in ends:  # a default timeout makes the descriptor itself non-blocking, also in the worker
         end.setblocking(True)
     return ends
 
 
 def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
-    """Return the next message, empty if the other end is closed. `memory` is a reused buffer of `MESSAGE_BYTES`: `recv`
-    allocates and frees a buffer of that size for each message, which takes ten times as long as the message."""
+    """Return the next message; empty if the other end is closed. `memory` is a buffer of `MESSAGE_BYTES` that the
+    caller reuses, since `recv` would allocate a buffer of this size for each message, which takes ten times as long as
+    reading it."""
     return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 
 def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, FileIO | None]:
-    """Return the next message, a view of `memory`, and the file that came with it, which the caller closes. The file is
-    None if the message has none, or if this process has too many open files to receive it."""
+    """Return the next message, which is a view of `memory`, and the file that was sent with it, which the caller
+    closes. The file is None if none was sent, or if this process has too many open files to receive it."""
     space = socket.CMSG_LEN(_DESCRIPTOR.size)
     nbytes, ancillary, _, _ = end.recvmsg_into([memory], space, socket.MSG_CMSG_CLOEXEC)
     for _, _, data in ancillary:
@@ -140,8 +141,8 @@ def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, 
     return memory[:nbytes], None
 
 
-def next_request(end: socket.socket, memory: memoryview) -> Request | None:
-    """Return the next request without taking it off the queue; None if the queue is empty."""
+def peek_request(end: socket.socket, memory: memoryview) -> Request | None:
+    """Return the next request without removing it from the queue; None if the queue is empty or closed."""
     try:
         message = read_message(end, memory, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -151,15 +152,15 @@ def next_request(end: socket.socket, memory: memoryview) -> Request | None:
 
 @dataclass(slots=True)
 class Request:
-    """A chunk to load: its samples, and the slot for their pixels. No two requests have the same `chunk`: a chunk that
-    is repeated gets a new number.
+    """A request to load a chunk: its samples, and the slot for their pixels. No two requests have the same chunk number
+    `chunk`: a chunk that is repeated gets a new number.
 
     `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
     `is_complete_batch` means that the chunk is a complete batch. For an iterable dataset, `indices` are the sample
     numbers in the worker's pass, and `iterable` identifies the pass. `epoch_sent` is passed to the dataset's
-    ``set_epoch()``; -1 means no call. `changes` are packed changes of the dataset (`gpuload.workers.inherited`). With
-    `plans`, the request asks for the plan of a batch instead (see `gpuload.workers.planned`). `spare_bytes` is the
-    memory that a chunk may allocate if it does not fit its slot.
+    ``set_epoch()``; -1 means no call. `changes` are packed changes to the dataset (`gpuload.workers.inherited`).
+    `plans` means that the request is for the plan of a batch instead of a chunk (`gpuload.workers.planned`).
+    `spare_bytes` is the maximum size of the separate memory for a chunk that does not fit in its slot.
     """
 
     chunk: int
@@ -176,7 +177,7 @@ class Request:
     spare_bytes: int = 0
 
     def pack(self) -> bytes:
-        # Send arrays as bytes: pickling two short NumPy arrays would take longer than everything else.
+        # Send arrays as bytes: pickling two short NumPy arrays would take longer than the rest of this function.
         indices = self.indices
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
@@ -184,11 +185,10 @@ class Request:
         options = self.is_complete_batch, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
         message = pickle.dumps((numbers, samples, options), 5)
         if len(message) > MAX_REQUEST_BYTES:
-            subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
+            subject = "the dataset's state_dict()" if self.iterable is not None else "the sampler's keys"
             raise ValueError(
-                f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
-                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk; "
-                "reduce the size, or use num_workers=0"
+                f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, but at most "
+                f"{MAX_REQUEST_BYTES:,} can be sent to a worker; reduce the size of {subject}, or use num_workers=0"
             )
         return message
 
@@ -205,11 +205,11 @@ def _pickle_keys(keys: list[object]) -> bytes:
         packed = pickle.dumps(keys, 5)
         if b"__mp_main__" not in packed:  # the name of the script in a process that `multiprocessing` spawned
             return packed
-    except (pickle.PicklingError, AttributeError, TypeError):  # their class is defined in __main__
+    except (pickle.PicklingError, AttributeError, TypeError):  # the keys' class is defined in __main__
         pass
     import cloudpickle
 
-    with pickled_by_value():
+    with pickle_by_value():
         return cloudpickle.dumps(keys, 5)
 
 
@@ -217,24 +217,24 @@ class Status(enum.IntEnum):
     """The outcome of a chunk."""
 
     DONE = 0
-    TOO_LARGE = 1  # the chunk needs `nbytes`, more than it may use, and has to be repeated
+    TOO_LARGE = 1  # the chunk needs `nbytes` bytes, more than it may use, and has to be repeated
     UNWANTED = 2  # the chunk's epoch was abandoned
 
 
-_STATUSES = tuple(Status)  # indexed by value: calling the enum takes longer than unpacking the other fields of a reply
+_STATUSES = tuple(Status)  # indexed by value, since calling the enum takes longer than unpacking a reply's other fields
 
 
 @dataclass(slots=True)
 class Reply:
     """The outcome of one chunk.
 
-    `nbytes` is the size of the chunk in its slot, or for TOO_LARGE the size that it needs. `meta` is the packed
-    description of its samples (see `ring/packing.py`). If it is too long for a message, it is in the slot, and
-    `meta_at` is its offset and length. `plain` means that the description has nothing unusual (`Columns.is_plain`), so
-    it need not be read yet. An engine without processes may return the `content` itself.
+    `nbytes` is the size of the chunk in its slot or, for TOO_LARGE, the size that the chunk needs. `meta` is the packed
+    description of the chunk's samples (`gpuload.ring.packing`). If the description is too long for a message, it is in
+    the slot, and `meta_at` is its offset and length. `plain` means that the description contains nothing unusual
+    (`Columns.is_plain`), so it need not be read yet. An engine without processes may return the `content` itself.
 
-    If the chunk did not fit its slot, the pixels and the description are in a separate `file`; `data` is its mapping.
-    The file has no name, so its memory is freed when no process has it open or mapped any more.
+    If the chunk did not fit in its slot, the pixels and the description are in a separate `file`; `data` is its
+    mapping. The file is anonymous, so its memory is freed once no process has it open or mapped.
     """
 
     chunk: int
@@ -262,8 +262,8 @@ class Reply:
         return reply
 
     def map(self, file: FileIO | None) -> None:
-        """Map the file that holds the chunk's bytes, and close it. If the file could not be received, since this
-        process has too many open files, or cannot be mapped, the chunk counts as too large."""
+        """Map the file that holds the chunk's bytes, and close it. If the file was not received, because this process
+        has too many open files, or cannot be mapped, the reply becomes TOO_LARGE."""
         self.file = None
         if file is not None:
             with file, reserve_standard_streams(), contextlib.suppress(OSError):
@@ -281,17 +281,17 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
         try:
             socket.send_fds(end, [reply.pack()], [reply.file.fileno()])
         except OSError as error:
-            if error.errno != errno.ETOOMANYREFS:  # too many descriptors are in flight between processes
+            if error.errno != errno.ETOOMANYREFS:  # too many descriptors were sent but not received yet
                 raise
             end.send(Reply(reply.chunk, Status.TOO_LARGE, reply.nbytes, b"").pack())
 
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The outcome of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
+    """The outcome of a chunk whose worker died at `row`; None means that the worker died before it recorded a row.
 
-    `cause` is the reason as text, and `stack` is the worker's stack when it crashed. `killed_externally` means that the
-    cause was outside the worker, such as SIGKILL (the machine ran out of memory, or somebody killed the worker).
+    `cause` describes the cause of death, and `stack` is the worker's stack when it crashed. `killed_externally` means
+    that the cause was outside the worker, such as SIGKILL (memory ran out, or somebody killed the worker).
     """
 
     chunk: int
@@ -307,12 +307,12 @@ Event = Reply | Lost
 class Engine:
     """Base class of engines, which load chunks in processes, in actors of a cluster, or in the main process. Each
     submitted chunk ends with exactly one event. The engine itself returns the slot of a `Lost` chunk to the ring, once
-    no worker can write there any longer.
+    no worker can write to the slot any longer.
 
     Attributes:
-        broken: the error that stopped the engine; None while it can continue.
+        failure: the error that stopped the engine; None if it can continue.
         waited_s: the total time that `gather` has waited for workers.
-        deaths: the deaths of workers in this epoch; the feed resets it at the start of each epoch.
+        deaths: the deaths of workers in this epoch; the feed sets a new object at the start of each epoch.
         started_at: when ``iter()`` was called, in monotonic seconds; the total time in `start` counts from here.
         start: the durations of the slowest process's start on this machine.
     """
@@ -321,7 +321,7 @@ class Engine:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.broken: WorkerError | None = None
+        self.failure: WorkerError | None = None
         self.waited_s = 0.0
         self.started_at = time.monotonic()
         self.start = Start()
@@ -330,12 +330,12 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether each worker has started."""
+        """Whether all workers have started."""
         return True
 
     def submit(self, request: Request) -> bool:
-        """Take a chunk and its slot; return False if the engine is busy. In that case, or after an error, the slot is
-        freed. Never blocks."""
+        """Accept a chunk and its slot; return False if the engine is busy. In that case, or if an error is raised, the
+        slot is freed. This never blocks."""
         submitted = False
         try:
             submitted = self._submit(request)
@@ -360,8 +360,8 @@ class Engine:
         raise NotImplementedError
 
     def recover_slots(self) -> bool:
-        """Start freeing the slots of lost chunks. Call this while no chunk is in progress, until it returns False: all
-        slots are then free."""
+        """Start freeing the slots of lost chunks; return False if all slots are free. Call this while no chunk is in
+        progress, until it returns False."""
         return False
 
     def read_counters(self) -> np.ndarray:
@@ -369,7 +369,7 @@ class Engine:
         raise NotImplementedError
 
     def halt(self) -> None:
-        """Make a `gather` that runs in another thread return soon."""
+        """Make a `gather` call that is running in another thread end soon."""
         self._halted = True
         self.cancel_before(2**63)
 
@@ -378,13 +378,13 @@ class Engine:
 
 
 class Queue:
-    """A queue of requests. The parent sends them; one worker, or all workers, read them from the same end."""
+    """A queue of requests, which the parent sends. One worker, or all workers, read from the same end."""
 
     def __init__(self) -> None:
         self.send_end, self.read_end = socket_pair()
 
     def send(self, request: Request) -> bool:
-        """Send a request; return False if the queue is full. Never blocks."""
+        """Send a request; return False if the queue is full. This never blocks."""
         try:
             self.send_end.send(request.pack(), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -406,7 +406,8 @@ class Queue:
 
 @dataclass(slots=True, frozen=True)
 class Note:
-    """A worker's current chunk and row, and when the row began. `chunk` is `IDLE` between chunks, `LEFT` at the end."""
+    """A worker's current chunk and row, and when the worker began the row. `chunk` is `IDLE` between chunks, and `LEFT`
+    once the worker has left."""
 
     chunk: int
     row: int
@@ -414,55 +415,57 @@ class Note:
 
 
 class Board:
-    """The shared page with the notes and `counters` of the workers, which are numbered from `first`. The parent creates
-    the page. Each worker writes only its own lines. The parent writes to a line only while no process has the worker's
-    number, and to ask the worker to leave."""
+    """The shared memory with the notes and `counters` of the workers, which are numbered from `first`. The parent
+    creates it. Each worker writes only its own note and counters. The parent writes these only while no process has the
+    worker's number; in addition, it asks workers to leave."""
 
     def __init__(self, workers: int, fd: int | None = None, first: int = 0) -> None:
-        notes = 64 * (workers + 1)
-        self.nbytes = notes + ROW_BYTES * workers
+        notes_bytes = 64 * (workers + 1)
+        self.nbytes = notes_bytes + ROW_BYTES * workers
         self._first = first
         if fd is None:
             fd = memory_file("board", self.nbytes)
         self.fd = fd
         self._map = mmap.mmap(fd, self.nbytes)
-        self.counters = CounterTable(self._map, notes, workers, first)
+        self.counters = CounterTable(self._map, notes_bytes, workers, first)
 
     def cancel_before(self, chunk: int) -> None:
         """Cancel chunks with a smaller number."""
         _LIMIT.pack_into(self._map, 0, chunk)
 
     def write(self, worker: int, chunk: int, row: int = 0) -> None:
-        _NOTE.pack_into(self._map, self._line(worker), chunk, row, time.monotonic_ns())
+        _NOTE.pack_into(self._map, self._note_offset(worker), chunk, row, time.monotonic_ns())
 
     def make_row_writer(self, worker: int, chunk: int) -> Callable[[int], None]:
-        """Return a fast function that writes the worker's current row of a chunk; it is called for each sample."""
-        pack, memory, offset, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
+        """Return a function that writes the worker's current row of a chunk. It is called for each sample, so it is
+        fast."""
+        pack, memory, offset, clock = _NOTE.pack_into, self._map, self._note_offset(worker), time.monotonic_ns
         return lambda row: pack(memory, offset, chunk, row, clock())
 
     def make_wanted_check(self, chunk: int) -> Callable[[], bool]:
-        """Return a fast function that returns whether a chunk is still wanted; it is called for each sample."""
+        """Return a function that returns whether a chunk is still wanted. It is called for each sample, so it is
+        fast."""
         unpack, memory = _LIMIT.unpack_from, self._map
         return lambda: unpack(memory, 0)[0] <= chunk
 
     def read(self, worker: int) -> Note:
-        return Note(*_NOTE.unpack_from(self._map, self._line(worker)))
+        return Note(*_NOTE.unpack_from(self._map, self._note_offset(worker)))
 
     def clear(self, worker: int) -> None:
-        """Reset a worker's lines for the process that is about to be started with this number."""
+        """Reset a worker's note and timer for the process that is about to be started with this number."""
         self.counters.mark_starting(worker)
         self.write(worker, IDLE)
         self.ask_to_leave(worker, False)
 
     def ask_to_leave(self, worker: int, leave: bool = True) -> None:
         """Ask a worker to leave after its current chunk or, with `leave=False`, to stay, unless it has already left."""
-        _LEAVE.pack_into(self._map, self._line(worker) + _NOTE.size, leave)
+        _LEAVE.pack_into(self._map, self._note_offset(worker) + _NOTE.size, leave)
 
     def may_stay(self, worker: int) -> bool:
         """Return whether the worker was not asked to leave."""
-        return not _LEAVE.unpack_from(self._map, self._line(worker) + _NOTE.size)[0]
+        return not _LEAVE.unpack_from(self._map, self._note_offset(worker) + _NOTE.size)[0]
 
-    def _line(self, worker: int) -> int:
+    def _note_offset(self, worker: int) -> int:
         return 64 * (worker - self._first + 1)
 
     def close(self) -> None:
@@ -474,10 +477,10 @@ class Board:
 
 
 def record_of(
-    epoch: int, position: Any, index: Any, source: str | None, error: BaseException, place: str = ""
+    epoch: int, position: Any, index: Any, source: str | None, error: BaseException, location: str = ""
 ) -> ErrorRecord:
-    """Return the record of a sample that failed. `source` is the file of its images, and `place` is the failed image's
-    place in the sample."""
+    """Return the record of a sample that failed. `source` is the file of its images, and `location` is the location of
+    the failed image in the sample."""
     if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
         source = error.filename
     return ErrorRecord(
@@ -486,7 +489,7 @@ def record_of(
         index=int(index) if isinstance(index, np.integer) else index,
         source=source,
         cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
-        + (f" (in {place})" if place not in ("", "sample") else ""),
+        + (f" (in {location})" if location not in ("", "sample") else ""),
         traceback=error_traceback(error),
         kinds=error_types(error),
     )

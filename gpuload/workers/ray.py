@@ -1,25 +1,26 @@
 """Workers on the machines of a Ray cluster: the options, the main process's side, and the actors.
 
-`RayPool` runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). Like
-a `WorkerPool`, it is an engine. It owns the actors. A chunk is one call to an actor, and the result is one object: the
-packed reply and the bytes of the slot, which are copied from the object store to the slot in the main process and then
-freed in the store. Each actor has at most two chunks per worker, so the object store never holds more than that, nor
-more than the size of the ring. Only the main process writes to its slots, so the slot of a lost chunk is free
-immediately; slots on other machines follow the rules of `gpuload.workers.pool`.
+`RayPool` runs in the main process, in whichever thread iterates the loader, and starts no thread itself. Like a
+`WorkerPool`, it is an engine. It owns the actors. A chunk is one call to an actor, and the result is one object: the
+packed reply and the bytes of the slot, which are copied from Ray's object store to the slot in the main process and
+then freed in the store. Each actor has at most two chunks per worker, which also limits the results in the object
+store; their total size never exceeds the ring's size. Only the main process writes to its slots, so the slot of a lost
+chunk is free immediately; slots on other machines follow the rules of `gpuload.workers.pool`.
 
-`Host` is the actor: it runs a few workers on its machine, in an ordinary `WorkerPool`. It lives in a Ray process, in
-that process's event loop, and never unpickles the dataset: it passes the pickled bytes on to its workers. The host
-handles the deaths and delays of its own workers, and reports a lost chunk to the main process as lost. Each request
-gets a slot in the ring of the host's machine, as large as the slot that waits for the result in the main process. The
-host gives Ray a view of its slot, lends the slot until Ray has copied the view into its object store, and then releases
-it. A chunk that did not fit its slot has separate memory on the host, and gets separate memory in the main process too.
+`Host` is the actor: it runs a few workers on its machine, in an ordinary `WorkerPool`. It runs in a Ray process, in
+this process's event loop, and never unpickles the dataset: it passes the pickled bytes on to its workers. The host
+handles the deaths and delays of its workers, and reports a lost chunk to the main process as lost. Each request gets a
+slot in a ring on the host's machine, as large as the slot in the main process that is reserved for the result. The host
+gives Ray a view of its slot, lends the slot until Ray has copied the view into its object store, and then releases the
+slot. If a chunk did not fit in its slot, its bytes are in separate memory both on the host and in the main process.
 
 In addition to its chunks, each actor always has one pending call for a report. The call returns after a few seconds
 even if there is nothing to report. So if an actor has died, the call raises an error; if an actor or its machine hangs,
-the report is overdue. In both cases its chunks are lost, like those of a dead worker, and a new actor takes its place
-on any machine that has room. If several actors on one machine die at the same time, that counts as one death.
+the report is overdue. In both cases, the actor's chunks are lost, like those of a dead worker, and a new actor is
+started on any machine with enough free CPUs. If multiple actors on one machine die at the same time, this counts as one
+death.
 
-Lifetime: `RayPool.close` ends the actors. If the main process dies, Ray ends them, and workers end with their actor.
+Lifetime: `RayPool.close` ends the actors. If the main process dies, Ray ends the actors. Workers end with their actor.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import numpy as np
 
 from gpuload.errors import WorkerError, error_types, import_optional
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.counters import FIELDS, place_of
+from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.job import Job
 from gpuload.workers.pool import RestartingEngine, WorkerPool
@@ -50,12 +51,12 @@ from gpuload.workers.shipping import Parcel, pack
 
 __all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connect_ray"]
 
-WORKERS_PER_ACTOR: Final = 4  # these workers share a copy of the dataset, and the process that sends their results
-CHUNKS_PER_WORKER: Final = 2  # one in progress, and one that the worker can begin without waiting for a message
+WORKERS_PER_ACTOR: Final = 4  # the default; they share one copy of the dataset, and one process sends their results
+CHUNKS_PER_WORKER: Final = 2  # one in progress, and one that the worker can begin immediately afterwards
 SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
-REPORT_S: Final = 5.0  # the time after which an actor reports even if there is nothing to report
-NODE_DIED: Final = "its node has died"  # from Ray's error message
-SLOW_S: Final = 60.0  # the user is warned about an actor that is silent for longer
+REPORT_S: Final = 5.0  # an actor reports after this time even if there is nothing to report
+NODE_DIED: Final = "its node has died"  # a part of Ray's error message
+SLOW_S: Final = 60.0  # there is a warning about an actor that does not answer for a longer time
 WAIT_S: Final = 1.0
 CLOSE_S: Final = 2.0
 POLL_S: Final = 0.25  # the interval at which an actor checks its workers
@@ -67,15 +68,16 @@ RAY_PATHS: Final = ("ray/_private/workers", "ray/thirdparty_files")
 class RayWorkers:
     """Workers on the machines of a Ray cluster, instead of processes on this machine: ``Loader(…, workers=…)``.
 
-    The machines need gpuload, the dataset's files under the same paths, and the same versions of Python and of the
-    decoders (`RayPool` compares them). Results come back through Ray's object store.
+    The machines need gpuload, the dataset's files at the same paths, and the same versions of Python and the decoders
+    (`RayPool` compares the versions). Results are returned through Ray's object store.
 
     Args:
-        count: the number of workers on all machines together.
-        address: the address of the cluster, as for ``ray.init``: ``"auto"`` is the cluster that this machine belongs
-            to, ``"local"`` starts a cluster here. Ignored if this program has already called ``ray.init``.
-        workers_per_actor: the number of workers in an actor, which runs on one machine; default 4, or fewer if no
-            machine has that many CPUs. The workers of an actor share one copy of the dataset.
+        count: the total number of workers on all machines.
+        address: the address of the cluster, as for ``ray.init``: ``"auto"`` is the cluster to which this machine
+            belongs, ``"local"`` starts a cluster on this machine. Ignored if this program has already called
+            ``ray.init``.
+        workers_per_actor: the number of workers in an actor, which runs on one machine. The default is 4, or fewer if
+            no machine has enough CPUs. The workers of an actor share one copy of the dataset.
         cpus_per_worker: the number of CPUs that Ray reserves for each worker.
         actor_options: further options of the actors, as for ``ray.remote``: ``{"resources": {"decoders": 1}}``,
             ``"label_selector"``, ``"runtime_env"``, ``"scheduling_strategy"`` (default ``"SPREAD"``).
@@ -107,18 +109,18 @@ class RayWorkers:
             raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
         if self.address.startswith("ray://"):
             raise ValueError(
-                f"RayWorkers(address={self.address!r}): with Ray Client every chunk would pass through a proxy; run "
-                'the program on a machine that has joined the cluster by `ray start`, with address="auto"'
+                f"RayWorkers(address={self.address!r}): with Ray Client, each chunk would pass through a proxy; run "
+                'the program on a machine that has joined the cluster with `ray start`, and set address="auto"'
             )
         cpus: Any = self.cpus_per_worker
         if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
-            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number, at least 0, got {cpus!r}")
+            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number of at least 0, got {cpus!r}")
         if not isinstance(self.actor_options, Mapping):
             raise TypeError(f"RayWorkers(actor_options=…) must be a dict, got {self.actor_options!r}")
         if reserved := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
             raise ValueError(
                 f"RayWorkers(actor_options=…) has {', '.join(map(repr, reserved))}, which gpuload sets itself; set "
-                "CPUs by cpus_per_worker and workers_per_actor, and restarts by Faults(max_restarts=…)"
+                "CPUs with cpus_per_worker and workers_per_actor, and restarts with Faults(max_restarts=…)"
             )
 
 
@@ -127,7 +129,8 @@ class RayWorkers:
 
 @dataclass
 class Done:
-    """The result of a chunk, with the bytes of its slot. `counters` are those of the actor's workers so far."""
+    """The result of a chunk, with the bytes of its slot if it has any, and the current counters of the actor's
+    workers."""
 
     event: Event
     data: np.ndarray | None
@@ -136,7 +139,7 @@ class Done:
 
 @dataclass
 class Report:
-    """A report from an actor: its machine, and the events since the last report."""
+    """A report from an actor: its machine, its state, and the deaths and warnings since the last report."""
 
     node: str
     address: str
@@ -144,7 +147,7 @@ class Report:
     ready: bool = False
     deaths: list[tuple[str, str]] = field(default_factory=list)  # (cause with the sample, stack)
     warnings: list[str] = field(default_factory=list)
-    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of the error that stopped the actor
+    failure: tuple[str, tuple[str, ...]] | None = None  # the text and kinds of the error that stopped the actor
 
 
 # -- in the main process ----------------------------------------------------------------------------------------------
@@ -178,8 +181,8 @@ class RayPool(RestartingEngine):
     """A pool of workers in a Ray cluster that process the chunks of one job.
 
     Args:
-        job: dataset, transforms and options; sent once to each machine.
-        workers: the number of workers, and the cluster.
+        job: the dataset, transforms and options, sent once to each machine.
+        options: the options, such as the number of workers and the cluster's address.
         ring: the ring that holds the slots.
         timeout_s, queue_per_worker: as for a `WorkerPool`.
 
@@ -192,7 +195,7 @@ class RayPool(RestartingEngine):
     def __init__(
         self,
         job: Job,
-        workers: RayWorkers,
+        options: RayWorkers,
         ring: Ring,
         *,
         timeout_s: float = 0.0,
@@ -201,21 +204,22 @@ class RayPool(RestartingEngine):
         super().__init__(ring)
         self._timeout_s = timeout_s
         self._queue_per_worker = queue_per_worker
-        self._workers = workers
+        self._options = options
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
-        self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # index 0: dead actors; 1: current actors
+        self._counters = np.zeros((2, options.count, len(FIELDS)), np.int64)  # index 0: dead actors; 1: current actors
         self._actors: list[_Actor] = []
-        # Pending calls, keyed by the reference to the result; without a request, the call for a report.
+        # The actor and request of each pending call, keyed by the reference to its result. Calls for a report have no
+        # request.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
-        self._died_at: dict[str, float] = {}  # keyed by machine: when the last death there was counted
+        self._died_at: dict[str, float] = {}  # the time of the last death that was counted, keyed by machine
         parcel = pack(job)
-        self._ray = connect_ray(workers.address, "workers=RayWorkers(…)")
+        self._ray = connect_ray(options.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
         self._parcel = self._ray.put(parcel)
-        self._per_actor = workers.workers_per_actor or self._default_per_actor()
+        self._per_actor = options.workers_per_actor or self._default_per_actor()
         try:
-            for first in range(0, workers.count, self._per_actor):
-                self._start(first)
+            for first in range(0, options.count, self._per_actor):
+                self._start_actor(first)
         except BaseException:
             self.close()
             raise
@@ -228,13 +232,13 @@ class RayPool(RestartingEngine):
         self._check_usable()
         actor = self._actor_for(request)
         if actor is not None:
-            self._calls[actor.handle.do.remote(request.pack())] = actor, request
+            self._calls[actor.handle.process_chunk.remote(request.pack())] = actor, request
             actor.chunks += 1
         return actor is not None
 
     def _actor_for(self, request: Request) -> _Actor | None:
-        """Return the least busy actor; None if all actors have enough chunks, or none has started. For an iterable
-        dataset, return the actor of the request's worker, or None if that actor has not started."""
+        """Return the least busy actor; None if all actors have enough chunks, or if none has started. For an iterable
+        dataset, return the actor of the request's worker; None if this actor has not started."""
         if request.iterable is not None:
             actor = self._actors[request.iterable.worker // self._per_actor]
             return actor if actor.started else None
@@ -250,7 +254,7 @@ class RayPool(RestartingEngine):
                     actor.handle.cancel_before.remote(chunk)
 
     def read_counters(self) -> np.ndarray:
-        return self._counted.sum(axis=0)  # up to the last chunk of each actor
+        return self._counters.sum(axis=0)  # up to the last chunk of each actor
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         references = list(self._calls)
@@ -283,21 +287,21 @@ class RayPool(RestartingEngine):
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _default_per_actor(self) -> int:
-        """Return a number of workers per actor that fits on at least one machine."""
+        """Return a number of workers per actor for which at least one machine has enough CPUs."""
         cpus = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
-        limit = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
-        return max(1, min(WORKERS_PER_ACTOR, limit, self._workers.count))
+        limit = math.floor(cpus / self._options.cpus_per_worker) if self._options.cpus_per_worker else WORKERS_PER_ACTOR
+        return max(1, min(WORKERS_PER_ACTOR, limit, self._options.count))
 
-    def _start(self, first: int, index: int | None = None) -> None:
-        workers = min(self._per_actor, self._workers.count - first)
+    def _start_actor(self, first: int, index: int | None = None) -> None:
+        workers = min(self._per_actor, self._options.count - first)
         pool_options = {
             "first": first,
-            "total": self._workers.count,
+            "total": self._options.count,
             "timeout_s": self._timeout_s,
             "queue_per_worker": self._queue_per_worker,
         }
-        options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
-        actor_class = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
+        options = {"scheduling_strategy": "SPREAD", **self._options.actor_options}
+        actor_class = self._ray.remote(Host).options(num_cpus=self._options.cpus_per_worker * workers, **options)
         handle = actor_class.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
         now = time.monotonic()
         actor = _Actor(handle, first, workers, now, now)
@@ -315,7 +319,7 @@ class RayPool(RestartingEngine):
 
     def _process_result(self, reference: Any, events: list[Event]) -> None:
         if reference not in self._calls:
-            return  # its actor was replaced a moment ago
+            return  # the call's actor was replaced a moment ago
         actor, request = self._calls[reference]
         try:
             result: Done | Report = self._ray.get(reference)
@@ -329,7 +333,7 @@ class RayPool(RestartingEngine):
             else:  # only the object is lost; the actor lives
                 del self._calls[reference]
                 actor.chunks -= 1
-                events.append(self._lose(request, _message_of(error)))
+                events.append(self._make_lost(request, _message_of(error)))
             return
         del self._calls[reference]
         if isinstance(result, Report):
@@ -337,41 +341,46 @@ class RayPool(RestartingEngine):
         else:
             assert request is not None
             actor.chunks -= 1
-            rows = self._counted[1, actor.first : actor.first + actor.workers]
+            rows = self._counters[1, actor.first : actor.first + actor.workers]
             np.maximum(rows, result.counters, out=rows)  # results may arrive out of order
-            events.append(self._store(request, result))
+            events.append(self._store_result(request, result))
 
-    def _store(self, request: Request, done: Done) -> Event:
+    def _store_result(self, request: Request, done: Done) -> Event:
         event = done.event
         if isinstance(event, Lost):
             self._ring.release_at(request.slot_offset)
         elif done.data is not None and request.chunk >= self._wanted_from:
             if len(done.data) > request.slot_bytes:
-                event.data = done.data.copy()  # memory of the object store is read-only
+                event.data = done.data.copy()  # memory in the object store is read-only
                 return event
             self._ring.bytes[request.slot_offset : request.slot_offset + len(done.data)] = done.data
         elif event.status is Status.DONE and event.nbytes:
             event.status = Status.UNWANTED
         return event
 
-    def _lose(self, request: Request, cause: str) -> Lost:
+    def _make_lost(self, request: Request, cause: str) -> Lost:
         self._ring.release_at(request.slot_offset)
         return Lost(request.chunk, None, cause, killed_externally=True)
 
     def _process_report(self, actor: _Actor, report: Report) -> None:
         if not actor.started:
-            self._compare(report)
+            self._compare_versions(report)
         actor.last_report, actor.warned = report, False
         self.pending_warnings += [f"{text} (on {report.address})" for text in report.warnings]
-        if report.broken is not None:
-            text, kinds = report.broken
+        if report.failure is not None:
+            text, kinds = report.failure
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
         for cause, stack in report.deaths:
             self.deaths.add(f"{cause} on {report.address}", stack)
         self._request_report(actor)
 
-    def _compare(self, report: Report) -> None:
-        """Compare the versions on an actor's machine with those here: only equal versions give the same pixels."""
+    def _compare_versions(self, report: Report) -> None:
+        """Compare the versions on an actor's machine with the local versions, since different versions may give
+        different pixels.
+
+        Raises:
+            WorkerError: the versions of gpuload or Python differ.
+        """
         local = local_versions()
         mismatches = {name: version for name, version in report.versions.items() if local.get(name) != version}
         mismatches |= dict.fromkeys(local.keys() - report.versions.keys(), "none")
@@ -379,28 +388,32 @@ class RayPool(RestartingEngine):
             f"{name} {version} (here {local.get(name, 'none')})" for name, version in sorted(mismatches.items())
         )
         if {"gpuload", "python"} & mismatches.keys():
-            raise WorkerError(f"{report.address} has {text}: install the same versions on all machines of the cluster")
+            raise WorkerError(f"{report.address} has {text}; install the same versions on all machines of the cluster")
         if mismatches:
-            self._warn_once(text, f"{report.address} has {text}: its pixels may differ from those of other machines")
+            self._warn_once(
+                text,
+                f"{report.address} has {text}, so its pixels may differ from other machines' pixels; install the same "
+                "versions on all machines of the cluster",
+            )
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, actor: _Actor, cause: str, events: list[Event]) -> None:
-        """Replace an actor that has died together with its workers, and report its chunks as lost."""
+        """Replace an actor that has died or does not answer, and report its chunks as lost."""
         if not actor.started and "creation task" in cause:  # a new actor would fail too
             raise WorkerError(f"{actor.name} could not start: {cause}")
-        calls = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
+        calls = {reference: request for reference, (owner, request) in self._calls.items() if owner is actor}
         rows = slice(actor.first, actor.first + actor.workers)
-        self._counted[0, rows] += self._counted[1, rows]
-        self._counted[0, rows, place_of["restarts"]] += 1
-        self._counted[1, rows] = 0
+        self._counters[0, rows] += self._counters[1, rows]
+        self._counters[0, rows, field_indices["restarts"]] += 1
+        self._counters[1, rows] = 0
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)
         for reference, request in calls.items():
             del self._calls[reference]
             if request is not None:
-                events.append(self._lose(request, f"{actor.name} died: {cause}"))
-        self._start(actor.first, self._actors.index(actor))
+                events.append(self._make_lost(request, f"{actor.name} died: {cause}"))
+        self._start_actor(actor.first, self._actors.index(actor))
         if not actor.started and NODE_DIED in cause:  # Ray placed it on a machine that had just died
             return
         node = actor.last_report.node if actor.last_report else ""
@@ -415,9 +428,9 @@ class RayPool(RestartingEngine):
             silent_s = now - actor.report_requested_at
             if silent_s <= SLOW_S and (not self._timeout_s or silent_s <= self._timeout_s + 2 * self._report_s):
                 continue
-            report = next(call for call, (other, request) in self._calls.items() if other is actor and not request)
+            report = next(call for call, (owner, request) in self._calls.items() if owner is actor and not request)
             if self._ray.wait([report], timeout=0)[0]:
-                continue  # the report arrived, but this program has not read it yet
+                continue  # the report has arrived, but this program has not read it yet
             if self._timeout_s and actor.started:
                 self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
             elif not actor.warned and silent_s > SLOW_S:
@@ -427,13 +440,13 @@ class RayPool(RestartingEngine):
     def _explain_silence(self, actor: _Actor, silent_s: float) -> str:
         if actor.started:
             return f"{actor.name} has not answered for {silent_s:.0f} seconds; set timeout=… to replace such actors"
-        requirements = f"{self._workers.cpus_per_worker * actor.workers:g} free CPUs"
-        if self._workers.actor_options:
+        requirements = f"{self._options.cpus_per_worker * actor.workers:g} free CPUs"
+        if self._options.actor_options:
             requirements += " and the resources that actor_options request"
         free_cpus, cpus = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
         return (
             f"{actor.name} is waiting for a machine with {requirements}: {free_cpus:g} of the cluster's {cpus:g} CPUs "
-            "are free. Add machines, or use fewer workers, or fewer per actor (workers_per_actor)"
+            "are free; add machines, use fewer workers, or set a smaller workers_per_actor"
         )
 
     # -- the connection -----------------------------------------------------------------------------------------------
@@ -446,18 +459,18 @@ class RayPool(RestartingEngine):
     def _check_usable(self) -> None:
         super()._check_usable()
         if not self._is_connected:
-            self.broken = error = WorkerError(
+            self.failure = error = WorkerError(
                 "Ray was shut down while this Loader had workers in its cluster; create a new Loader"
             )
             raise error
 
 
 def connect_ray(address: str, feature: str) -> Any:
-    """Connect to a Ray cluster, and return the module `ray`. `feature` is the option that needs Ray, for messages.
+    """Connect to a Ray cluster, and return the module `ray`. Messages name `feature`, the option that needs Ray.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        WorkerError: the cluster was not found.
+        WorkerError: there is no cluster at this address.
     """
     ray = import_optional("ray", feature, "ray")
     import_optional("ray.exceptions", feature, "ray")
@@ -466,7 +479,7 @@ def connect_ray(address: str, feature: str) -> Any:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise WorkerError(
-                f"there is no Ray cluster at {address!r} ({_message_of(error)}). Start one with `ray start "
+                f"there is no Ray cluster at {address!r} ({_message_of(error)}). Start a cluster with `ray start "
                 "--head` here and `ray start --address=…` on the other machines, or set "
                 "the address of an existing cluster"
             ) from error
@@ -478,24 +491,24 @@ def _message_of(error: BaseException) -> str:
 
 
 def local_versions() -> dict[str, str]:
-    """Return the versions of Python, gpuload and the decoders in this process, which pixels depend on."""
-    packages = {"python": "{}.{}".format(*sys.version_info)}
+    """Return the versions, in this process, of the packages that determine the pixels: Python, gpuload and decoders."""
+    versions = {"python": "{}.{}".format(*sys.version_info)}
     for name in ("gpuload", *DECODERS):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    return packages
+            versions[name] = metadata.version(name)
+    return versions
 
 
 # -- on another machine -----------------------------------------------------------------------------------------------
 
 
 class Host:
-    """The actor: `workers` workers in a `WorkerPool` with `pool_options`, and a ring of `ring_bytes`."""
+    """The actor. It runs `workers` workers in a `WorkerPool` with `pool_options`, and a ring of `ring_bytes`."""
 
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
-        # Requests that need a slot, or room in the queue.
+        # Requests that wait for a slot or for room in the queue, with the futures of their results.
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()
         self._in_flight: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -503,20 +516,20 @@ class Host:
         self._has_news = asyncio.Event()  # set when there is something to report
 
     async def report(self, within_s: float) -> Report:
-        """Wait for something to report, for at most `within_s` seconds, and return a report. An overdue report tells
-        the caller that this actor is in trouble."""
-        if self._pool is None and self._report.broken is None:
+        """Return a report as soon as there is something to report, but after `within_s` seconds at the latest. If a
+        report is overdue, the caller knows that this actor or its machine hangs."""
+        if self._pool is None and self._report.failure is None:
             self._start()
         self._poll()
-        if self._report.broken is None:
+        if self._report.failure is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), within_s)
         self._has_news.clear()
         report, self._report = self._report, replace(self._report, deaths=[], warnings=[])
         return report
 
-    async def do(self, request: bytes) -> Done:
-        """Process a chunk."""
+    async def process_chunk(self, request: bytes) -> Done:
+        """Process a chunk, whose request is packed, and return the result."""
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting.append((Request.unpack(request), future))
         self._poll()
@@ -533,7 +546,7 @@ class Host:
             self._ticker.cancel()
         pool, self._pool = self._pool, None
         if pool is not None:
-            self._report.broken = "closed", ()
+            self._report.failure = "closed", ()
             asyncio.get_running_loop().remove_reader(pool.fileno())
             pool.close()
             self._ring.close()
@@ -553,35 +566,35 @@ class Host:
             self._ring = Ring(ring_bytes)
             self._pool = WorkerPool(parcel, workers, self._ring, **pool_options)
         except Exception as error:
-            self._report.broken = str(error), error_types(error)
+            self._report.failure = str(error), error_types(error)
             return
         self._pool.deaths = Deaths(sys.maxsize)  # the main process enforces the limit for all actors together
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pool.fileno(), self._poll)
-        self._ticker = loop.create_task(self._tick())
+        self._ticker = loop.create_task(self._poll_regularly())
 
-    async def _tick(self) -> None:
-        """Poll for events that no descriptor reports: a worker that hangs, a chunk that another worker lost."""
+    async def _poll_regularly(self) -> None:
+        """Poll regularly for events that no descriptor reports, such as a worker that hangs."""
         while True:
             await asyncio.sleep(POLL_S)
             self._poll()
 
     def _poll(self) -> None:
         pool, report = self._pool, self._report
-        if pool is None or report.broken is not None:
+        if pool is None or report.failure is not None:
             return
         try:
             for event in pool.gather(0.0):
                 self._process_event(event)
             self._submit_chunks()
         except WorkerError as error:
-            report.broken = str(error), error_types(error)
+            report.failure = str(error), error_types(error)
         report.warnings += pool.pending_warnings
         pool.pending_warnings.clear()
         report.deaths += [(cause, pool.deaths.stack) for cause in pool.deaths.causes]
         pool.deaths = Deaths(sys.maxsize)
         was_ready, report.ready = report.ready, pool.ready
-        if report.deaths or report.warnings or report.broken or report.ready != was_ready:
+        if report.deaths or report.warnings or report.failure or report.ready != was_ready:
             self._has_news.set()
 
     def _submit_chunks(self) -> None:

@@ -1,16 +1,17 @@
-"""Processing of a chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, in the parent.
+"""Processing of a chunk: samples → regions → pixels in a slot. This module runs in a worker or, with num_workers=0, in
+the main process.
 
-There are three steps: read the samples from the dataset and their headers (`_read`); draw all decode regions together
+There are three steps: read the samples from the dataset, and their headers (`_read`); draw all decode regions together
 (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is recorded
 and dropped; it never fails the chunk. Only the decoder, the dataset, and collated batches that have to be sent again
 persist from one chunk to the next.
 
 A chunk that does not fit in its slot gets separate memory (`Chunk.allocate`), so that no sample is read twice. The
-chunk is repeated only if it needs more memory than it is allowed, or than the system has.
+chunk is repeated only if it needs more memory than its limit, or if the system has too little.
 
-Images of the same shape that a file stores as rows of an array are copied without flattening samples (`RowCopier`). The
-results are identical bit for bit. This avoids the Python code for each sample, which took as long as copying 256×256
-pixels. A chunk with anything unusual, in particular any error, goes through the three steps.
+Images of equal shape that a file stores as one array are copied without flattening samples (`RowCopier`). The results
+are identical bit for bit. This avoids the Python code for each sample, which took as long as copying 256×256 pixels. A
+chunk with anything unusual, in particular any error, goes through the three steps.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ from gpuload.workers.protocol import (
     error_traceback,
     record_of,
 )
-from gpuload.workers.sample import ImageFailure, Sample, SampleReader, as_columns
+from gpuload.workers.sample import ImageFailure, Sample, SampleReader, make_columns
 from gpuload.workers.source import EndOfSamples, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
 
 NO_CONTEXT = contextlib.nullcontext()
-CACHED_BATCHES = 8  # collated batches that may be requested again for a larger slot, perhaps from another worker
+# The maximum number of cached batches. A collated batch may be requested again with a larger slot, but another worker
+# may get this request, so batches can remain in the cache.
+CACHED_BATCHES = 8
 
 
 @dataclass(slots=True)
@@ -69,40 +72,41 @@ class Chunk:
     """A chunk in progress: the request and the results so far.
 
     Attributes:
-        request, slot, note, wanted: as for `ChunkRunner.run`. If the chunk did not fit its slot, `slot` is the separate
-            memory of `file` instead.
+        request, slot, write_row, is_wanted: as for `ChunkRunner.run`. If the chunk did not fit in its slot, `slot` is
+            the separate memory of `file` instead.
         samples: the samples that were read and have not failed.
         columns: the samples as columns, if they are plain data that need not be flattened one by one.
         errors: the failures, each with its row.
-        place: the place in an iterable dataset after the chunk's samples.
-        dataset: the dataset; if a sample cannot be decoded, it is dropped from the dataset's caches.
+        progress: the progress of the pass over an iterable dataset after the chunk's samples.
+        file: the file of the chunk's separate memory; None if the chunk has none.
+        dataset: the dataset, from whose caches a sample is dropped if it cannot be decoded.
     """
 
     request: Request
     slot: np.ndarray
-    note: Callable[[int], None] = lambda row: None
-    wanted: Callable[[], bool] = lambda: True
+    write_row: Callable[[int], None] = lambda row: None
+    is_wanted: Callable[[], bool] = lambda: True
     samples: list[Sample] = field(default_factory=list)
     columns: Columns | None = None
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
-    place: IterablePlace | None = None
+    progress: IterablePlace | None = None
     file: FileIO | None = None
     dataset: Any = None
 
-    def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
-        """Record that the sample of a row failed. `source` is the file of its images, and `place` the failed image's
-        place in the sample."""
+    def fail(self, row: int, error: BaseException, source: str | None = None, location: str = "") -> None:
+        """Record that the sample of a row failed. `source` is the file of its images, and `location` the location of
+        the failed image in the sample."""
         if isinstance(error, ImageFailure) and error.__cause__ is not None:
-            source, place, error = error.source, error.place, error.__cause__
+            source, location, error = error.source, error.location, error.__cause__
         request = self.request
-        record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
+        record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, location)
         caches: list[str] = []
         if isinstance(error, DecodeError) and request.iterable is None:
-            with contextlib.suppress(Exception):  # report the original error, not a failure to drop the sample
+            with contextlib.suppress(Exception):  # if dropping the sample fails, still report the original error
                 caches = forget(self.dataset, request.indices[row])
         if caches:
-            remark = f"; it was dropped from {' and '.join(caches)}, and will be read again the next time"
-            record = replace(record, cause=record.cause + remark)
+            note = f"; it was dropped from {' and '.join(caches)}, and will be read again the next time"
+            record = replace(record, cause=record.cause + note)
         self.errors.append((row, record))
 
     def reject(self, status: Status, nbytes: int = 0) -> Reply:
@@ -116,13 +120,14 @@ class Chunk:
         `used_bytes` are copied. Return None if `nbytes` exceeds the chunk's limit, or if the allocation fails."""
         if nbytes <= len(self.slot):
             return self.slot
-        size = self.request.spare_bytes  # reserve all of it: pages that are never written cost nothing
+        size = self.request.spare_bytes  # reserve the maximum, since pages that are never written take no memory
         if nbytes > size or self.file is not None:
             return None
         try:
             with reserve_standard_streams():
                 self.file = FileIO(memory_file("chunk", size), "r+")
-                os.posix_fallocate(self.file.fileno(), 0, nbytes)  # a lack of memory is an error here, not a SIGBUS
+                # If memory is short, this raises an error. Otherwise, writing would end the process with SIGBUS.
+                os.posix_fallocate(self.file.fileno(), 0, nbytes)
                 memory = map_file(self.file.fileno(), size)
         except (OSError, LimitError):
             return None
@@ -131,8 +136,9 @@ class Chunk:
         return memory
 
     def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
-        """Write the columns and the errors so far after the `used_bytes` of pixels; return the reply."""
-        columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
+        """Write the columns and the errors so far to the slot, after `used_bytes` bytes of pixels; return the reply.
+        `keep_types` is passed to `write_content`."""
+        columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.progress
         larger = partial(self.allocate, used_bytes=used_bytes)
         options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "grow": larger}
         packed = write_content(columns, self.slot, used_bytes, **options)
@@ -148,7 +154,7 @@ class ChunkRunner:
 
     Args:
         job: the dataset, transforms and options.
-        guard_generators: restore the global random generators after each chunk (in the user's process).
+        guard_generators: whether to restore the global random generators after each chunk, as in the user's process.
 
     Attributes:
         source: reads the samples.
@@ -158,16 +164,16 @@ class ChunkRunner:
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self._reader = SampleReader(job)
-        # A collate_fn continues the draws of the last sample, so seeding must not be skipped.
+        # A collate_fn draws from the generators as the last sample has left them, so seeding must not be skipped.
         self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
         self.counters = Counters()
         self._guards_generators = guard_generators
         # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
-        self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
-        self._keeps_types = job.collate_fn is not None or job.single
-        # If no code needs single samples, samples that turn out to be plain data are stacked.
-        self._stacks = job.plain and not (self._keeps_types or job.whole)
+        self._collates = job.collate_fn is not None and not len(job.chain) and not job.decodes_full_images
+        self._keeps_types = job.collate_fn is not None or job.is_unbatched
+        # Samples that turn out to be plain data are stacked, unless other code needs single samples.
+        self._stacks = job.plain and not (self._keeps_types or job.decodes_full_images)
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
 
@@ -184,15 +190,15 @@ class ChunkRunner:
         self,
         request: Request,
         slot: np.ndarray,
-        note: Callable[[int], None],
-        wanted: Callable[[], bool],
+        write_row: Callable[[int], None],
+        is_wanted: Callable[[], bool],
     ) -> Reply:
-        """Process the chunk, or plan the batch. `note` is called with each row before the row is processed; if `wanted`
-        returns False between two rows, the chunk is abandoned."""
-        chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
+        """Process the chunk, or plan the batch, and return the reply. `write_row` is called with each row before the
+        row is processed. If `is_wanted` returns False between two rows, the chunk is abandoned."""
+        chunk = Chunk(request, slot, write_row, is_wanted, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
-            note(len(request.positions))  # a row past the end means that no sample is being processed
+            write_row(len(request.positions))  # a row past the end means that no sample is being processed
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
@@ -215,16 +221,16 @@ class ChunkRunner:
                 self._can_send_batches = True
                 counters.collated, counters.collate_ns = counters.collated + 1, counters.collate_ns + clock() - start
             except Exception:
-                # The batch cannot be sent (it holds a generator or a lock, say), so the main process collates.
-                # The collate_fn may have changed the samples, so they are read again, or an iterator's copies are used.
+                # The batch cannot be sent (it holds a generator or a lock, say), so the main process collates. Read the
+                # samples again, since the collate_fn may have changed them; for an iterator, it was given copies.
                 self._collates = False
                 if request.iterable is None:
-                    return self.run(request, slot, note, wanted)
+                    return self.run(request, slot, write_row, is_wanted)
         if reply is None:
             reply = self._fill_slot(chunk)
         if reply.status is Status.DONE:
             self._batches.pop(_batch_key(request), None)
-            self._reader.clear_remark()
+            self._reader.clear_warning()
         return reply
 
     def _preserve_generators(self) -> contextlib.AbstractContextManager[None]:
@@ -232,30 +238,35 @@ class ChunkRunner:
         return seeding.preserve_states() if self._guards_generators and seeding is not None else NO_CONTEXT
 
     def begin(self, request: Request) -> IterablePlace:
-        """Start the pass of a request, and return its place before the first chunk."""
+        """Start the pass of a request, and return its progress before the first chunk."""
         with self._preserve_generators():
             return self.source.begin(request)
 
     def _read(self, chunk: Chunk) -> bool:
         """Read the samples from the dataset, and their headers; return False if the chunk is no longer wanted."""
         request, counters, start = chunk.request, self._counters, clock()
-        rows, done = len(request.positions), 0
+        rows, done_count = len(request.positions), 0
         read_before = counters.read_ns
-        sample_of = self.source.open(request, lambda: chunk.note(min(done, rows - 1)))
-        if self._stacks and (picked := self.source.plain_samples(request)) is not None:
-            chunk.note(0)
-            chunk.columns = _columns_of(range(rows), *picked)
+        read_sample = self.source.open(request, lambda: chunk.write_row(min(done_count, rows - 1)))
+        if self._stacks and (plain_columns := self.source.select_plain_samples(request)) is not None:
+            chunk.write_row(0)
+            chunk.columns = _stacked_columns(range(rows), *plain_columns)
             counters.samples += rows
             return True
-        samples: dict[int, Any] = {}  # keyed by row; only if they are stacked
-        wanted, note, add_read_time, stacks = chunk.wanted, chunk.note, self.source.add_read_time, self._stacks
+        samples: dict[int, Any] = {}  # keyed by row; used only if samples are stacked
+        is_wanted, write_row, add_read_time, stacks = (
+            chunk.is_wanted,
+            chunk.write_row,
+            self.source.add_read_time,
+            self._stacks,
+        )
         read_start = clock()
         for row in range(rows):
-            if not wanted():
+            if not is_wanted():
                 return False
-            note(row)
+            write_row(row)
             try:
-                sample = sample_of(row)
+                sample = read_sample(row)
                 if not stacks or clock() - read_start > FLUSH_NS:  # timing each small sample would double its time
                     read_start = add_read_time(read_start)
                 if stacks:
@@ -268,29 +279,30 @@ class ChunkRunner:
             except Exception as error:
                 chunk.fail(row, error)
                 if self.source.broken:
-                    done += 1
+                    done_count += 1
                     break
-            done += 1
+            done_count += 1
         if stacks:
             add_read_time(read_start)
-        if self.source.seeding is not None and self.source.seeding.drew_unseeded():
+        if self.source.seeding is not None and self.source.seeding.has_drawn_unseeded():
             chunk.samples, chunk.errors = [], []
             return self._read(chunk)
-        chunk.place = self.source.place(request, done)
-        counters.samples += done
+        chunk.progress = self.source.progress(request, done_count)
+        counters.samples += done_count
         if samples:
             self._stack(chunk, samples)
         counters.header_ns += clock() - start - (counters.read_ns - read_before)
         return True
 
     def _stack(self, chunk: Chunk, samples: dict[int, Any]) -> None:
-        """Stack samples into columns; if they cannot be stacked, flatten these and all later samples one by one."""
+        """Stack samples, keyed by row, into columns. If they cannot be stacked, flatten them and all later samples one
+        by one."""
         if (columns := transpose_samples([*samples.values()])) is not None:
-            chunk.columns = _columns_of(samples, *columns)
+            chunk.columns = _stacked_columns(samples, *columns)
             return
         self._stacks = False
         for row, sample in samples.items():
-            chunk.note(row)
+            chunk.write_row(row)
             try:
                 chunk.samples.append(self._reader.read(row, sample))
             except Exception as error:
@@ -309,8 +321,8 @@ class ChunkRunner:
         return reply
 
     def _collate_in_worker(self, chunk: Chunk) -> Collated | None:
-        """Call `collate_fn` and return its batch; return None if the main process has to collate. A chunk that is
-        repeated in a larger slot gets the first result, since `collate_fn` may change the samples."""
+        """Call `collate_fn` and return its batch; return None if the main process has to collate. If a chunk is
+        repeated with a larger slot, return the first result again, since `collate_fn` may have changed the samples."""
         request, samples = chunk.request, chunk.samples
         if (
             not self._collates
@@ -320,11 +332,11 @@ class ChunkRunner:
             or any(s.images for s in samples)
         ):
             return None
-        chunk.note(0)
+        chunk.write_row(0)
         key = _batch_key(request)
         if key not in self._batches:
             keeps_meta = takes_meta(self.job.collate_fn)
-            batch = [sample.original if keeps_meta else sample.plain() for sample in samples]
+            batch = [sample.original if keeps_meta else sample.to_plain() for sample in samples]
             if request.iterable is not None and not self._can_send_batches:
                 with contextlib.suppress(Exception):  # some samples cannot be copied
                     batch = copy.deepcopy(batch)
@@ -334,10 +346,10 @@ class ChunkRunner:
         return self._batches[key]
 
     def _collate(self, samples: list[Any]) -> Collated:
-        """Run the user's `collate_fn`."""
+        """Run the user's `collate_fn`, and return its result or error."""
         assert self.job.collate_fn is not None
         try:
-            return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
+            return Collated(self.job.collate_fn(samples[0] if self.job.is_unbatched else samples))
         except Exception as error:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
@@ -347,11 +359,11 @@ class ChunkRunner:
 
     def _fill_slot(self, chunk: Chunk) -> Reply:
         """Draw the regions of the samples, decode them into the slot, and pack the description after them."""
-        counters, now = self._counters, clock()
+        counters, now_ns = self._counters, clock()
         self._draw(chunk)
         samples, chunk.samples = chunk.samples, []
         # Check the size before any pixel is decoded.
-        nbytes = sent_bytes = self._send(chunk.request, samples) if self.job.device_share else 0
+        nbytes = sent_bytes = self._reserve_encoded(chunk.request, samples) if self.job.device_share else 0
         for sample in samples:
             for picture in sample.pictures:
                 if not picture.encoded_fields:
@@ -360,16 +372,16 @@ class ChunkRunner:
         if chunk.allocate(nbytes) is None:
             return chunk.reject(Status.TOO_LARGE, nbytes)
         end, flush_at = sent_bytes, sent_bytes + FLUSH_BYTES
-        last, now = now, clock()
-        counters.header_ns += now - last
+        last_ns, now_ns = now_ns, clock()
+        counters.header_ns += now_ns - last_ns
         counters.bytes_decoded += nbytes - sent_bytes
-        cut_samples = 0
-        for number, sample in enumerate(samples):
-            if not chunk.wanted():
+        cut_count = 0
+        for i, sample in enumerate(samples):
+            if not chunk.is_wanted():
                 return chunk.reject(Status.UNWANTED)
-            chunk.note(sample.row)
-            if number == cut_samples:
-                cut_samples += self._reader.cut(samples[number:])
+            chunk.write_row(sample.row)
+            if i == cut_count:
+                cut_count += self._reader.cut_files(samples[i:])
             try:
                 end = self._reader.decode(sample, chunk.slot, end)
             except Exception as error:
@@ -377,29 +389,29 @@ class ChunkRunner:
             else:
                 chunk.samples.append(sample)
             if end > flush_at:
-                last, now, flush_at = now, clock(), end + FLUSH_BYTES
-                counters.decode_ns += now - last
+                last_ns, now_ns, flush_at = now_ns, clock(), end + FLUSH_BYTES
+                counters.decode_ns += now_ns - last_ns
                 counters.flush()
-        last, now = now, clock()
-        counters.decode_ns += now - last
-        columns = as_columns(chunk.samples, sent_bytes)
-        columns.warning = self._reader.remark
+        last_ns, now_ns = now_ns, clock()
+        counters.decode_ns += now_ns - last_ns
+        columns = make_columns(chunk.samples, sent_bytes)
+        columns.warning = self._reader.warning
         try:
             reply = chunk.pack(columns, end, keep_types=self._keeps_types)
         except Exception as error:
-            # A leaf cannot be sent. All samples fail, since a dataset usually returns the same types for each sample.
+            # A leaf cannot be sent. Fail all samples, since a dataset usually returns the same types for each sample.
             for sample in chunk.samples:
                 chunk.fail(sample.row, _unsendable(error), sample.source)
             reply = chunk.pack(Columns())
-        counters.pack_ns += clock() - now
+        counters.pack_ns += clock() - now_ns
         return reply
 
-    def _send(self, request: Request, samples: list[Sample]) -> int:
-        """Choose the images that the device decodes; return the size of their files in the slot."""
+    def _reserve_encoded(self, request: Request, samples: list[Sample]) -> int:
+        """Choose the images that the device decodes; return the number of bytes that their files take in the slot."""
         chosen, nbytes = select_device_samples(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
-                nbytes = self._reader.send(sample, nbytes)
+                nbytes = self._reader.reserve_encoded(sample, nbytes)
         return nbytes
 
     def _draw(self, chunk: Chunk) -> None:
@@ -413,15 +425,15 @@ class ChunkRunner:
                 self._draw_regions(chunk.request, [sample])
                 chunk.samples.append(sample)
             except ValueError as error:
-                chunk.fail(sample.row, error, sample.source, sample.place)
+                chunk.fail(sample.row, error, sample.source, sample.location)
 
     def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
         images = [(sample, image) for sample in samples for image in sample.images.values()]
-        if self.job.whole:
+        if self.job.decodes_full_images:
             for sample in samples:
                 for picture in sample.pictures:
                     picture.region = [0, 0, picture.height, picture.width]
-        if self.job.whole or not images:
+        if self.job.decodes_full_images or not images:
             return
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
@@ -450,7 +462,7 @@ class RowCopier:
 
     @staticmethod
     def can_copy(job: Job) -> bool:
-        """Return whether a job reads images of an `ArrayFile` and no user code needs single samples."""
+        """Return whether a job reads images of an `ArrayFile`, and neither user code nor boxes need single samples."""
         chain = job.chain
         if not row_bytes(job.dataset):
             return False
@@ -458,55 +470,55 @@ class RowCopier:
 
     def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
         """Copy the samples of a chunk to its slot; return None if the chunk has to go through the three steps."""
-        request, now = chunk.request, clock()
+        request, now_ns = chunk.request, clock()
         try:
-            numbers = self._numbers(request.indices)
-            images = None if numbers is None else self._dataset._image_rows(numbers.tolist())
-            if numbers is None or images is None:
+            indices = self._find_indices(request.indices)
+            images = None if indices is None else self._dataset._image_rows(indices.tolist())
+            if indices is None or images is None:
                 return None
-            table = self._table(request, images)
+            table = self._draw_table(request, images)
         except Exception:  # the three steps will identify the sample that fails
             return None
         nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
         if chunk.allocate(nbytes) is None:
             return chunk.reject(Status.TOO_LARGE, nbytes)
-        counters.bytes_read += len(numbers) * images[0].nbytes
+        counters.bytes_read += len(indices) * images[0].nbytes
         counters.bytes_decoded += nbytes
-        last, now = now, clock()
-        counters.header_ns += now - last
+        last_ns, now_ns = now_ns, clock()
+        counters.header_ns += now_ns - last_ns
         flat = images.reshape(len(images), -1).view(np.uint8)  # a view of the file's mapping
         uncropped, flush_at = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
         columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
-        for row, (number, offset, shape, region_tlhw) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
+        for row, (index, offset, shape, region_tlhw) in enumerate(zip(indices.tolist(), *columns, strict=True)):
             (height, width, channels), (top, left, _, _) = shape, region_tlhw
             if offset >= flush_at:
-                last, now, flush_at = now, clock(), offset + FLUSH_BYTES
-                counters.decode_ns += now - last
+                last_ns, now_ns, flush_at = now_ns, clock(), offset + FLUSH_BYTES
+                counters.decode_ns += now_ns - last_ns
                 counters.flush()
-                if not chunk.wanted():
+                if not chunk.is_wanted():
                     return chunk.reject(Status.UNWANTED)
-            chunk.note(row)
+            chunk.write_row(row)
             out = chunk.slot[offset : offset + height * width * channels]
             if uncropped:
-                out[...] = flat[number]
+                out[...] = flat[index]
             else:
-                region = images[number, top : top + height, left : left + width]
+                region = images[index, top : top + height, left : left + width]
                 out.view(images.dtype).reshape(region.shape)[...] = region
-        counters.samples += len(numbers)
-        last, now = now, clock()
-        counters.decode_ns += now - last
-        reply = chunk.pack(self._columns(numbers, table, images.dtype), nbytes)
-        counters.pack_ns += clock() - now
+        counters.samples += len(indices)
+        last_ns, now_ns = now_ns, clock()
+        counters.decode_ns += now_ns - last_ns
+        reply = chunk.pack(self._make_columns(indices, table, images.dtype), nbytes)
+        counters.pack_ns += clock() - now_ns
         return reply
 
-    def _numbers(self, indices: Any) -> np.ndarray | None:
-        """Return the numbers of a chunk's samples; None if its keys are not valid numbers."""
+    def _find_indices(self, indices: Any) -> np.ndarray | None:
+        """Return the sample indices of a chunk; None if its keys are not valid indices."""
         if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or not len(indices):
             return None
         return indices if indices.min() >= 0 and indices.max() < len(self._dataset) else None
 
-    def _table(self, request: Request, images: np.ndarray) -> np.ndarray:
-        """Return the table of the `ImageColumn`."""
+    def _draw_table(self, request: Request, images: np.ndarray) -> np.ndarray:
+        """Draw the regions of a chunk's images, and return the table of their `ImageColumn`."""
         _, height, width, channels = images.shape
         sizes = np.empty((len(request.positions), 2), np.int64)
         sizes[:] = height, width
@@ -516,18 +528,18 @@ class RowCopier:
         nbytes: Any = align(shapes.prod(axis=1), ALIGN)  # pyright: ignore[reportArgumentType]
         return image_table(nbytes.cumsum() - nbytes, shapes, sizes, regions)
 
-    def _columns(self, numbers: np.ndarray, table: np.ndarray, dtype: np.dtype[Any]) -> Columns:
-        labels, count = self._dataset.labels, len(numbers)
+    def _make_columns(self, indices: np.ndarray, table: np.ndarray, dtype: np.dtype[Any]) -> Columns:
+        labels, count = self._dataset.labels, len(indices)
         values = {}
         if labels is not None:
-            labels_of_rows = labels[numbers]
-            values[1] = ValueColumn(labels_of_rows.tolist() if labels_of_rows.ndim == 1 else list(labels_of_rows))
+            chunk_labels = labels[indices]
+            values[1] = ValueColumn(chunk_labels.tolist() if chunk_labels.ndim == 1 else list(chunk_labels))
         kinds: list[Any] = [(dtype.name, 3)] if dtype.itemsize > 1 else []
         images = [ImageColumn(table, [0], None, kinds)]
         return Columns(list(range(count)), [self._structure], images, values, [None] * count)
 
 
-def _columns_of(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequence[Any]]) -> Columns:
+def _stacked_columns(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequence[Any]]) -> Columns:
     """Return the columns of samples that are plain data, from the values of each leaf."""
     rows = list(rows)
     values = {leaf: ValueColumn(column) for leaf, column in enumerate(leaves)}

@@ -1,8 +1,9 @@
 """Reading and decoding of single samples: flattens a sample, reads its headers, decodes its pixels into a slot, and
 converts the samples of a chunk to columns.
 
-Each leaf of a sample is numbered here, depth first, and keeps its number up to the batch. Runs in workers or, with
-``num_workers=0``, in the main process. It imports no torch, and keeps no data of a sample for the next one.
+The leaves of a sample are numbered here, depth first, and have the same numbers in the batch. This module runs in
+workers or, with ``num_workers=0``, in the main process. It does not import torch, and no data of a sample persists for
+the next sample.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.recognise import fewer_frames, find_leaves, find_unrecognized_targets, unfold_clips
+from gpuload.datasets.recognise import find_leaves, find_unrecognized_targets, subsample_clips, unfold_clips
 from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
 from gpuload.datasets.tree import (
     Structure,
@@ -40,19 +41,26 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import box_droppers, check_transforms, find_fields, mask_misfit, size_remark, size_text
+from gpuload.workers.box_fields import (
+    box_droppers,
+    explain_target_conflict,
+    find_fields,
+    format_size,
+    mask_mismatch,
+    size_warning,
+)
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
-__all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "as_columns"]
+__all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "make_columns"]
 
 CUT_BYTES = 8 << 20  # files of about this total size are cut together before their first image is decoded
-SEARCHED_SAMPLES = 16  # samples per worker that are searched for unrecognized targets
+SEARCHED_SAMPLES = 16  # the number of samples per worker that are searched for unrecognized targets
 
 Region = list[int]  # top, left, height, width
 
 
-class Resized(NamedTuple):
+class DecodeResize(NamedTuple):
     """A resize that is part of decoding an image: the decoder's scale in eighths, the final size, and the filter."""
 
     eighths: int
@@ -62,40 +70,44 @@ class Resized(NamedTuple):
 
 @dataclass(slots=True)
 class Picture:
-    """An image or mask of a sample, with the header if it is a file. `kind`, the dtype and number of axes, is set for
-    masks and for images that are not uint8. `channels` is the number of bytes per pixel of the result."""
+    """An image or mask of a sample, with its header if it is a file.
+
+    `dtype_axes`, the dtype and number of axes, is set for masks and for images that are not uint8. `channels` is the
+    number of bytes per pixel of the result.
+    """
 
     leaf: Encoded | Image | Mask
     header: Any
     height: int
     width: int
     channels: int
-    kind: tuple[str, int] | None = None
+    dtype_axes: tuple[str, int] | None = None
     region: Region = field(default_factory=list)  # the region to decode; empty until it is drawn
-    resized: Resized | None = None
-    encoded_fields: tuple[Any, ...] = ()  # the fields of `EncodedImage` from the offset on, if the device decodes it
+    resize: DecodeResize | None = None
+    encoded_fields: tuple[Any, ...] = ()  # the fields of `EncodedImage` after `row`; empty if workers decode the image
     offset: int = -1  # the offset of the decoded pixels in the slot
-    part: Cut | None = None  # the bytes cut out of the file by `SampleReader.cut`, if any
+    cut: Cut | None = None  # the bytes that `SampleReader.cut_files` cut out of the file, if any
 
     @property
     def is_device_decodable(self) -> bool:
-        """Return whether a device can decode it: only a uint8 image in a complete JPEG file with a single scan."""
+        """Return whether a device can decode the picture. It must be a uint8 image in a complete JPEG file with a
+        single scan."""
         leaf, header = self.leaf, self.header
-        if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
+        if self.dtype_axes is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
         keeps_mode = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
         return keeps_mode and jpeg.has_single_scan and has_eoi(leaf.data, jpeg)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return the shape of its decoded region, after any resize."""
-        height, width = self.region[2:] if self.resized is None else self.resized.size_hw
+        """Return the shape of the decoded region, after any resize."""
+        height, width = self.region[2:] if self.resize is None else self.resize.size_hw
         return height, width, self.channels
 
 
 @dataclass(slots=True)
 class Sample:
-    """A sample: its row, the dataset's original object, its structure, and its leaves, keyed by leaf number."""
+    """A sample: its row, the dataset's original object, its structure, and its leaves, keyed by leaf index."""
 
     row: int
     original: Any
@@ -109,74 +121,75 @@ class Sample:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Return its images and masks, which are decoded."""
+        """Return the images and masks, which have to be decoded."""
         return [*self.images.values(), *self.masks.values()]
 
     @property
-    def place(self) -> str:
-        """Return the place of its images in the sample, for error messages."""
+    def location(self) -> str:
+        """Return the location of the images in the sample, for error messages."""
         return join_key_paths(self.structure, self.images)
 
-    def plain(self) -> Any:
-        """Return the original sample, with metadata as plain objects."""
+    def to_plain(self) -> Any:
+        """Return the original sample, with metadata converted to plain objects."""
         if META.isdisjoint(map(type, self.values.values())):
             return self.original
         return unflatten(self.structure, [plain_meta(self.values[leaf]) for leaf in range(len(self.values))])
 
     def boxes(self) -> np.ndarray:
-        """Return the boxes that random draws depend on: left, top, right, bottom."""
+        """Return the boxes on which random parameters depend: left, top, right, bottom."""
         boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
         return to_xyxy(boxes.array, boxes.format)
 
 
 class ImageFailure(Exception):
-    """An error with the source and the place in the sample of a failed image. Its `__cause__` is the original error."""
+    """An error with the source of a failed image and its location in the sample. The `__cause__` is the original
+    error."""
 
-    def __init__(self, source: str | None, place: str) -> None:
-        super().__init__(source, place)
-        self.source, self.place = source, place
+    def __init__(self, source: str | None, location: str) -> None:
+        super().__init__(source, location)
+        self.source, self.location = source, location
 
 
 class SampleReader:
-    """A reader that flattens and decodes the samples of a job."""
+    """A reader that flattens the samples of a job, and decodes their images."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._remarks: list[str] = []
+        self._warnings: list[str] = []
         self._searches_left = SEARCHED_SAMPLES
-        self._sizes_differ = False  # whether boxes for another image size were found and reported
+        self._has_warned_of_sizes = False  # whether boxes for another image size were found and reported
         self._decoder = Decoder(job.decode)
         self.set_counters(Counters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
-        self._targets_refusal = check_transforms(job.chain)
+        self._target_conflict = explain_target_conflict(job.chain)
 
     @property
     def is_search_over(self) -> bool:
-        """Return whether the search of the first samples for unrecognized targets is over, and its remark sent."""
-        return not self._searches_left and not self.remark
+        """Return whether the first samples were searched for unrecognized targets, and all warnings were sent."""
+        return not self._searches_left and not self.warning
 
     @property
-    def remark(self) -> str:
-        """Return the next remark for the user, on unrecognized targets, sizes or decoding; "" if there is none."""
-        return self._remarks[0] if self._remarks else self._decoder.warning
+    def warning(self) -> str:
+        """Return the next warning for the user, about unrecognized targets, sizes or decoding; "" if there is none."""
+        return self._warnings[0] if self._warnings else self._decoder.warning
 
-    def clear_remark(self) -> None:
-        """Drop the current `remark` after it was sent with a reply; the next remark replaces it."""
-        if self._remarks:
-            del self._remarks[0]
+    def clear_warning(self) -> None:
+        """Drop the current `warning` after it was sent with a reply; the next warning replaces it."""
+        if self._warnings:
+            del self._warnings[0]
         else:
             self._decoder.warning = ""
 
     def set_counters(self, counters: Counters) -> None:
-        """Count decoded images and the bytes of samples in `counters`."""
+        """Set the counters in which decoded images and the bytes of samples are counted."""
         self._counters, self._decoder.counts = counters, counters.decoded
 
     def read(self, row: int, original: Any) -> Sample:
         """Flatten a sample and read its headers.
 
         Raises:
-            TypeError, ValueError: the sample lacks an image that is needed, or its targets do not match its image.
+            TypeError, ValueError: the sample lacks a required image, or its targets do not match its image.
             ImageFailure: a header cannot be read.
         """
         if original is None and self._job.collate_fn is None:
@@ -188,12 +201,12 @@ class SampleReader:
         declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
         structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets, self._frames)
         if self._frames:
-            structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
+            structure, leaves, declared, targets = subsample_clips(self._frames, structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
-                f"{_nearly_an_image(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
-                "a uint8 array H×W×C or tensor C×H×W; or remove the transforms"
+                f"{_image_hint(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
+                "a uint8 H×W×C array or C×H×W tensor; or remove the transforms"
             )
         images: dict[int, Picture] = {}
         source = None
@@ -201,7 +214,7 @@ class SampleReader:
             if isinstance(image, Encoded):
                 source = source or image.source
             try:
-                images[leaf] = self._picture(image)
+                images[leaf] = self._make_picture(image)
             except Exception as error:
                 raise ImageFailure(source, key_paths_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
@@ -209,10 +222,10 @@ class SampleReader:
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
         if self._searches_left and images:
-            self._search(sample, leaves, targets)
+            self._search_targets(sample, leaves, targets)
         return sample
 
-    def _picture(self, image: Encoded | Image) -> Picture:
+    def _make_picture(self, image: Encoded | Image) -> Picture:
         """Return an image as a `Picture`, with its header if it is a file."""
         if isinstance(image, Encoded):
             self._counters.bytes_read += len(image.data)
@@ -228,12 +241,14 @@ class SampleReader:
             return Picture(image, header, height, width, channels)
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
-    def _search(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+    def _search_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Search a sample for unrecognized targets."""
-        remark = find_unrecognized_targets(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
+        warning = find_unrecognized_targets(
+            sample.structure, leaves, sample.images, targets, moves=self._job.moves_pixels
+        )
         self._searches_left -= 1
-        if remark:
-            self._searches_left, self._remarks = 0, [remark, *self._remarks]
+        if warning:
+            self._searches_left, self._warnings = 0, [warning, *self._warnings]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Add the masks, boxes and keypoints of a sample."""
@@ -241,32 +256,32 @@ class SampleReader:
         if not images:
             raise TypeError(
                 f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
-                f"image that they belong to{_nearly_an_image(sample.structure, leaves)}; return it in the same sample"
+                f"image to which they belong{_image_hint(sample.structure, leaves)}; return both in one sample"
             )
-        if targets and self._targets_refusal is not None:
-            raise ValueError(self._targets_refusal)
+        if targets and self._target_conflict is not None:
+            raise ValueError(self._target_conflict)
         size = images[0][1].height, images[0][1].width
         for leaf, image in images[1:]:
             if (other_size := (image.height, image.width)) != size:
                 places = key_paths_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must have the same size, "
-                    f"but {places[images[0][0]]} has {size_text(size)} and {places[leaf]} has {size_text(other_size)} "
-                    "(height × width)"
+                    f"but {places[images[0][0]]} has {format_size(size)} and {places[leaf]} has "
+                    f"{format_size(other_size)} (height × width); return only images of one size in such a sample"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
-                sample.masks[leaf] = self._mask(sample, leaf, target, size)
+                sample.masks[leaf] = self._make_mask(sample, leaf, target, size)
             else:
                 sample.points[leaf] = target
-        if not self._sizes_differ:
-            remark = size_remark(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
-            if remark:
-                self._sizes_differ, self._remarks = True, [*self._remarks, remark]
+        if not self._has_warned_of_sizes:
+            warning = size_warning(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
+            if warning:
+                self._has_warned_of_sizes, self._warnings = True, [*self._warnings, warning]
         sample.fields = find_fields(sample.original, leaves, targets, self._job.chain)
 
-    def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
-        place = key_paths_of(sample.structure)[leaf]
+    def _make_mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
+        location = key_paths_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
             sample.source = sample.source or mask.array.source
@@ -275,17 +290,20 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise ImageFailure(mask.array.source, place) from error
+                raise ImageFailure(mask.array.source, location) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self._job.decode)) is not None:
-            raise ValueError(misfit)
+        if (
+            mismatch := mask_mismatch(location, shape, next(iter(sample.images.values())), self._job.decode)
+        ) is not None:
+            raise ValueError(mismatch)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
-        """Choose the images to resize while they are decoded, and set their regions to the boxes of the resize."""
+        """Choose the images that can be resized while they are decoded, and set their regions to the boxes of
+        `resize`."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
         for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
@@ -294,11 +312,11 @@ class SampleReader:
             filter, (top, left, height, width) = FILTERS[code], box
             eighths = self._decoder.eighths(picture.leaf, picture.header, (top, left, height, width), size, filter)
             if eighths:
-                picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
+                picture.resize, picture.region = DecodeResize(eighths, (size[0], size[1]), filter), box
 
-    def send(self, sample: Sample, offset: int) -> int:
-        """Choose the images that the device decodes, and assign places in the slot to their files from `offset` on;
-        return the end. Nothing is written yet, since the slot may be too small."""
+    def reserve_encoded(self, sample: Sample, offset: int) -> int:
+        """Choose the images that the device decodes, and reserve space in the slot for their files from `offset` on.
+        Return the end of this space. Nothing is written yet, since the slot may be too small."""
         for picture in sample.images.values():
             if picture.is_device_decodable:
                 leaf: Any = picture.leaf
@@ -308,33 +326,34 @@ class SampleReader:
                 offset = align(offset + len(leaf.data), ALIGN)
         return offset
 
-    def cut(self, samples: Sequence[Sample]) -> int:
-        """Cut the bytes that the regions need out of the image files, where that saves time, before the images are
-        decoded. Cut the files of the first samples together, and return the number of these samples."""
+    def cut_files(self, samples: Sequence[Sample]) -> int:
+        """Cut the bytes that the regions need out of the image files, where this saves time, before the images are
+        decoded. Process the files of the first samples together, up to `CUT_BYTES`; return the number of these
+        samples."""
         pictures: list[Picture] = []
         requests: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
-        nbytes = number = 0
-        while number < len(samples) and nbytes < CUT_BYTES:
-            for picture in samples[number].images.values():
+        nbytes = count = 0
+        while count < len(samples) and nbytes < CUT_BYTES:
+            for picture in samples[count].images.values():
                 leaf, (top, left, height, width) = picture.leaf, picture.region
-                if isinstance(leaf, Encoded) and picture.resized is None and not picture.encoded_fields:
+                if isinstance(leaf, Encoded) and picture.resize is None and not picture.encoded_fields:
                     pictures.append(picture)
                     requests.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
-            number += 1
+            count += 1
         with contextlib.suppress(Exception):  # raised again when the bad file is decoded
-            for picture, part in zip(pictures, self._decoder.cut_files(requests), strict=True):
-                picture.part = part
-        return number
+            for picture, cut in zip(pictures, self._decoder.cut_files(requests), strict=True):
+                picture.cut = cut
+        return count
 
     def decode(self, sample: Sample, slot: np.ndarray, offset: int) -> int:
-        """Decode the regions of a sample's images and masks into the slot from `offset` on; return the end. The
-        files of images that the device decodes are copied to their places.
+        """Decode the regions of a sample's images and masks into the slot from `offset` on; return the end. The files
+        of images that the device decodes are copied to the space that `reserve_encoded` reserved.
 
         Raises:
             ImageFailure: an image or mask cannot be decoded.
         """
-        for number, picture in enumerate(sample.pictures):
+        for i, picture in enumerate(sample.pictures):
             if picture.encoded_fields:
                 start, length = picture.encoded_fields[:2]
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
@@ -346,25 +365,25 @@ class SampleReader:
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
-                leaf = [*sample.images, *sample.masks][number]
+                leaf = [*sample.images, *sample.masks][i]
                 raise ImageFailure(source, key_paths_of(sample.structure)[leaf]) from error
             picture.offset, offset = offset, align(end, ALIGN)
         return offset
 
     def _decode(self, picture: Picture, out: np.ndarray) -> None:
-        """Decode the region of an image, H×W×C, or of a mask, H×W×N."""
-        leaf, header, resized = picture.leaf, picture.header, picture.resized
+        """Decode the region of an image to H×W×C, or of a mask to H×W×N."""
+        leaf, header, resize = picture.leaf, picture.header, picture.resize
         top, left, height, width = picture.region
         region_tlhw = top, left, height, width
-        if picture.kind is not None:
-            out = out.view(picture.kind[0])
-        if resized is not None:
+        if picture.dtype_axes is not None:
+            out = out.view(picture.dtype_axes[0])
+        if resize is not None:
             assert isinstance(leaf, Encoded)
             out = out.reshape(picture.shape)
-            self._decoder.decode_resized(leaf, header, region_tlhw, resized.eighths, resized.interpolation, out)
+            self._decoder.decode_resized(leaf, header, region_tlhw, resize.eighths, resize.interpolation, out)
         elif isinstance(leaf, Encoded):
-            part, picture.part = picture.part, None
-            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), part)
+            cut, picture.cut = picture.cut, None
+            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), cut)
         elif isinstance(leaf, Image):
             out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
         elif header is not None:
@@ -375,7 +394,7 @@ class SampleReader:
             out.reshape(channels.shape)[...] = channels
 
 
-def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
+def make_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
     """Return a chunk's decoded samples as columns; the first `encoded_bytes` of its slot are files for the device."""
     return Columns(
         [sample.row for sample in samples],
@@ -405,13 +424,13 @@ def _encoded_rows(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, .
 
 def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn]:
     columns = []
-    for number in range(max(map(len, samples), default=0)):
-        rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
-        entries = [list(samples[row].items())[number] for row in rows]
+    for position in range(max(map(len, samples), default=0)):
+        rows = [row for row, pictures in enumerate(samples) if len(pictures) > position]
+        entries = [list(samples[row].items())[position] for row in rows]
         table_rows = [(p.offset, *p.shape, p.height, p.width, *p.region) for _, p in entries]
         table = np.array(table_rows, np.int64).view(IMAGE)[:, 0]
         leaves = merge_equal([leaf for leaf, _ in entries])
-        kinds = [picture.kind for _, picture in entries]
+        kinds = [picture.dtype_axes for _, picture in entries]
         kinds = merge_equal(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns
@@ -426,17 +445,17 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColum
     return columns
 
 
-def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
-    """Return a hint about the first leaf that is probably meant as an image but is not one; "" if there is none."""
+def _image_hint(structure: Structure, leaves: Sequence[Any]) -> str:
+    """Return a hint about the first leaf that is probably intended as an image but is not one; "" if there is none."""
     located = zip(key_paths_of(structure), leaves, strict=True)
-    for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
+    for location, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
             return (
-                f": {place} is the path {os.fspath(leaf)!r}; return gpuload.read(path) instead "
+                f": {location} is the path {os.fspath(leaf)!r}; return gpuload.read(path) instead "
                 "(gpuload.ImageFiles and gpuload.ImageFolder read entire folders)"
             )
         if isinstance(leaf, bytes):
-            return f": {place} is bytes of an unknown kind; if they are an image file, return gpuload.Encoded(bytes)"
+            return f": {location} is a bytes object; if it holds an image file, return gpuload.Encoded(bytes)"
         if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
             continue
         array: Any = leaf
@@ -444,6 +463,6 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
         is_deep = axes == 3 and dtype.startswith(("float", "bfloat", "uint16"))
         if is_deep or (dtype == "uint8" and axes in (2, 3)):
             argument = "tensor, layout='CHW'" if is_tensor(leaf) and axes == 3 else "array"
-            scaled = "; for uint8 remove the dataset's ToTensor, or whatever else scales the image" if is_deep else ""
-            return f": {place}, {describe_leaf(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
+            advice = "; to return uint8 instead, remove ToTensor or other scaling from the dataset" if is_deep else ""
+            return f": {location}, {describe_leaf(leaf)}, counts as an image only as gpuload.Image({argument}){advice}"
     return ""

@@ -2,19 +2,19 @@
 
 How memory is sent:
 
-- An `np.memmap` is sent as its path and offset, and its file is not read.
+- An `np.memmap` is sent as its path and offset; its file is not read.
 - Memory that the user's processes share on purpose is sent as the shared memory itself, never as a copy. This includes
   tensors after ``share_memory_()``, objects that `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
-  ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts), arrays over any of these, and the
-  memory of a `Cached` dataset. Such memory cannot be sent to workers on other machines.
-- All other arrays go out of band, into the job's memfd, which workers map: a CPU tensor as an array, a large list of
-  `bytes` as a single array.
+  ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts), arrays in such memory, and the
+  memory of a `Cached` dataset. Shared memory cannot be sent to workers on other machines.
+- All other arrays are sent out of band, in the job's memfd, which workers map. A CPU tensor is sent as an array, and a
+  large list of `bytes` as a single array.
 
-Lambdas, and classes and functions of `__main__` or of a notebook's cells, are sent by value (cloudpickle).
+Lambdas, and classes and functions that are defined in `__main__` or in a notebook, are sent by value (cloudpickle).
 
-Runs in the main process before workers start, and in a worker while it unpickles a job that has shared memory.
-`multiprocessing` asks the code that starts a process to duplicate descriptors for it (`Inheritance`). The duplicates
-belong to the pool, which passes the same ones to every worker, including workers that are started later.
+This module runs in the main process before workers start, and in a worker that unpickles a job with shared memory.
+`multiprocessing` asks the code that starts a process to duplicate descriptors for the process (`Inheritance`). The
+duplicates belong to the pool, which passes the same ones to every worker, including workers that are started later.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ import cloudpickle
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
-from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
+from gpuload.workers.inherited import LibrarySettings, import_path, pickle_by_value
+from gpuload.workers.job import Job, make_tensor, open_memmap, pickle_size, write_job
 
 __all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
-MAX_COPIED_BYTES: Final = 1_000_000_000  # the total of all workers' copies; above this, there is a warning
+MAX_COPIED_BYTES: Final = 1_000_000_000  # there is a warning if all workers' copies together are larger
 MIN_LIST_BYTES: Final = 1 << 20  # smaller lists of bytes are pickled, not shared
 MAX_DEPTH: Final = 3  # the depth to which containers in the attributes of an object are searched
-MAX_ENTRIES: Final = 1_000  # only these entries of a container are searched
-CANNOT_SHARE: Final = "workers on other machines cannot have it"
+MAX_ENTRIES: Final = 1_000  # only this many entries of a container are searched
+CANNOT_SHARE: Final = "workers on other machines cannot access it"
 # The reducers of `multiprocessing` and torch that send shared memory. Their other reducers are for methods, sockets and
 # tensors.
 SHARING_REDUCERS: Final = {
@@ -63,7 +63,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 @dataclass(frozen=True)
 class Parcel:
     """An object to send to other machines: its pickle and out-of-band buffers, as uint8 arrays, and the import path and
-    arguments of the program that sends it."""
+    command-line arguments of the program that sends it."""
 
     pickled: np.ndarray
     buffers: list[np.ndarray]
@@ -71,7 +71,7 @@ class Parcel:
     argv: list[str]
 
     def import_path(self, path: list[str]) -> list[str]:
-        """Return the import path for workers on this machine: the folders of the program's path that exist here, then
+        """Return the import path for workers on this machine: the folders of the sender's path that exist here, then
         this process's `path`."""
         return list(dict.fromkeys([*filter(os.path.exists, self.path), *path]))
 
@@ -107,8 +107,8 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
 
 
 def copy_warning(job_fd: int, job: Any, workers: int) -> str:
-    """Return a warning if all workers together copy more than a gigabyte of data that is not shared; else ""."""
-    copied_bytes = pickled_bytes(job_fd)
+    """Return a warning if the workers' copies of data that is not shared exceed a gigabyte in total; else ""."""
+    copied_bytes = pickle_size(job_fd)
     if copied_bytes * workers <= MAX_COPIED_BYTES:
         return ""
     sizes = {}
@@ -116,15 +116,15 @@ def copy_warning(job_fd: int, job: Any, workers: int) -> str:
         with contextlib.suppress(TypeError):
             sizes[name] = len(_dump(value)[0]), type(value).__name__
     largest = max(sizes, key=lambda name: sizes[name][0], default=None)
-    share = (
+    largest_text = (
         ""
         if largest is None
         else f", of which dataset.{largest} (a {sizes[largest][1]}) has {sizes[largest][0] / 1e6:,.0f} MB"
     )
     return (
-        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{share}, and each of {workers} workers may end up with "
-        "a copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
-        "files that are read in __getitem__; or use fewer workers"
+        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{largest_text}, and each of {workers} workers may end up "
+        "with a copy. Store large data in NumPy arrays, tensors or lists of bytes, which all workers share, or read it "
+        "from files in __getitem__; or use fewer workers"
     )
 
 
@@ -135,9 +135,10 @@ class _Pickler(cloudpickle.Pickler):
     """A pickler that sends memory as a part of a file, as shared memory, or out of band.
 
     Args:
-        file: the file for the pickle.
-        on_buffer: receives the out-of-band buffers.
-        is_remote: pickle for workers on other machines, and refuse shared memory. A cache in memory is sent empty.
+        file: the file to which the pickle is written.
+        on_buffer: called with each out-of-band buffer.
+        is_remote: whether to pickle for workers on other machines. Shared memory is then refused, and a cache in memory
+            is sent empty.
     """
 
     def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, is_remote: bool) -> None:
@@ -145,13 +146,13 @@ class _Pickler(cloudpickle.Pickler):
         self._is_remote = is_remote
         reducers: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
         self._sharing = {
-            kind: reducer for kind, reducer in reducers.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
+            cls: reducer for cls, reducer in reducers.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
         }
         self._sharing[AuthenticationString] = _reduce_authkey
         if is_remote:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
-            self._sharing[cache_file.CachePlace] = _reduce_cache
+            self._sharing[cache_file.CacheLocation] = _reduce_cache
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")
@@ -164,7 +165,8 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Reduced | None:
-        """Reduce a tensor to an array, which is contiguous unless it is in shared memory."""
+        """Reduce a tensor to an array, which is contiguous unless it is in shared memory. Return None for tensors that
+        torch pickles itself."""
         if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
             return None
         bits, dtype = tensor, None
@@ -172,14 +174,14 @@ class _Pickler(cloudpickle.Pickler):
             bits, dtype = tensor.view(torch.int16), "bfloat16"
         with contextlib.suppress(TypeError, RuntimeError):
             bits = bits.resolve_conj().resolve_neg()
-            bits = bits if self._mapping_at(bits.data_ptr()) else bits.contiguous()
+            bits = bits if self._find_mapping(bits.data_ptr()) else bits.contiguous()
             return make_tensor, (bits.numpy(), dtype)
         return None
 
     def _reduce_array(self, array: np.ndarray) -> Reduced | None:
-        """Reduce an array over shared memory to that memory and the array's place in it; return None for other arrays.
-        A view of a tensor is copied if a worker cannot map its memory: it may be part of a batch that the user kept,
-        whose memory is in a ring.
+        """Reduce an array in shared memory to this memory and the array's offset in it; return None for other arrays.
+        If a worker cannot map a tensor's memory, views of the tensor are copied: it may be part of a batch in the ring
+        that the user still holds.
 
         Raises:
             TypeError: the array is in shared memory that a worker cannot map.
@@ -191,21 +193,21 @@ class _Pickler(cloudpickle.Pickler):
             base = base.base
         if isinstance(base, memoryview):
             base = base.obj
-        owner, addr = None, array.__array_interface__["data"][0]
+        owner, address = None, array.__array_interface__["data"][0]
         if hasattr(base, "_wrapper"):  # a ctypes object that `multiprocessing` created
             owner, start = base, _address(base)
         elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:
-            mapping = self._mapping_at(addr)
+            mapping = self._find_mapping(address)
             if mapping is None:
                 return None
             path, start = mapping
             if os.path.isfile(path):  # not a device: page-locked memory may be mapped from one
                 owner = path
-            elif (arena := _arena_at(addr)) is not None:
+            elif (arena := _find_arena(address)) is not None:
                 owner, start = arena
             elif not is_tensor(base):
                 raise TypeError(
-                    f"this array is in a mapping that only forks share, {path or 'without a name'}, and a worker "
+                    f"this array is in a mapping that only forks share ({path or 'without a name'}), so a worker "
                     "cannot map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
                 )
         if owner is None:
@@ -213,11 +215,12 @@ class _Pickler(cloudpickle.Pickler):
         return (
             _refuse(array)
             if self._is_remote
-            else (_view, (owner, addr - start, array.dtype, array.shape, array.strides))
+            else (_make_view, (owner, address - start, array.dtype, array.shape, array.strides))
         )
 
-    def _mapping_at(self, address: int) -> tuple[str, int] | None:
-        """Return the file that has a shared, writable mapping at an address, and the address of its first byte."""
+    def _find_mapping(self, address: int) -> tuple[str, int] | None:
+        """Return the path of the file whose shared, writable mapping contains an address, and the address of the file's
+        first byte; None if there is no such mapping."""
         for start, end, path, file_start in self._mappings:
             if start <= address < end:
                 return path, file_start
@@ -228,16 +231,16 @@ class _Pickler(cloudpickle.Pickler):
         mappings = []
         with open("/proc/self/maps") as maps:
             for line in maps:
-                span, kind, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-                if kind.startswith("rw-s"):
+                span, permissions, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+                if permissions.startswith("rw-s"):
                     start, end = (int(word, 16) for word in span.split("-"))
                     mappings.append((start, end, path[0] if path else "", start - int(offset, 16)))
         return mappings
 
 
 class _PicklerWithIds(_Pickler):
-    """A pickler that replaces some objects, keyed by `id`, with persistent ids. It is slower than `_Pickler`, since it
-    calls a function for each object."""
+    """A pickler that replaces the objects in `ids`, which is keyed by `id`, with persistent ids. It is slower than
+    `_Pickler`, since it calls a function for each object."""
 
     def __init__(self, ids: Mapping[int, Any], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -255,7 +258,8 @@ class _NullFile(io.RawIOBase):
 def _dump(
     obj: Any, calls: Sequence[partial[Any]] = (), *, is_remote: bool = False
 ) -> tuple[memoryview, list[memoryview]]:
-    """Pickle the settings of libraries, preceded by `calls`, and `obj`."""
+    """Pickle the settings of libraries, preceded by `calls`, and `obj`. Return the pickle and its out-of-band
+    buffers."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
 
@@ -266,8 +270,8 @@ def _dump(
         return False
 
     try:
-        with pickled_by_value():
-            settings = LibrarySettings.of_this_process(can_pickle)
+        with pickle_by_value():
+            settings = LibrarySettings.collect(can_pickle)
             settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler
@@ -278,8 +282,8 @@ def _dump(
 
 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
-    """Find the large lists of bytes in an object's attributes, and in nested containers and objects. Return, keyed by
-    `id`, the number of each list and the arguments of a `SharedBytes`."""
+    """Find the large lists of bytes in an object's attributes, and in nested containers and objects. Return, for each
+    list, a new index and the arguments of its `SharedBytes`, keyed by the list's `id`."""
     lists: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def search(value: Any, depth: int) -> None:
@@ -312,7 +316,7 @@ def _reduce_memmap(array: np.ndarray) -> Reduced | None:
         return None
     if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
         return None
-    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
+    # The mapping begins at the allocation boundary before the memmap's offset; the view may begin anywhere in it.
     mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
     offset = array.__array_interface__["data"][0] - _address(base) + mapped_from
     return open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
@@ -322,7 +326,7 @@ def _reduce_memmap(array: np.ndarray) -> Reduced | None:
 
 
 class Descriptor:
-    """A descriptor that has the same number in a worker as in this process."""
+    """A descriptor with the same number in a worker as in this process. `multiprocessing` pickles it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -334,7 +338,8 @@ class Descriptor:
 
 
 class Inheritance:
-    """A context in which `multiprocessing` pickles its shared objects; collects the descriptors for workers to inherit.
+    """A context in which `multiprocessing` can pickle its shared objects. It collects the descriptors that workers have
+    to inherit.
 
     Attributes:
         descriptors: the duplicates, which the caller closes; the context closes them if it ends with an error.
@@ -350,13 +355,13 @@ class Inheritance:
         return self.descriptors[-1]
 
     def __enter__(self) -> Inheritance:
-        self._before = get_spawning_popen()
+        self._previous_popen = get_spawning_popen()
         set_spawning_popen(self)  # pyright: ignore[reportArgumentType]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        set_spawning_popen(self._before)
-        if kind is not None:
+    def __exit__(self, error_type: type[BaseException] | None, *exc_info: object) -> None:
+        set_spawning_popen(self._previous_popen)
+        if error_type is not None:
             self.close()
 
     def close(self) -> None:
@@ -366,8 +371,8 @@ class Inheritance:
     def tracker_calls(self) -> list[partial[Any]]:
         """Return the calls that make a worker use this process's resource tracker; empty if no tracker is running.
 
-        The tracker is a process that unlinks shared memory once no process tracks it any more. If a worker had a
-        separate tracker, the end of the worker would unlink memory that other processes still use.
+        The tracker is a process that unlinks shared memory once all processes that use this tracker have ended. If a
+        worker had a separate tracker, the end of the worker would unlink memory that other processes still use.
         """
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
@@ -376,11 +381,11 @@ class Inheritance:
 
 def _refuse(obj: Any) -> NoReturn:
     name = type(obj).__name__
-    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {CANNOT_SHARE}")
+    raise TypeError(f"this {name} is, or refers to, memory that processes on this machine share; {CANNOT_SHARE}")
 
 
 def _is_shared(obj: Any) -> bool:
-    """Return whether an object, whose type has a reducer, is in shared memory."""
+    """Return whether an object, whose type has a reducer in `SHARING_REDUCERS`, is in shared memory."""
     if isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
         return hasattr(obj, "_wrapper")  # without a wrapper, its memory is private
     storage = getattr(obj, "_untyped_storage", obj)
@@ -388,23 +393,24 @@ def _is_shared(obj: Any) -> bool:
 
 
 def _reduce_authkey(key: AuthenticationString) -> Reduced:
-    return _take_authkey, (bytes(key),)
+    return _set_authkey, (bytes(key),)
 
 
-def _reduce_cache(place: Any) -> Reduced | None:
-    """Reduce the `CachePlace` of an in-memory cache to a descriptor; None for a cache in a folder, which needs none."""
-    if place.folder:
+def _reduce_cache(location: Any) -> Reduced | None:
+    """Reduce the `CacheLocation` of an in-memory cache to a descriptor; None for a cache in a folder."""
+    if location.folder:
         return None
-    fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
-    return type(place), (place.samples, place.limit_bytes, place.key, "", fd)
+    fd = get_spawning_popen().duplicate_for_child(location.fd)  # pyright: ignore
+    return type(location), (location.samples, location.limit_bytes, location.key, "", fd)
 
 
 def _address(buffer: Any) -> int:
     return np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
 
 
-def _arena_at(address: int) -> tuple[Any, int] | None:
-    """Return the `multiprocessing` arena at an address, such as the arena of an ``Array``, and its first address."""
+def _find_arena(address: int) -> tuple[Any, int] | None:
+    """Return the `multiprocessing` arena that contains an address, such as the arena of an ``Array``, and the arena's
+    first address; None if there is no such arena."""
     heap: Any = sys.modules.get("multiprocessing.heap")
     for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
         start = _address(arena.buffer)
@@ -413,8 +419,10 @@ def _arena_at(address: int) -> tuple[Any, int] | None:
     return None
 
 
-def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Create an array over shared memory, in a worker."""
+def _make_view(
+    owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Return an array in shared memory. Runs in a worker."""
     if isinstance(owner, str):
         with open(owner, "r+b") as file:
             owner = mmap.mmap(file.fileno(), 0)
@@ -422,8 +430,9 @@ def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], stri
     return np.ndarray(shape, dtype, owner, offset, strides)
 
 
-def _take_authkey(key: bytes) -> bytes:
-    """Set a manager's password in a worker, for further proxies that the worker gets from the manager."""
+def _set_authkey(key: bytes) -> bytes:
+    """Set the authentication key of a manager, and return it. A worker needs the key for further proxies that it gets
+    from the manager."""
     current_process().authkey = key
     return current_process().authkey
 
@@ -442,14 +451,14 @@ def _adopt_tracker(fd: int) -> None:
 def _refusal_message(obj: Any, error: Exception, is_remote: bool) -> str:
     """Return the message for an object that cannot be sent: the part that fails, the reason, and the remedy."""
     path, culprit, error = _find_culprit(obj, error, is_remote)
-    kind = type(culprit)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    described = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
+    cls = type(culprit)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    description = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
     remedy = _remedy_for(error) or (
         "Create locks, and open files and connections, in the worker when they are first used, not before"
     )
     return (
-        f"{f'{path} ({described})' if path else described} cannot be sent to the worker processes: "
+        f"{f'{path} ({description})' if path else description} cannot be sent to the worker processes: "
         f"{type(error).__name__}: {error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
     )
 
@@ -457,14 +466,14 @@ def _refusal_message(obj: Any, error: Exception, is_remote: bool) -> str:
 def _find_culprit(obj: Any, error: Exception, is_remote: bool) -> tuple[str, Any, Exception]:
     """Return the part of an object that cannot be sent: its path, such as ``dataset.reader``, the part, and its error.
 
-    The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where the object is. So each
-    part of a job is pickled by itself, and then each attribute of the first part that fails. References back to the job
-    or to that part are skipped, since they would make every attribute fail.
+    The pickler's error names a type ("cannot pickle '_thread.lock' object") but not the object's location. So each part
+    of a job is pickled separately, and then each attribute of the first part that fails. References to the job or to
+    this part are skipped, since they would make every attribute fail.
     """
     path, culprit, owners = "", obj, {}
     for _ in range(2):
         owners[id(culprit)] = "skipped"
-        for name, value in _attributes(culprit).items():
+        for name, value in _pickled_attributes(culprit).items():
             if (failure := _pickling_error(value, owners, is_remote)) is not None:
                 path, culprit, error = f"{path}.{name}" if path else name, value, failure
                 break
@@ -486,8 +495,8 @@ def _pickling_error(obj: Any, skipped: Mapping[int, Any], is_remote: bool) -> Ex
     return None
 
 
-def _attributes(obj: Any) -> dict[str, Any]:
-    """Return the attributes of an object that are pickled; empty if the object defines its own pickled form."""
+def _pickled_attributes(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are pickled; empty if the object is not pickled by its attributes."""
     try:
         _, _, state, *_ = obj.__reduce_ex__(5)
     except Exception:  # it has no such attributes, or cannot be pickled itself
@@ -495,20 +504,20 @@ def _attributes(obj: Any) -> dict[str, Any]:
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # the class has __slots__
         state = {**(state[0] or {}), **state[1]}
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
-    transform_attributes = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
+    transform_attributes = {f"transforms[{index}]": transform for index, transform in enumerate(transforms)}
     return transform_attributes | state if isinstance(state, dict) else {}
 
 
 def _remedy_for(error: BaseException) -> str | None:
     """Return the remedy if `multiprocessing` or `_refuse` refused to share an object; None for other errors."""
     if CANNOT_SHARE in str(error):
-        return "Give workers a copy of it, made before the Loader is created"
+        return "Copy it to ordinary memory before you create the Loader"
     if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
-        return f"It is shared by processes of this machine; {CANNOT_SHARE}"
+        return f"Processes on this machine share it; {CANNOT_SHARE}"
     if "fork context" in str(error):
         return (
             'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are not '
-            'forks: create the Value, Array, Lock, Event or Queue with multiprocessing.get_context("spawn"), '
-            "or a Value or Array with lock=False"
+            'forks. Create the Value, Array, Lock, Event or Queue with multiprocessing.get_context("spawn"), '
+            "or create a Value or Array with lock=False"
         )
     return None

@@ -1,13 +1,13 @@
 """Deferred signals: a ctrl-C takes effect only after code that must not be interrupted half-way has completed.
 
 Python runs a signal's handler between any two instructions of the main thread, and an exception from the handler
-interrupts the program there: between starting a process and storing it, for example, so that nobody would end it.
-Blocking the signal in the main thread does not help: the kernel delivers it to another thread, perhaps one of torch's,
-and Python still runs the handler in the main thread. So for a while the handlers are replaced by a function that
-records the signal, and afterwards the recorded signals are raised again.
+interrupts the program there. For example, if this happened between starting a process and storing it, nobody would end
+the process. Blocking the signal in the main thread does not help: the kernel delivers it to another thread, perhaps one
+of torch's, and Python still runs the handler in the main thread. So `deferred_signals` replaces the handlers by a
+function that records the signals, and raises the recorded signals again afterwards.
 
-These contexts can be used in any thread; outside the main thread, where no handler ever runs, they do nothing. If a
-deferral ends within a finalizer, Python only prints an exception from a handler: such a ctrl-C is lost.
+The contexts can be used in any thread. Outside the main thread, where handlers never run, they do nothing. If
+`deferred_signals` ends within a finalizer, Python only prints an exception from a handler, so such a ctrl-C is lost.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ __all__ = ["deferred_signals", "signals_enabled"]
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 # Only the main thread uses these.
-_handlers: dict[int, Any] = {}  # the program's handlers, keyed by signal; empty if signals are not deferred
-_deferred: list[Any] = []  # the numbers of the signals that have arrived
+_handlers: dict[int, Any] = {}  # the program's handlers, keyed by signal; empty while signals are not deferred
+_deferred_signals: list[Any] = []  # the numbers of the signals that have arrived while signals were deferred
 
 
 @contextlib.contextmanager
 def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
-    """Defer signals within this context; they are raised at its end or, if contexts are nested, at the outermost end.
+    """Defer signals within this context. They are raised at its end or, if contexts are nested, at the end of the
+    outermost context.
 
     Args:
-        drop_sigint: drop a ctrl-C that would raise `KeyboardInterrupt`, for use while another `KeyboardInterrupt` is
-            being raised or the program is ending.
+        drop_sigint: whether to drop a ctrl-C that would raise `KeyboardInterrupt`, for use while another
+            `KeyboardInterrupt` is being raised or the program is ending.
     """
     if threading.current_thread() is not threading.main_thread() or _handlers:
         yield
         return
-    _deferred.clear()
+    _deferred_signals.clear()
     try:
         _replace_handlers()
         yield
@@ -48,19 +49,20 @@ def deferred_signals(*, drop_sigint: bool = False) -> Iterator[None]:
             _restore_handlers()
         finally:
             if drop_sigint and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                _deferred[:] = [number for number in _deferred if number != signal.SIGINT]
-            _raise_all()
+                _deferred_signals[:] = [number for number in _deferred_signals if number != signal.SIGINT]
+            _raise_deferred()
 
 
 @contextlib.contextmanager
 def signals_enabled() -> Iterator[None]:
-    """Enable handlers within `deferred_signals`, for code that may take long and can be interrupted safely."""
+    """Enable the handlers again within `deferred_signals`, for code that may take long and can be interrupted
+    safely."""
     if threading.current_thread() is not threading.main_thread() or not _handlers:
         yield
         return
     try:
         _restore_handlers()
-        _raise_all()
+        _raise_deferred()
         yield
     finally:
         _replace_handlers()
@@ -70,16 +72,16 @@ def _replace_handlers() -> None:
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if callable(handler):
-            with contextlib.suppress(ValueError):  # in a subinterpreter, which has no signals
+            with contextlib.suppress(ValueError):  # raised in a subinterpreter, which cannot handle signals
                 _handlers[number] = handler
-                signal.signal(number, _record)
+                signal.signal(number, _record_signal)
 
 
 def _restore_handlers() -> None:
     """Restore all handlers, even if a restored handler raises an exception immediately."""
     try:
         for number, handler in list(_handlers.items()):
-            if signal.getsignal(number) is _record:  # otherwise the program has set another handler in the meantime
+            if signal.getsignal(number) is _record_signal:  # if not, the program has set another handler
                 signal.signal(number, handler)
             del _handlers[number]
     finally:
@@ -87,15 +89,15 @@ def _restore_handlers() -> None:
             _restore_handlers()
 
 
-def _record(number: int, frame: object) -> None:
-    if number not in _deferred:
-        _deferred.append(number)
+def _record_signal(number: int, frame: object) -> None:
+    if number not in _deferred_signals:
+        _deferred_signals.append(number)
 
 
-def _raise_all() -> None:
+def _raise_deferred() -> None:
     """Raise the deferred signals; an exception from one handler does not prevent the next one."""
-    if _deferred:
+    if _deferred_signals:
         try:
-            signal.raise_signal(_deferred.pop(0))
+            signal.raise_signal(_deferred_signals.pop(0))
         finally:
-            _raise_all()
+            _raise_deferred()

@@ -1,13 +1,15 @@
-"""Reading the samples of a chunk: by key from a map dataset, one or many at a time; by number from an iterable dataset.
+"""Reading the samples of a chunk: by key from a map dataset, one or many at a time, and by number from an iterable
+dataset.
 
-Runs in a worker or, with num_workers=0, in the main process. A `Pass` iterates over an iterable dataset; each worker
-has a separate pass. The global generators are seeded before each sample of a user's dataset, so that its draws are a
-function of (seed, epoch, position).
+This module runs in a worker or, with num_workers=0, in the main process. A `Pass` iterates over an iterable dataset;
+each worker has a separate pass. The global generators are seeded before each sample of a user's dataset, so that its
+random numbers are a function of (seed, epoch, position).
 
-Read-ahead: the source announces the samples of the next chunk to a dataset with ``will_need(indices)``, so that the
-kernel reads them in the background. It announces a few at a time while it reads the current chunk, so that the disk
-always has work. It does so only while samples come from a disk or are slow: for a sample in memory, the announcement
-takes longer than the read. At first it assumes a disk, and announces the samples of the first chunk as well.
+Read-ahead: the source announces the samples of the next chunk to datasets that have ``will_need(indices)``, so that the
+kernel reads these samples in the background. It announces a few samples at a time while it reads the current chunk, so
+that the disk always has work. It does this only while samples come from a disk or are slow to read: for a sample in
+memory, the announcement takes longer than the read. At the start, it assumes a disk, and also announces the samples of
+the first chunk.
 """
 
 from __future__ import annotations
@@ -25,28 +27,31 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.files import DiskReads
-from gpuload.datasets.kinds import draws_nothing, fetch_samples, fetches_many, lazy_reader
+from gpuload.datasets.kinds import fetch_samples, is_deterministic, lazy_reader, uses_getitems
 from gpuload.datasets.tables import Columns, select_columns
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart
-from gpuload.rng.generators import GeneratorStates, Seeding, seed_for, seeds_of, set_states, states
+from gpuload.rng.generators import GeneratorStates, Seeding, seed_sample, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.counters import FLUSH_NS, Counters
 from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["EndOfSamples", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
+__all__ = ["EndOfSamples", "Pass", "Source", "init_position", "make_worker_info", "pickle_state"]
 
 SLOW_NS: Final = 200_000  # per sample; reading 130 KB from the page cache takes 25 µs, or 100 µs on a busy machine
-CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow chunk, since read-ahead makes these chunks look fast
-DISK_CHUNKS: Final = 4  # the same after a chunk that read from disk; fewer, since read-ahead counts as such reads too
-UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known only when chunk 2 begins, after chunk 3 was announced
-ANNOUNCED_TOGETHER: Final = 4  # samples in one announcement
-SEEDS_TOGETHER: Final = 64  # seeds computed in one call for an iterable dataset
+# The number of chunks with read-ahead after a slow chunk: many, since read-ahead makes these chunks look fast.
+CHUNKS_AHEAD: Final = 64
+# The same after a chunk that was read from disk: fewer, since read-ahead itself also counts as reading from disk.
+DISK_CHUNKS: Final = 4
+# The same at the start: disk reads are known only when chunk 2 begins, and chunk 3 is announced before that.
+UNKNOWN_CHUNKS: Final = 2
+ANNOUNCED_TOGETHER: Final = 4  # the number of samples in one announcement
+SEEDS_TOGETHER: Final = 64  # the number of seeds computed in one call for an iterable dataset
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
-MAX_STATE_BYTES: Final = 100_000  # of the pickled state, which is sent with each chunk
+MAX_STATE_BYTES: Final = 100_000  # the limit for a pickled state, which is sent with each chunk
 
 
 class Source:
@@ -55,30 +60,32 @@ class Source:
     Args:
         dataset: this process's copy of the user's dataset.
         seed: the seed of the loader.
-        learns: whether to skip seeding that the dataset turns out not to need. False if there is a `collate_fn`, whose
-            draws continue from the seed of the last sample.
+        learns: whether to stop seeding generators that the dataset turns out not to use. It must be False if there is a
+            `collate_fn`, which draws from the generators as the last sample has left them.
 
     Attributes:
         seeding: seeds the global generators before each sample; None if the dataset draws nothing.
         counters: the counters to which the reading time is added.
-        set_worker_info: called at the start of each epoch with its number and, for an iterable dataset, the position
-            of the first sample; called again if the dataset imports torch while it makes its first samples.
+        set_worker_info: called at the start of each epoch with the epoch's number and, for an iterable dataset, the
+            position of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
 
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
-        self.seeding = None if draws_nothing(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
-        self._fetches_many = fetches_many(dataset)
+        self.seeding = (
+            None if is_deterministic(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
+        )
+        self._uses_getitems = uses_getitems(dataset)
         self.counters = Counters()
         self._lacks_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
-        self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
+        self._read_ns, self._rows_read = 0, 0  # the reading time of the last chunk, and its number of samples
         self._slow_chunks_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
         self._disk = DiskReads()
-        self._to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
-        self._is_first_chunk = True  # whether no chunk was opened yet; the first chunk was not announced
+        self._keys_to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
+        self._is_first_chunk = True  # whether no chunk has been opened yet; the first chunk is not announced beforehand
         self._epoch_sent = -1
         self._changes = b""
         self._applied_changes: dict[Any, Any] = {}
@@ -86,11 +93,11 @@ class Source:
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, on_sample: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
-        """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
+        """Return a function that reads the sample of a row of a chunk. Call this function for the rows in ascending
+        order, and pass the time that it takes to `add_read_time`.
 
         The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
-        The caller measures the time that it takes. `on_sample` is called for each sample that an iterable dataset
-        yields up to that row.
+        `on_sample` is called for each sample that an iterable dataset yields up to that row.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -119,30 +126,30 @@ class Source:
         seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
         read = (
             (lambda key: fetch_samples(self._dataset, [key])[0])
-            if self._fetches_many
+            if self._uses_getitems
             else partial(getitem, self._dataset)
         )
-        if self._fetches_many and len(keys) > 1:
+        if self._uses_getitems and len(keys) > 1:
             with contextlib.suppress(Exception):  # read the samples one by one instead, to find the one that fails
                 if (read_row := lazy_reader(self._dataset, keys)) is None:
-                    return self._fetch(request, keys, seed).__getitem__
+                    return self._fetch_all(request, keys, seed).__getitem__
 
                 def read_row_or_key(row: int) -> Any:
                     try:
                         return read_row(row)
-                    except Exception:  # the sample cannot be read together with its chunk
+                    except Exception:  # the sample cannot be read together with the other samples of its chunk
                         return read(keys[row])
 
-                return self._open_each(request, range(len(keys)), read_row_or_key, seed)
-        return self._open_each(request, keys, read, seed)
+                return self._open_one_by_one(request, range(len(keys)), read_row_or_key, seed)
+        return self._open_one_by_one(request, keys, read, seed)
 
-    def _open_each(
+    def _open_one_by_one(
         self, request: Request, keys: Sequence[Any], read: Callable[[Any], Any], seed: Seed | None
     ) -> Callable[[int], Any]:
-        """Return a function that reads the sample of a row by its key, with the generators seeded for it."""
+        """Return a function that seeds the generators for the sample of a row, and reads the sample by its key."""
         learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
         may_import_torch = seed is not None and self._lacks_torch
-        announces = bool(self._to_announce)
+        announces = bool(self._keys_to_announce)
 
         def get(row: int) -> Any:
             if announces and row % ANNOUNCED_TOGETHER == 0:
@@ -158,10 +165,10 @@ class Source:
 
         return get
 
-    def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
+    def _fetch_all(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
         """Return all samples of a chunk, read together."""
-        self._announce_next(len(self._to_announce))
-        if seed is not None:  # seed once for the entire chunk, so draws depend on all of its samples
+        self._announce_next(len(self._keys_to_announce))
+        if seed is not None:  # seed once for the entire chunk; random numbers then depend on all of its samples
             seed(0)
         start = perf_counter_ns()
         try:
@@ -169,20 +176,21 @@ class Source:
         finally:
             self.add_read_time(start)
         if seed is not None and self._has_imported_torch(request):
-            return self._fetch(request, keys, seed)
+            return self._fetch_all(request, keys, seed)
         return samples
 
     def _has_imported_torch(self, request: Request) -> bool:
-        """Return whether the dataset has just imported torch. If so, the last sample has to be read again: torch was
-        not seeded for it, and torch's get_worker_info() did not know this worker."""
+        """Return whether the dataset has just imported torch. In this case, the last sample has to be read again: torch
+        was not seeded for the sample, and torch's get_worker_info() did not know this worker."""
         if not self._lacks_torch or "torch" not in sys.modules:
             return False
         self._lacks_torch = False
         self.set_worker_info(request.epoch)
         return True
 
-    def plain_samples(self, request: Request) -> Columns | None:
-        """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
+    def select_plain_samples(self, request: Request) -> Columns | None:
+        """Return the samples of a chunk as columns if they are plain data in memory; else None. The caller then reads
+        them with `open`."""
         return select_columns(self._dataset, request.indices) if request.iterable is None else None
 
     def add_read_time(self, since_ns: int) -> int:
@@ -192,14 +200,14 @@ class Source:
         self._read_ns += elapsed_ns
         self.counters.read_ns += elapsed_ns
         if elapsed_ns > FLUSH_NS:
-            self.counters.flush()  # so that the main process sees a slow read now
+            self.counters.flush()  # so that the main process sees the time of a slow read immediately
         return now
 
     def _note_speed(self, rows: int) -> None:
         """Record whether the previous chunk came from a disk or was slow; `rows` is the size of the next chunk.
 
         Both checks are needed: reads from a network do not count as disk reads, and a fast disk takes 0.1 ms for a
-        photograph, no longer than the page cache of a busy machine.
+        photograph, which is no longer than a read from the page cache on a busy machine.
         """
         chunks_left = max(self._slow_chunks_left - 1, 0)
         if self._disk.was_read():
@@ -210,17 +218,18 @@ class Source:
 
     @property
     def reads_ahead(self) -> bool:
-        """Return whether announcing the next samples would make reading faster."""
+        """Return whether the next samples should be announced, because this makes reading them faster."""
         return self._slow_chunks_left > 0 and self._will_need is not None
 
-    def will_need(self, request: Request | None) -> None:
-        """Store the keys of the epoch's next chunk, to announce them later, even if another worker will read it."""
-        self._to_announce = []  # the chunk that was stored before is being read now
+    def store_next_keys(self, request: Request | None) -> None:
+        """Store the keys of the epoch's next chunk, to announce them later, even if another worker will read the
+        chunk."""
+        self._keys_to_announce = []  # the chunk whose keys were stored before is being read now
         if request is not None and not request.plans and request.iterable is None:
-            self._to_announce = _keys_of(request)
+            self._keys_to_announce = _keys_of(request)
 
     def _announce_next(self, count: int) -> None:
-        keys, self._to_announce = self._to_announce[:count], self._to_announce[count:]
+        keys, self._keys_to_announce = self._keys_to_announce[:count], self._keys_to_announce[count:]
         self._announce(keys)
 
     def _announce(self, keys: list[Any]) -> None:
@@ -239,20 +248,20 @@ class Source:
         return lambda row: current_pass.get(numbers[row], on_sample)
 
     def begin(self, request: Request) -> IterablePlace:
-        """Start the pass of a request, and return its place before the first chunk."""
+        """Start the pass of a request, and return its progress before the first chunk."""
         self.open(request)
         return IterablePlace(0, False) if self._pass is None else self._pass.begin()
 
-    def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """Return the place of the pass after this many rows of a chunk; None for a map dataset."""
+    def progress(self, request: Request, rows: int) -> IterablePlace | None:
+        """Return the progress of the pass after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
             return None
-        return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
+        return self._pass.progress(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
 
     @property
     def broken(self) -> bool:
         """Return whether the pass cannot yield any more samples, after an error."""
-        return self._pass is not None and self._pass.broken is not None
+        return self._pass is not None and self._pass.failure is not None
 
 
 def _raise(error: Exception, row: int) -> Any:
@@ -272,8 +281,8 @@ class EndOfSamples(Exception):
 class Pass:
     """A pass over an iterable dataset, which returns samples by number and can resume if the dataset can.
 
-    There is no index, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. A pass caches samples
-    until the user has received them, since a chunk may have to be repeated.
+    An iterable dataset has no indices, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. A pass
+    caches samples until the user has received them, since a chunk may have to be repeated.
 
     Args:
         dataset: this process's copy of the user's dataset.
@@ -292,21 +301,21 @@ class Pass:
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        state = start.state or {}  # a state that could not be saved is replaced by a text
-        can_resume = all(isinstance(packed, bytes) for packed in state.values())
+        state = start.state or {}
+        can_resume = all(isinstance(packed, bytes) for packed in state.values())  # text says why it could not be saved
         self._state = {name: pickle.loads(state[name]) for name in state} if can_resume else {}  # pyright: ignore
         self._next_number = start.samples if self._state else 0
         self._iterator: Iterator[Any] | None = None  # created for the first sample, or by `begin`
         self._states_after_iter: GeneratorStates | None = None  # the states of the global generators after `begin`
-        self.broken: Exception | None = None  # the error of iter() or of a generator that ended the pass
+        self.failure: Exception | None = None  # the error, of iter() or of a generator, that ended the pass
 
     def begin(self) -> IterablePlace:
-        """Call the dataset's ``iter()`` now, and return the place where the pass begins."""
-        if self._iterator is None and self.broken is None:
+        """Call the dataset's ``iter()`` now, and return the progress with which the pass begins."""
+        if self._iterator is None and self.failure is None:
             with contextlib.suppress(Exception):  # raised again for the first sample
                 self._begin()
                 self._states_after_iter = states()
-        return self.place(self._next_number)
+        return self.progress(self._next_number)
 
     def _begin(self) -> None:
         self._seed_for(0)  # even on resume, so that iter() draws the same numbers
@@ -320,12 +329,13 @@ class Pass:
                 if "dataset" in state:  # the state was saved after iter(), which may change it
                     self._dataset.load_state_dict(state["dataset"])
         except Exception as error:
-            self.broken = error
+            self.failure = error
             raise
         self._iterator = iterator
 
     def get(self, number: int, on_sample: Callable[[], None] = lambda: None) -> Any:
-        """Return sample `number` of this pass; call `on_sample` for each sample that the iterator yields until then.
+        """Return sample `number` of this pass. Call `on_sample` for each sample that the iterator yields up to this
+        sample.
 
         Raises:
             EndOfSamples: there are fewer samples.
@@ -342,8 +352,8 @@ class Pass:
     def _pull_next(self) -> None:
         if self._ended:
             raise EndOfSamples
-        if self.broken is not None:
-            raise self.broken
+        if self.failure is not None:
+            raise self.failure
         if self._iterator is None:
             self._begin()
             if self._next_number:
@@ -365,7 +375,7 @@ class Pass:
         except Exception as error:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
-                self.broken = error
+                self.failure = error
         if self._next_number >= self._start.samples:
             self._results[self._next_number] = (sample, sample_error)
         if self._next_number < DIGESTED_SAMPLES:
@@ -377,7 +387,7 @@ class Pass:
         if position not in self._seeds:  # compute the seeds of many samples together
             positions = position + np.arange(SEEDS_TOGETHER, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
-        seed_for((self._seed, self._epoch, position), self._seeds[position])
+        seed_sample((self._seed, self._epoch, position), self._seeds[position])
 
     def forget(self, before: int) -> None:
         """Drop cached samples with a smaller number, which the user has received. Later samples may be requested again
@@ -385,9 +395,9 @@ class Pass:
         for number in [number for number in self._results if number < before]:
             del self._results[number]
 
-    def place(self, samples: int) -> IterablePlace:
-        """Return the place of the pass after this many samples. It has the state of the dataset and of its iterator
-        only if the iterator has yielded no further sample."""
+    def progress(self, samples: int) -> IterablePlace:
+        """Return the progress of the pass after this many samples. It includes the states of the dataset and of its
+        iterator only if the iterator has not yielded any further sample."""
         state: dict[str, bytes | str] = {}
         if self._ended:  # the chunk may have more rows than there are samples
             samples = min(samples, self._next_number)
@@ -396,15 +406,16 @@ class Pass:
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset
             for name, owner in owners.items():
-                if (packed := pickled_state(owner, name)) is not None:
+                if (packed := pickle_state(owner, name)) is not None:
                     state[name] = packed
         digests, was_read = tuple(self._digests), THIS_PROCESS.worker_info_was_read
-        return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_read)
+        return IterablePlace(samples, self._ended, self.failure is not None, state or None, digests, was_read)
 
 
-def pickled_state(owner: Any, name: str) -> bytes | str | None:
-    """Return the result of an object's ``state_dict()``, pickled now since the object may change it later; a text with
-    the reason if it cannot be saved; None if the object lacks ``state_dict()`` or ``load_state_dict()``."""
+def pickle_state(owner: Any, name: str) -> bytes | str | None:
+    """Return the result of an object's ``state_dict()``, pickled immediately, since the object may change it later.
+    Return the reason as text if the state cannot be saved, and None if the object lacks ``state_dict()`` or
+    ``load_state_dict()``."""
     if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
         return None
     try:
@@ -416,7 +427,7 @@ def pickled_state(owner: Any, name: str) -> bytes | str | None:
 
             packed = cloudpickle.dumps(state, 5)
         if len(packed) > MAX_STATE_BYTES:
-            raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
+            raise ValueError(f"its pickle has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
     except Exception as error:  # reported only when the state is requested
         return f"the state_dict() of the {name} cannot be saved: {type(error).__name__}: {error}"
     return packed
@@ -438,9 +449,9 @@ def init_position(rank: int, worker: int) -> int:
     return WORKER_INIT_POSITIONS[rank << 32 | worker]
 
 
-def worker_info(job: Job, worker: int, workers: int, epoch: int, position: int | None = None) -> WorkerInfo:
-    """Return the result of `get_worker_info()` in worker `worker` of `workers`. Its seed is the seed at a position, by
-    default at the `init_position` of the worker."""
+def make_worker_info(job: Job, worker: int, workers: int, epoch: int, position: int | None = None) -> WorkerInfo:
+    """Return the result of `get_worker_info()` for worker `worker` of `workers`. Its seed is the seed at `position`, by
+    default at the worker's `init_position`."""
     position = init_position(job.rank, worker) if position is None else position
     [seed] = seeds_of(job.seed, epoch, np.array([position], np.int64))
     return WorkerInfo(worker, workers, job.rank, job.world_size, seed, job.dataset)

@@ -1,7 +1,7 @@
 """The start time of workers and its parts, for `stats()` and the log.
 
 The interpreter that unpickles the dataset (the template, or a worker that was not forked) measures its start with a
-`Stopwatch`, and sends the times with its first message. The main process keeps the slowest start, and adds the total
+`Stopwatch`, and sends the times with its first message. The main process records the slowest start, and adds the total
 time since ``iter()``.
 """
 
@@ -20,22 +20,22 @@ from typing import Any, Final
 __all__ = ["SLOW_START_S", "Start", "Stopwatch"]
 
 SLOW_START_S: Final = 5.0  # a start that takes longer gets a line in the log
-MIN_ADVISED_SHARE: Final = 0.1  # of the start time; there is no advice for modules that took less
-SHOWN, MIN_SHOWN_S = 3, 0.005  # the modules in the log: their number, and their minimum time
-MAX_SENT: Final = 100  # the number of modules that are sent to the main process
+MIN_ADVISED_SHARE: Final = 0.1  # there is no advice on modules that took a smaller share of the start time
+MAX_SHOWN, MIN_SHOWN_S = 3, 0.005  # the maximum number of modules in the log, and their minimum time
+MAX_SENT: Final = 100  # the maximum number of modules that are sent to the main process
 LIBRARIES: Final = frozenset({"site-packages", "dist-packages"})
 _TORCH: Final = (
-    "with the transforms of gpuload.transforms, which run in the main process, and gpuload.read, workers need no torch "
-    "and torchvision"
+    "use gpuload.read and the transforms in gpuload.transforms, which run in the main process, so that workers need "
+    "neither torch nor torchvision"
 )
 REMEDIES: Final = {
     "torch": _TORCH,
     "torchvision": _TORCH,
-    "datasets": "with gpuload.wrap(…) of plain columns, workers read the table without this package",
+    "datasets": "use gpuload.wrap(…) with plain columns, so that workers read the table without this package",
 }
 DEFAULT_REMEDY: Final = (
-    "if workers do not need it, import it in the function that does; persistent_workers=True, the default, starts "
-    "workers only once"
+    "if workers do not need it, import it in the function that uses it; use persistent_workers=True, the default, to "
+    "start workers only once"
 )
 
 
@@ -47,11 +47,11 @@ class Start:
         seconds: the time from ``iter()`` until every worker could take a chunk; 0.0 if not all are ready, or if there
             are no workers.
         interpreter_s: the time for loading Python, NumPy and gpuload.
-        imports_s: the times for importing the modules that the dataset needs, keyed by module, the slowest first. The
-            time of a library includes its own imports, unless they were loaded before. The time of the dataset's own
-            modules does not include the libraries that they import.
-        unpickling_s: the time for unpickling the dataset, without imports. The remaining time is `worker_init_fn` and
-            the work of the main process, which pickles the dataset and compiles kernels.
+        imports_s: the times for importing the modules that the dataset needs, keyed by module, the slowest first. A
+            library's time includes the modules that the library imports, unless they were loaded before. The time of
+            the user's modules does not include the libraries that these modules import.
+        unpickling_s: the time for unpickling the dataset, without imports. The rest of `seconds` is the time of
+            `worker_init_fn` and of the main process, which pickles the dataset and compiles kernels.
     """
 
     seconds: float = 0.0
@@ -71,8 +71,10 @@ class Start:
         return cls(0.0, max(0.0, began_at - started_at), imports_s, unpickling_s)
 
     def describe(self) -> str:
-        """Return a text with the time of each part."""
-        shown_s = {name: seconds for name, seconds in list(self.imports_s.items())[:SHOWN] if seconds >= MIN_SHOWN_S}
+        """Return the time of each part, as text."""
+        shown_s = {
+            name: seconds for name, seconds in list(self.imports_s.items())[:MAX_SHOWN] if seconds >= MIN_SHOWN_S
+        }
         imports_s = sum(self.imports_s.values())
         if (other_modules_s := imports_s - sum(shown_s.values())) >= MIN_SHOWN_S:
             shown_s["others"] = other_modules_s
@@ -83,7 +85,7 @@ class Start:
         )
 
     def advise(self) -> str:
-        """Return a text with the slowest module and a remedy; "" if no module took much of the time."""
+        """Return the slowest module and a remedy, as text; "" if no module took a large share of the time."""
         name, seconds = max(self.imports_s.items(), key=lambda item: item[1], default=("", 0.0))
         if not name or seconds < MIN_ADVISED_SHARE * self.seconds:
             return ""
@@ -93,8 +95,8 @@ class Start:
 class Stopwatch:
     """A stopwatch for the unpickling of the dataset and the imports during it.
 
-    It wraps the function that Python calls for each module that is not imported yet, which ``-X importtime`` also
-    measures. So finders, specs and loaders are unaffected. Other threads are not measured.
+    It wraps the function that Python calls for each module that is not imported yet, and that ``-X importtime``
+    measures too. So finders, specs and loaders are not affected. Other threads are not measured.
 
     Args:
         clock: returns the time in seconds.
@@ -109,34 +111,34 @@ class Stopwatch:
         self._owner = ""  # the module that the current import counts for
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Measure the code within this context."""
-        importlib_, thread = importlib._bootstrap, threading.get_ident()  # pyright: ignore[reportAttributeAccessIssue]
-        if not hasattr(importlib_, "_find_and_load"):  # if a later Python lacks it, measure nothing
+        bootstrap, thread = importlib._bootstrap, threading.get_ident()  # pyright: ignore[reportAttributeAccessIssue]
+        if not hasattr(bootstrap, "_find_and_load"):  # a later Python may lack this function: measure nothing
             yield
             return
-        find_and_load = importlib_._find_and_load
+        find_and_load = bootstrap._find_and_load
 
         def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
             if threading.get_ident() != thread:
                 return find_and_load(name, import_)
-            owner, before_s, start = self._owner, self._nested_s, self._clock()
-            self._owner, self._nested_s = _owner_of(name, owner), 0.0
+            outer_owner, outer_nested_s, start = self._owner, self._nested_s, self._clock()
+            self._owner, self._nested_s = _owner_of(name, outer_owner), 0.0
             try:
                 return find_and_load(name, import_)
             finally:
                 seconds = self._clock() - start
                 self._imports_s[self._owner] = self._imports_s.get(self._owner, 0.0) + seconds - self._nested_s
-                self._owner, self._nested_s = owner, before_s + seconds
+                self._owner, self._nested_s = outer_owner, outer_nested_s + seconds
 
-        # Python hides frames of importlib in tracebacks and from `stacklevel`; this hides the function's frame too.
+        # Python hides importlib's frames in tracebacks and from `stacklevel`. This hides the wrapper's frame too.
         _find_and_load.__code__ = _find_and_load.__code__.replace(co_filename=find_and_load.__code__.co_filename)
-        importlib_._find_and_load = _find_and_load
+        bootstrap._find_and_load = _find_and_load
         start = self._clock()
         try:
             yield
         finally:
-            importlib_._find_and_load = find_and_load
+            bootstrap._find_and_load = find_and_load
             self._unpickling_s += self._clock() - start - self._nested_s
             self._nested_s = 0.0
 
@@ -147,7 +149,8 @@ class Stopwatch:
 
 
 def _owner_of(name: str, importer: str) -> str:
-    """Return the top-level module that an import counts for, given the importer that it is nested in, or ""."""
+    """Return the top-level module to which the time of an import is added. `importer` is the result for the import
+    within which this import happens; "" if there is none."""
     top = name.partition(".")[0]
     if importer and (top in sys.stdlib_module_names or _is_library(importer)):
         return importer
@@ -155,6 +158,7 @@ def _owner_of(name: str, importer: str) -> str:
 
 
 def _is_library(top: str) -> bool:
-    """Return whether a module belongs to an installed package other than gpuload, which imports for the user."""
+    """Return whether a module belongs to an installed package. gpuload does not count, since it imports modules on
+    behalf of the user."""
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return top != "gpuload" and not LIBRARIES.isdisjoint(file.split("/"))

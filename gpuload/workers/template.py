@@ -1,17 +1,18 @@
-"""The template process of a session, from which the session's workers are forked. Runs only in the template process.
+"""The template process of a session, from which the session's workers are forked. This module runs only in the template
+process and its forks.
 
 The template is a fresh interpreter, started like a worker. It imports the modules that the dataset needs and unpickles
-the dataset once. Then it waits for requests from its parent. For each request it forks a worker, and it reports the
-worker's exit status later. It does nothing else, so its memory does not change, and workers share the pages they do not
-write.
+the dataset once. Then it waits for requests from its parent. For each request, it forks a worker; when the worker ends,
+it reports the worker's exit status. It does nothing else, so its memory does not change, and workers share the pages
+that they do not write to.
 
 A process with several threads must not be forked, and objects with a file position or a lock in the kernel must not be
 shared. `unfit_reason` looks for threads, sockets, pipes, open files that are not mapped, and databases. If it finds
 any, the template reports the reason and exits, and each worker is started as a separate interpreter.
 
-Lifetime: the kernel kills the template when its parent dies, as it does a worker (`gpuload.workers.main`). The template
-exits when its parent closes the control socket. It never holds the write end of a worker's lifeline, which would keep
-the worker alive after the parent's death; a worker closes its copies of the template's descriptors.
+Lifetime: when its parent dies, the kernel kills the template in the same way as a worker (`gpuload.workers.main`). The
+template exits when its parent closes the control socket. It never holds the write end of a worker's lifeline, which
+would keep the worker alive after the parent's death. A worker closes its copies of the template's descriptors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
-from gpuload.workers.main import end, run, set_up_child
+from gpuload.workers.main import exit_process, run_worker, set_up_child
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
@@ -40,7 +41,7 @@ __all__ = ["serve", "unfit_reason"]
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_DESCRIPTORS: Final = 16
-DATABASES: Final = {  # the offset and bytes of the signature in each kind of file
+DATABASES: Final = {  # the offset and bytes of each file format's signature
     "an SQLite database": (0, b"SQLite format 3\0"),
     "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
     "an LMDB environment": (16, b"\xde\xc0\xef\xbe"),
@@ -52,13 +53,12 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, descriptors)
-    inherited_handler = signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if SIGCHLD were ignored, exit statuses would be lost
-    # These errors mean that the parent has closed its end of the socket.
+    # If SIGCHLD were ignored, exit statuses would be lost.
+    inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A BrokenPipeError or ConnectionResetError means that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
-            with stopwatch.running():
+            with stopwatch.measure():
                 job: Job = receive(job_fd)
                 _finish_imports()
             os.close(job_fd)
@@ -72,9 +72,10 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         gc.collect()
-        gc.freeze()  # otherwise a garbage collection in a worker would write to the header of every object
+        gc.freeze()  # otherwise a garbage collection in a worker would write to, and so copy, the pages of all objects
         control.send(TEMPLATE_READY + stopwatch.pack())
-        children: dict[int, tuple[int, int]] = {}  # keyed by pidfd: the process ID, and the pipe for its exit status
+        # The process ID of each worker and the pipe for its exit status, keyed by pidfd.
+        children: dict[int, tuple[int, int]] = {}
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while True:
@@ -103,7 +104,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                         os.close(pipe)
                     os.close(status_fd)
                     _run_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, fds)
-                pidfd = os.pidfd_open(pid)  # before waitpid(), which would free the PID
+                pidfd = os.pidfd_open(pid)  # the PID is not reused before waitpid() is called
                 for descriptor in fds:
                     os.close(descriptor)
                 children[pidfd] = pid, status_fd
@@ -112,16 +113,18 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _finish_imports() -> None:
-    """Import the plugins that Pillow imports when it opens its first image; they would take 3 MB in each worker."""
+    """Import the plugins that Pillow would otherwise import when a worker opens its first image. They would then take
+    3 MB in each worker."""
     if "PIL.Image" in sys.modules:
         with contextlib.suppress(Exception):  # raised again when an image is opened
             sys.modules["PIL.Image"].preinit()
 
 
 def unfit_reason(gpuload_fds: list[int]) -> str:
-    """Return why this process must not be forked, or "" if it can be. gpuload opened `gpuload_fds` itself."""
+    """Return the reason why this process must not be forked; "" if it can be forked. `gpuload_fds` are the descriptors
+    that gpuload itself has opened."""
     if len(os.listdir("/proc/self/task")) > 1:
-        return "a library started threads when imported, or the dataset did when unpickled"
+        return "a library started threads when it was imported, or the dataset did when it was unpickled"
     for name in os.listdir("/proc/self/fd"):
         if (fd := int(name)) > 2 and fd not in gpuload_fds and (description := _describe_unshareable(fd)):
             return f"the dataset, or a library, holds {description}"
@@ -129,13 +132,13 @@ def unfit_reason(gpuload_fds: list[int]) -> str:
 
 
 def _describe_unshareable(fd: int) -> str:
-    """Return a description of the descriptor if processes that share it would interfere with each other, else ""."""
+    """Return a description of a descriptor if processes that share it would interfere with each other; else ""."""
     try:
         path, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
         with open(f"/proc/self/fdinfo/{fd}") as file:
             info = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return ""  # closed since: it was the descriptor that `listdir` used
+        return ""  # it is closed: it was the descriptor that `listdir` used
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
         return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
@@ -154,14 +157,16 @@ def _describe_unshareable(fd: int) -> str:
 
 
 def _mapped_paths() -> set[str]:
-    """Return the paths of memory-mapped files. Their open descriptors are harmless: nothing reads from them."""
+    """Return the paths of the files that are mapped. Their open descriptors are harmless, since nothing reads from
+    them."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
-        rows = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return {row[5] for row in rows if len(row) > 5}
+        entries = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return {entry[5] for entry in entries if len(entry) > 5}
 
 
 def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
-    """Write the exit status of an ended worker to its pipe; negative for a signal, as in `subprocess`."""
+    """Write the exit status of an ended worker to its pipe. The status is negative for a signal, as in
+    `subprocess`."""
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
     with contextlib.suppress(OSError):  # the reader has closed its end
@@ -178,7 +183,8 @@ def _run_worker(
     message: bytes,
     received_fds: list[int],
 ) -> None:
-    """Run a worker in the forked child, then exit. Closes `template_fds`; `received_fds` belong to the worker."""
+    """Run a worker in the forked child, then exit. This closes `template_fds`, the template's descriptors, and passes
+    `received_fds` to the worker."""
     try:
         control.close()
         for fd in template_fds:
@@ -187,12 +193,12 @@ def _run_worker(
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
         _apply_changes(changes, changed_fds)
         _clear_exit_handlers()
-        run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
+        run_worker(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    end()
+    exit_process()
 
 
 def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:
@@ -204,7 +210,7 @@ def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:
     for name in changes["removed"]:
         os.environ.pop(name, None)
     for number, limit in changes["limits"]:
-        with contextlib.suppress(ValueError, OSError):  # the parent has raised a hard limit
+        with contextlib.suppress(ValueError, OSError):  # the parent has raised a hard limit, which a worker may not do
             resource.setrlimit(number, limit)
     if changes["cpus"]:
         with contextlib.suppress(OSError):
@@ -220,10 +226,10 @@ def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:
 
 
 def _clear_exit_handlers() -> None:
-    """Clear the exit handlers that were registered in the template: the first worker to exit would remove a temporary
-    folder that all workers use. Handlers that a worker registers itself run when that worker exits."""
+    """Clear the exit handlers that were registered in the template. Otherwise, the first worker to exit could remove a
+    temporary folder that all workers use. Handlers that a worker registers itself still run when this worker exits."""
     atexit._clear()
-    # The standard library registers these handlers only once per process, so register them again.
+    # The standard library registers the following handlers only once per process, so register them again.
     atexit.register(_run_finalizers, from_index=next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
     if "logging" in sys.modules:
         atexit.register(sys.modules["logging"].shutdown)
@@ -234,8 +240,8 @@ def _clear_exit_handlers() -> None:
 
 
 def _run_finalizers(from_index: int) -> None:
-    """Run the `weakref.finalize` callbacks registered from this index on. Earlier callbacks are disabled only here, at
-    the worker's end, because disabling them writes to memory that the worker has shared until then."""
+    """Run the `weakref.finalize` callbacks that were registered from this index on. Earlier callbacks are disabled only
+    now, at the worker's end, because disabling them writes to memory that the worker has shared until now."""
     for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         if info.index < from_index:
             info.atexit = False

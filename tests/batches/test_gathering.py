@@ -438,9 +438,9 @@ MASKS = gl.Mask(scene(0).masks)
         (
             T.Mosaic(40),
             (IMAGE, 7),
-            r"Mosaic combines images of several samples, and their boxes or masks with them",
+            r"Mosaic combines images of several samples and their boxes or masks, but this sample has no boxes",
         ),
-        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
+        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one N×H×W gpuload.Mask.*3 boxes.*has 0"),
         (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
         (
             T.Mosaic(40),

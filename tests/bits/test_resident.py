@@ -32,7 +32,7 @@ def test_bits_are_those_without_it(name):
         return options | {"dataset": made[0], "num_workers": 0}
 
     found = hash_of(replace(case, make=make), "torch")
-    (on_device,) = made[0].on_device.values()  # it was in use
-    assert on_device.count == len(made[0])
+    (cached_data,) = made[0].cached_data.values()  # it was in use
+    assert cached_data.count == len(made[0])
     expected = recorded()["hashes"][f"{name}/torch"] if difference("torch") is None else hash_of(case, "torch")
     assert found == expected

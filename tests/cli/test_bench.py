@@ -20,14 +20,14 @@ from gpuload.cli.app import app
 from gpuload.cli.bench import (
     Bench,
     Row,
-    bottleneck,
     comparison_table,
+    explain_suggestion,
+    find_bottleneck,
     images_of,
     measure_settings,
     medians,
-    parts_of,
+    part_rows,
     recommend,
-    remark_on,
     repeat_epochs,
     worker_counts,
 )
@@ -114,37 +114,40 @@ def test_the_slowest_part_is_the_bottleneck(
     figures: Any, device: str, rates: tuple[int, ...], name: str, why: str
 ) -> None:
     row = replace(setting(2, 2, 900), stats=stats(*figures, where="main" if device == "cpu" else "device"))
-    parts = parts_of(row, torch.device(device))
+    parts = part_rows(row, torch.device(device))
     assert tuple(round(part.images_per_s) for part in parts) == rates
     assert [part.where for part in parts] == ["2 workers", "2 workers", device.upper()]
     assert [part.image_bytes for part in parts] == [130_000, 500_000, None]
-    found = bottleneck(row, parts)
+    found = find_bottleneck(row, parts)
     assert found[0] == name
     assert found[1].startswith(why)
 
 
 def test_parts_of_a_loader_without_workers() -> None:
     row = replace(setting(0, 2, 900), stats=stats(0.1, 0.9, 0.2, workers="main"))
-    parts = parts_of(row, CPU)
+    parts = part_rows(row, CPU)
     assert [(part.where, round(part.images_per_s)) for part in parts] == [
         ("this process", 10_000), ("this process", 1_111), ("CPU", 5_000),
     ]  # fmt: skip
-    assert bottleneck(row, parts)[1].startswith("decoding is the bottleneck: reading and decoding would reach 1,000 ")
+    assert find_bottleneck(row, parts)[1].startswith(
+        "decoding is the bottleneck: reading and decoding would reach 1,000 "
+    )
 
 
 def test_parts_that_take_no_time_are_left_out() -> None:
     row = replace(setting(0, 2, 900), stats=stats(0.0, 0.9, 0.0, workers="main"))  # arrays that are in memory
-    parts = parts_of(row, CPU)
+    parts = part_rows(row, CPU)
     assert [part.name for part in parts] == ["decode"]
-    assert bottleneck(row, parts) == (
+    assert find_bottleneck(row, parts) == (
         "decoding", "decoding is the bottleneck: reading and decoding would reach 1,111 images/s"
     )  # fmt: skip
     alone = replace(setting(2, 2, 900), stats=stats(0.0, 0.0, 0.2))
     assert (
-        bottleneck(alone, parts_of(alone, CPU))[1] == "augmenting is the bottleneck: with 2 workers, augmenting 5,000"
+        find_bottleneck(alone, part_rows(alone, CPU))[1]
+        == "augmenting is the bottleneck: with 2 workers, augmenting 5,000"
     )
     none = replace(setting(2, 2, 900), stats=gl.Stats())
-    assert (parts_of(none, CPU), bottleneck(none, [])) == ([], ("", ""))
+    assert (part_rows(none, CPU), find_bottleneck(none, [])) == ([], ("", ""))
 
 
 def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
@@ -167,7 +170,7 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
 def test_what_was_measured_goes_before_what_the_statistics_reckon(better: tuple[int, int] | None, said: str) -> None:
     settings = [setting(1, 2, 956, better), setting(2, 2, 879, (4, 2)), setting(3, 2, 431)]
     assert recommend(settings) is settings[0]
-    assert remark_on(settings[0], settings) == said
+    assert explain_suggestion(settings[0], settings) == said
 
 
 @pytest.mark.parametrize(("cpus", "tried"), [(1, [1, 2]), (2, [1, 2, 3]), (8, [1, 4, 7, 8, 12])])
@@ -194,7 +197,7 @@ class Waits:
     def __init__(self) -> None:
         self.tried: list[tuple[int, int]] = []
 
-    def measure_alone(self, name: str, workers: int, prefetch: int) -> Row:
+    def measure_setting(self, name: str, workers: int, prefetch: int) -> Row:
         self.tried.append((workers, prefetch))
         if workers > 40:
             raise LimitError("too few open files")

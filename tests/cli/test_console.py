@@ -13,12 +13,12 @@ from rich.console import Console
 
 from gpuload.cli.console import (
     FAILED,
-    count_of,
-    device_of,
-    fail,
+    echo,
+    format_count,
     make_console,
     progress,
-    say,
+    report_error,
+    select_device,
     warn_if_busy,
     write_json,
 )
@@ -59,15 +59,15 @@ def test_in_a_terminal_there_are_bars(width: int) -> None:
 def test_what_is_said_is_said_as_it_is() -> None:
     file = io.StringIO()
     text = "[bold]/a/:x:/b[/bold] " + "long " * 30 + "1,000"
-    say(Console(file=file, width=40), text, "red")
+    echo(Console(file=file, width=40), text, "red")
     assert file.getvalue() == text + "\n"
 
 
 def test_in_a_terminal_lines_break_between_words_but_what_is_to_be_copied_stays_whole() -> None:
     file = io.StringIO()
     console = Console(file=file, width=20, force_terminal=True, color_system=None)
-    say(console, "damaged: /a/very/long-path/to/an/image.jpg: it ends early\n  [b]two-word indent of it")
-    say(console, "pip uninstall -y one two && pip install three", to_copy=True)
+    echo(console, "damaged: /a/very/long-path/to/an/image.jpg: it ends early\n  [b]two-word indent of it")
+    echo(console, "pip uninstall -y one two && pip install three", to_copy=True)
     assert file.getvalue() == (
         "damaged:\n/a/very/long-path/to/an/image.jpg:\nit ends early\n  [b]two-word indent\n  of it\n"
         "pip uninstall -y one two && pip install three\n"
@@ -75,10 +75,10 @@ def test_in_a_terminal_lines_break_between_words_but_what_is_to_be_copied_stays_
 
 
 def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail(make_console(), ValueError("no [such] thing")) == FAILED == 1
+    assert report_error(make_console(), ValueError("no [such] thing")) == FAILED == 1
     assert capsys.readouterr() == ("", "no [such] thing\n")
     file = io.StringIO()
-    assert fail(Console(file=file), "told") == FAILED
+    assert report_error(Console(file=file), "told") == FAILED
     assert file.getvalue() == "told\n"
 
 
@@ -86,7 +86,7 @@ def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> str:
         console = make_console()
         console.file = io.StringIO()
-        say(console, "text", "red")
+        echo(console, "text", "red")
         return console.file.getvalue()
 
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -98,8 +98,8 @@ def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_of_things() -> None:
-    assert [count_of(1, "class", "classes"), count_of(0, "image")] == ["1 class", "0 images"]
-    assert count_of(2000, "class", "classes") == "2,000 classes"
+    assert [format_count(1, "class", "classes"), format_count(0, "image")] == ["1 class", "0 images"]
+    assert format_count(2000, "class", "classes") == "2,000 classes"
 
 
 def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +124,8 @@ def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device_of("cpu") == torch.device("cpu")
+    assert select_device("cpu") == torch.device("cpu")
     monkeypatch.setattr(devices, "default_device_type", lambda: "cpu")
-    assert device_of(None) == torch.device("cpu")
+    assert select_device(None) == torch.device("cpu")
     with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; omit --device to run"):
-        device_of("xpu")
+        select_device("xpu")

@@ -91,7 +91,7 @@ def test_people_get_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("colour", [False, True])
 def test_it_fits_the_terminal(width: int, colour: bool) -> None:
     file = io.StringIO()
-    doctor.show(
+    doctor.print_report(
         [*FINDINGS, BROKEN],
         Console(file=file, width=width, force_terminal=True, color_system="standard" if colour else None),
     )
@@ -207,7 +207,7 @@ def test_the_system() -> None:
      (34_359_738_368, "32 GB"), (2_000_000, "2 MB"), (25_270_000_000, "25 GB")],
 )  # fmt: skip
 def test_sizes_read_as_people_write_them(nbytes: int, text: str) -> None:
-    assert doctor.size_of(nbytes) == text
+    assert doctor.format_size(nbytes) == text
 
 
 # -- torch and GPUs ----------------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def trials(**others: Any) -> dict[str, Any]:
 def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
-    findings = doctor.findings_of(trials())[9:]
+    findings = doctor.build_findings(trials())[9:]
     told = "Everything required works. For more throughput, start with nvImageCodec: not installed"
     assert summary(findings).startswith(told)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
@@ -497,5 +497,5 @@ def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_wheel_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
-    findings = doctor.findings_of(trials(nvImageCodec={"ok": True, "why": ""}))[9:]
+    findings = doctor.build_findings(trials(nvImageCodec={"ok": True, "why": ""}))[9:]
     assert findings[0].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

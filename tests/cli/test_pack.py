@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.cli.pack import bytes_of
-from gpuload.cli.source import source_of
+from gpuload.cli.pack import parse_bytes
+from gpuload.cli.source import open_source
 from gpuload.packing.manifest import open_packed
 
 
@@ -88,14 +88,14 @@ def test_all_that_can_be_named_is_read(tmp_path: Path) -> None:
     pattern = shards_of_pictures(tmp_path, 2, 3)
     (tmp_path / "list.csv").write_text("path,label\nimages/class 0/0.jpg,1\n")
     np.save(tmp_path / "array.npy", np.zeros((3, 8, 8, 3), np.uint8))
-    assert isinstance(source_of(str(folder), {}), gl.ImageFolder)
-    assert isinstance(source_of(str(folder / "class 0"), {}), gl.ImageFiles)
-    assert source_of(pattern, {"fields": "jpg,cls"})[4][1] == 4
-    assert len(source_of(str(tmp_path / "list.csv"), {})) == 1
-    assert len(source_of(str(tmp_path / "array.npy"), {})) == 3
+    assert isinstance(open_source(str(folder), {}), gl.ImageFolder)
+    assert isinstance(open_source(str(folder / "class 0"), {}), gl.ImageFiles)
+    assert open_source(pattern, {"fields": "jpg,cls"})[4][1] == 4
+    assert len(open_source(str(tmp_path / "list.csv"), {})) == 1
+    assert len(open_source(str(tmp_path / "array.npy"), {})) == 3
     status, text = run("pack", folder, tmp_path / "set", "--to", "tar", "--workers", "0")
     assert status == 0, text
-    assert isinstance(source_of(str(tmp_path / "set"), {}), gl.TarShards)
+    assert isinstance(open_source(str(tmp_path / "set"), {}), gl.TarShards)
 
 
 def test_stores_are_read_with_their_columns(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_stores_are_read_with_their_columns(tmp_path: Path) -> None:
     for to in ("parquet", "lmdb"):
         assert run("pack", folder, tmp_path / to, "--to", to, "--workers", "0")[0] == 0
         (tmp_path / to / "manifest.json").unlink()
-    assert source_of(str(tmp_path / "parquet"), {"target": ""})[0] == source_of(str(tmp_path / "parquet"), {})[0][0]
-    back = source_of(str(tmp_path / "lmdb"), {"image": "{}.image", "target": "{}.label"})
+    assert open_source(str(tmp_path / "parquet"), {"target": ""})[0] == open_source(str(tmp_path / "parquet"), {})[0][0]
+    back = open_source(str(tmp_path / "lmdb"), {"image": "{}.image", "target": "{}.label"})
     assert [label for _, label in back] == gl.ImageFolder(folder).labels.tolist()
     assert len(back) == COUNT
 
@@ -129,7 +129,7 @@ def test_what_is_no_source_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert [bytes_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
+    assert [parse_bytes(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
         256_000_000,
         1 << 30,
         1500,
@@ -138,7 +138,7 @@ def test_sizes() -> None:
     ]
     for text in ("", "MB", "1XB", "-1"):
         with pytest.raises(ValueError, match="expected a number of bytes"):
-            bytes_of(text)
+            parse_bytes(text)
 
 
 @pytest.mark.parametrize("train", ["folder", "packed"])

@@ -111,7 +111,7 @@ def test_a_kernel_that_fails_ends_the_epoch_and_close_does_not_hang():
             print(type(error).__name__, flush=True)
         transfer = loader._session.transfer
         loader.close()
-        assert not transfer._copied and not transfer._locked
+        assert not transfer._copies and not transfer._locked_offsets
         print("closed", flush=True)
         """
     )

@@ -10,14 +10,14 @@ from originals import torchvision
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.recognise import _spaced_evenly
+from gpuload.datasets.recognise import _evenly_spaced_frames
 
 
 def test_the_frames_are_torchvisions():
     for length in range(1, 70):
         for count in range(1, 40):
             expected = torch.linspace(0, length - 1, count).long()
-            assert _spaced_evenly([count], length) == expected.tolist(), (length, count)
+            assert _evenly_spaced_frames([count], length) == expected.tolist(), (length, count)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -122,7 +122,7 @@ def test_what_may_not_have_so_much_memory_of_its_own_is_done_again_and_right(kin
 @pytest.mark.parametrize("workers", [0, 2])
 def test_descriptors_and_mappings_are_as_before_after_many_of_them(workers, tmp_path, monkeypatch):
     """Slots stay as small as they were first guessed."""
-    monkeypatch.setattr(SlotSize, "expect", lambda size, nbytes, rows: None)
+    monkeypatch.setattr(SlotSize, "grow_for", lambda size, nbytes, rows: None)
     dataset, counts = Mapped(array, tmp_path / "noted"), []
 
     def count() -> tuple[int, int]:

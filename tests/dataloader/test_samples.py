@@ -230,7 +230,7 @@ def test_instance_masks_as_torchvisions_detection_preset_leaves_them_are_data():
 def test_targets_beside_a_plain_array_and_no_transforms_say_how_it_becomes_their_image():
     made = Made(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
     with pytest.raises(
-        gl.SampleError, match=r"no image that they belong to: sample\[0\], uint8 array 4×5×3, is an image "
+        gl.SampleError, match=r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
     ):
         gpuload_batches(made, 2)
 

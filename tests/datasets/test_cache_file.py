@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gpuload.datasets import cache_file as module
-from gpuload.datasets.cache_file import ENTRY, PAGE, CachePlace, Entries
+from gpuload.datasets.cache_file import ENTRY, PAGE, CacheLocation, Entries
 
 MIB = 1 << 20
 
 
 def made(samples: int = 100, limit: int = MIB) -> Entries:
-    return Entries(CachePlace(samples, limit, bytes(range(16))))
+    return Entries(CacheLocation(samples, limit, bytes(range(16))))
 
 
 def content(number: int, nbytes: int = 5000) -> bytes:
@@ -31,7 +31,7 @@ def found(cache: Entries, number: int) -> bytes | None:
 
 def disk_bytes(cache: Entries) -> int:
     """What its file takes, without a whole table."""
-    return os.fstat(cache._fd).st_blocks * 512 - cache._place.data_at
+    return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
 def test_what_was_put_is_there() -> None:
@@ -70,19 +70,19 @@ def test_a_sample_that_is_too_large_is_not_kept() -> None:
 
 def test_an_entry_that_is_damaged_is_never_given() -> None:
     cache = made()
-    for place in (0, 16, 24, 32, 40, 4000, 5030):
+    for location in (0, 16, 24, 32, 40, 4000, 5030):
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
-        at = cache._place.data_at + page * PAGE + place
+        at = cache._location.data_at + page * PAGE + location
         os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
-        assert found(cache, 5) is None, place
+        assert found(cache, 5) is None, location
         assert cache.totals()["entries"] == 0
 
 
 def test_pages_that_were_swapped_are_never_given() -> None:
     cache = made()
     cache.put(5, content(5, 4 * PAGE))
-    at = cache._place.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
+    at = cache._location.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
     pages = os.pread(cache._fd, PAGE, at), os.pread(cache._fd, PAGE, at + PAGE)
     os.pwrite(cache._fd, pages[1] + pages[0], at)
     assert found(cache, 5) is None
@@ -108,15 +108,15 @@ def test_the_first_process_after_a_start_of_the_machine_gives_back_what_no_word_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started_again: bool
 ) -> None:
     """The machine may have stopped while a process wrote, so that half of an entry is on the disk."""
-    place = 100, MIB, bytes(range(16)), str(tmp_path)
-    cache = Entries(CachePlace(*place))
+    location = 100, MIB, bytes(range(16)), str(tmp_path)
+    cache = Entries(CacheLocation(*location))
     for number in range(4):
         cache.put(number, content(number))
     cache._words[2] = 0
     del cache
     if has_started_again:
-        monkeypatch.setattr(module, "_boot_number", lambda: 5)
-    cache = Entries(CachePlace(*place))
+        monkeypatch.setattr(module, "_boot_id", lambda: 5)
+    cache = Entries(CacheLocation(*location))
     totals = cache.totals()
     if has_started_again:
         assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
@@ -160,7 +160,7 @@ def test_a_length_beyond_the_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     cache.put(5, content(5))
     page = int(cache._words[5]) >> 24
     huge = ((1 << 24) - 1) * PAGE - ENTRY.size
-    os.pwrite(cache._fd, ENTRY.pack(cache._place.key, 5, huge, 0), cache._place.data_at + page * PAGE)
+    os.pwrite(cache._fd, ENTRY.pack(cache._location.key, 5, huge, 0), cache._location.data_at + page * PAGE)
     cache._words[5] = page << 24 | (1 << 24) - 1
     asked, pread = [], os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
@@ -174,7 +174,7 @@ def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
     cache.put(2, content(2, 9000))
     cache._words[3] = cache._words[1]  # its bytes say that they are of sample 1
     assert found(cache, 3) is None
-    start = cache._place.data_at + (int(cache._words[2]) >> 24) * PAGE
+    start = cache._location.data_at + (int(cache._words[2]) >> 24) * PAGE
     os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
     assert found(cache, 2) is None
 
@@ -235,9 +235,9 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 KILLED = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
-    from gpuload.datasets.cache_file import CachePlace
+    from gpuload.datasets.cache_file import CacheLocation
 
-    cache = module.Entries(CachePlace(100, 1 << 20, bytes(range(16)), sys.argv[1], -1))
+    cache = module.Entries(CacheLocation(100, 1 << 20, bytes(range(16)), sys.argv[1], -1))
     when, kill = sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)
     write = module._write
     if when == "half-written":
@@ -246,7 +246,7 @@ KILLED = """
         module._write = lambda fd, data, offset: (write(fd, data, offset), kill())
     elif when == "evicting":
         module._punch_hole = lambda *args: kill()
-        with cache._locked():
+        with cache._hold_lock():
             cache._remove([3])
     cache.put(50, bytes(20000))
 """
@@ -255,7 +255,7 @@ KILLED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str, tmp_path: Path) -> None:
-    cache = Entries(CachePlace(100, MIB, bytes(range(16)), str(tmp_path)))
+    cache = Entries(CacheLocation(100, MIB, bytes(range(16)), str(tmp_path)))
     for number in range(10):
         cache.put(number, content(number))
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when], timeout=60)

@@ -31,7 +31,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets import cached as module
 from gpuload.datasets.cached import Cached, pack, unpack
-from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.sample import as_meta
 
 LIMIT = 4 << 20
@@ -120,10 +120,10 @@ def test_a_copy_elsewhere_begins_empty_and_holds_no_descriptor() -> None:
     dataset = Cached(Counted(), LIMIT)
     dataset[1]
     copy = pickle.loads(cloudpickle.dumps(dataset))
-    assert copy._place.fd != dataset._place.fd
+    assert copy._location.fd != dataset._location.fd
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
-    memory = os.fstat(copy._place.fd)
+    memory = os.fstat(copy._location.fd)
     assert open_of(memory) == 3  # the memory, its own, and the mapping's
     del copy
     assert open_of(memory) == 0
@@ -296,9 +296,9 @@ def test_it_is_as_the_dataset_for_all_else(folder: Path) -> None:
     plain = gl.ImageFolder(folder)
     dataset = Cached(plain, LIMIT)
     assert (len(dataset), dataset.classes, dataset.blocks()) == (COUNT, ["0", "1", "2"], None)
-    assert (draws_nothing(dataset), fetches_many(dataset)) == (True, True)
+    assert (is_deterministic(dataset), uses_getitems(dataset)) == (True, True)
     own = Held(jpegs(), LABELS)
-    assert (draws_nothing(Cached(own, LIMIT)), fetches_many(Cached(own, LIMIT))) == (False, False)
+    assert (is_deterministic(Cached(own, LIMIT)), uses_getitems(Cached(own, LIMIT))) == (False, False)
     assert len(dataset + dataset) == 2 * COUNT
     assert repr(dataset) == f"Cached({plain!r}, bytes_limit=4194304, where='memory')"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

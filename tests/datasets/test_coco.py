@@ -547,8 +547,8 @@ def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as caught:
         dataset[1]
     assert str(caught.value) == (
-        f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or remove it "
-        f"from the file: '{tmp_path}/3.jpg'"
+        f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or remove "
+        f"its entry from the annotation file: '{tmp_path}/3.jpg'"
     )
     assert dataset[0][1]["image_id"] == 2
 

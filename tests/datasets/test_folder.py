@@ -21,7 +21,7 @@ from gpuload.datasets import folder as folder_module
 from gpuload.datasets.cached import Cached
 from gpuload.datasets.folder import ImageFiles, ImageFolder
 from gpuload.datasets.joined import Joined
-from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.sample import Encoded
 from gpuload.datasets.scan import Scanner
 from gpuload.datasets.stores import cached as cached_module
@@ -117,7 +117,9 @@ def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         _ = one + 3
     assert repr(both) == f"{one!r} + {two!r}"
-    assert (draws_nothing(both), draws_nothing(more)) == (True, False), "a list may hold anything of the user's own"
+    assert (is_deterministic(both), is_deterministic(more)) == (True, False), (
+        "a list may hold anything of the user's own"
+    )
     without = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
     done = subprocess.run([sys.executable, "-c", without], input=pickle.dumps(both), capture_output=True, check=True)
     assert done.stdout.split() == [b"5"]
@@ -150,9 +152,9 @@ def test_joined_datasets_are_asked_for_many_samples_at_a_time(tmp_path: Path) ->
     both = Joined([one, plain, two])
     assert both.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", plain[1], "b4", "b4", "a3"]
     assert (one.asked, two.asked) == ([[0, 3]], [[2, 4, 4]])
-    assert fetches_many(both)
-    assert not fetches_many(Joined([plain, plain])), "nothing is gained"
-    assert not fetches_many(Joined([one, [1, 2]])), "samples of a user's own dataset are seeded one by one"
+    assert uses_getitems(both)
+    assert not uses_getitems(Joined([plain, plain])), "nothing is gained"
+    assert not uses_getitems(Joined([one, [1, 2]])), "samples of a user's own dataset are seeded one by one"
     with pytest.raises(IndexError, match=exactly("index 11 is out of range: the joined datasets have 11 samples")):
         both.__getitems__([0, 11])
 
@@ -506,7 +508,7 @@ def test_a_scan_that_was_kept_serves_any_classes(tmp_path: Path, monkeypatch: py
     for folder in (root, *root.iterdir()):
         os.utime(folder, (1_000_000_000, 1_000_000_000))
     assert ImageFolder(root, classes=["cat", "bee", "ant"]).labels.tolist() == [2, 0]
-    monkeypatch.setattr(Scanner, "images", None)
+    monkeypatch.setattr(Scanner, "find_images", None)
     assert ImageFolder(root, classes=["ant", "bee", "cat"]).labels.tolist() == [0, 2]
     with pytest.raises(FileNotFoundError, match=r"^a class has no images in .*: 'bee'"):
         ImageFolder(root)
@@ -517,7 +519,7 @@ def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path:
     two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
     text = (
         f"{one!r} and {two!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
-        "'cat' in the second. Pass the same classes= to both, a list of all names; in COCO's files, "
+        "'cat' in the second. Pass the same classes=, a list of all names, to both; in COCO files, "
         "use the same category ids"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
@@ -717,7 +719,7 @@ def settled(root: Path, when: float = 1e9) -> Path:
 def test_a_scan_is_kept_until_a_folder_changes(kind, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = kind(kept)
     with monkeypatch.context() as patch:
-        patch.setattr(Scanner, "images", lambda *_: pytest.fail("scanned again"))
+        patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("scanned again"))
         assert kind(kept) == first
         assert kind(kept)[-1] == first[-1]
     (kept / "ant" / "deep" / "3.jpg").touch()

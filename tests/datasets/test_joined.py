@@ -14,7 +14,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload.datasets.joined import Joined, Mapped
-from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 
 
 @pytest.fixture
@@ -85,15 +85,15 @@ def test_a_mix_maps_each_of_its_data_sets(array, tmp_path):
 
 def test_what_is_fetched_together_stays_so_and_functions_may_draw(array, tmp_path):
     files = folder(tmp_path / "files").map(with_draws)
-    assert not draws_nothing(files)
-    assert not fetches_many(files), "files are better read one by one"
+    assert not is_deterministic(files)
+    assert not uses_getitems(files), "files are better read one by one"
     mapped = array.map(with_draws)
-    assert fetches_many(mapped)
-    assert fetches_many(mapped + array)
-    assert not fetches_many(mapped + [1]), "samples of a user's own dataset are seeded one by one"  # noqa: RUF005
-    assert not fetches_many(gl.Cached(mapped, 1 << 20))
-    assert not fetches_many(torch.utils.data.Subset(mapped, [1, 2]))
-    assert fetches_many(torch.utils.data.Subset(array, [1, 2]))
+    assert uses_getitems(mapped)
+    assert uses_getitems(mapped + array)
+    assert not uses_getitems(mapped + [1]), "samples of a user's own dataset are seeded one by one"  # noqa: RUF005
+    assert not uses_getitems(gl.Cached(mapped, 1 << 20))
+    assert not uses_getitems(torch.utils.data.Subset(mapped, [1, 2]))
+    assert uses_getitems(torch.utils.data.Subset(array, [1, 2]))
 
 
 def batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:

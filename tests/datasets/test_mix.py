@@ -212,8 +212,8 @@ def test_what_decides_over_the_order_is_refused(options, name):
 )
 def test_a_mix_inside_of_another_dataset_is_refused(around, name):
     text = (
-        f"there is a Mix inside {name}, where its weights would have no effect; wrap the data sets in "
-        f"Mix([…]) with {name} instead; only a DeviceCached can contain a Mix"
+        f"there is a Mix inside {name}, where its weights would have no effect; put Mix([…]) outermost, "
+        f"with {name} around its data sets; only a DeviceCached can contain a Mix"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         loader(around(mixed()))

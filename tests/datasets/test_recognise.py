@@ -281,7 +281,7 @@ def test_what_does_not_move_with_the_image_is_told_with_its_remedy(kind):
 def test_a_picture_that_looks_like_a_mask_is_told_whatever_is_applied(sample, place, mode, transforms):
     [said] = told(sample, transforms)
     assert said == (
-        f"{place}, of Pillow's mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
+        f"{place}, with Pillow mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
         "return gpuload.Mask(picture)"
     )
 

@@ -10,8 +10,8 @@ import pytest
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import gpuload as gl
-from gpuload.datasets.kinds import draws_nothing
-from gpuload.datasets.resident import cached_indices, find_resident
+from gpuload.datasets.kinds import is_deterministic
+from gpuload.datasets.resident import cached_indices, find_device_cached
 
 
 class Stateful(list[int]):
@@ -55,25 +55,25 @@ def test_it_is_its_dataset_for_all_others(jpeg_folder):
     cached = gl.DeviceCached(folder, bytes_limit=1 << 30)
     assert (len(cached), cached.classes, cached[3]) == (len(folder), folder.classes, folder[3])
     assert repr(cached) == f"DeviceCached({folder!r}, bytes_limit={1 << 30})"
-    assert draws_nothing(cached)
-    assert not draws_nothing(gl.DeviceCached([1]))
+    assert is_deterministic(cached)
+    assert not is_deterministic(gl.DeviceCached([1]))
     with pytest.raises(AttributeError, match="'DeviceCached' object has no attribute '_nothing'"):
         _ = cached._nothing
 
 
 def test_what_is_kept_does_not_travel():
     cached = gl.DeviceCached([1, 2])
-    cached.on_device["key"] = object()
-    assert pickle.loads(pickle.dumps(cached)).on_device == {}
+    cached.cached_data["key"] = object()
+    assert pickle.loads(pickle.dumps(cached)).cached_data == {}
     cached.clear()
-    assert cached.on_device == {}
+    assert cached.cached_data == {}
 
 
 def test_a_loader_finds_it_outermost_or_in_subsets():
     cached = gl.DeviceCached(list(range(10)))
     nested = Subset(Subset(cached, [9, 7, 5, 3]), [3, 0])
-    assert find_resident(cached) is find_resident(nested) is cached
-    assert find_resident([1, 2]) is None
+    assert find_device_cached(cached) is find_device_cached(nested) is cached
+    assert find_device_cached([1, 2]) is None
     assert cached_indices(nested).tolist() == [3, 9]
     with pytest.raises(IndexError, match="index 10 of a Subset is out of range: DeviceCached has 10 samples"):
         cached_indices(Subset(cached, [10]))

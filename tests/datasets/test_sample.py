@@ -64,7 +64,7 @@ def test_an_image_is_kept_as_height_width_channels():
             np.zeros((13, 20, 30), np.float32),
             None,
             ValueError,
-            "pass layout='CHW' for an array C×H×W, layout='HWC' fo",
+            "pass layout='CHW' for a C×H×W array, layout='HWC' fo",
         ),
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
         (np.zeros((3, 20, 30), np.uint8), "NCHW", ValueError, "layout=…. must be 'HWC' or 'CHW', got 'NCHW'"),
@@ -128,11 +128,11 @@ def test_formats_are_taken_in_any_case(name):
         (lambda: gl.Mask(np.zeros((0, 5))), ValueError, r"must have pixels, got shape \(0, 5\)"),
         (lambda: gl.Mask(np.zeros((1, 1, 4, 5))), ValueError, "must be H×W, or N×H×W"),
         (lambda: gl.Boxes(np.ones((1, 4), bool)), TypeError, "takes an array of numbers, got bool"),
-        (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an array \(n, 4\).*got shape \(4,\)"),
+        (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an \(n, 4\) array.*got shape \(4,\)"),
         (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
         (lambda: gl.Boxes([[3, 2, 1, 4]]), ValueError, "box 0 ends before it begins"),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "xyx"), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got 'xyx'"),
-        (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be an array \(…, 2\)"),
+        (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be a \(…, 2\) array"),
     ],
 )
 def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
@@ -207,13 +207,13 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
         (
             (np.zeros((48, 64), np.uint8), 7),
             "the sample, (uint8 array 48×64, int), has no image for the transforms: sample[0], uint8 "
-            "array 48×64, is an image only as gpuload.Image(array); return gpuload.Encoded(bytes), gpuload.Image, a ",
+            "array 48×64, counts as an image only as gpuload.Image(array); return gpuload.Encoded(bytes),",
         ),
         (
             {"x": torch.zeros(3, 40, 50), "y": 7, "z": [None, "a"]},
             "the sample, {'x': float32 tensor 3×40×50, 'y': int, 'z': [None, str]}, has no image for the transforms: "
-            "sample[\"x\"], float32 tensor 3×40×50, is an image only as gpuload.Image(tensor, layout='CHW'); for uint8 "
-            "remove the dataset's ToTensor, or whatever else scales the image; return",
+            "sample[\"x\"], float32 tensor 3×40×50, counts as an image only as gpuload.Image(tensor, layout='CHW'); "
+            "to return uint8 instead, remove ToTensor or other scaling from the dataset; return",
         ),
         (
             (np.float32(1), np.zeros((), np.int64), np.zeros((3, 4), np.uint16)),
@@ -245,7 +245,7 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
     with (
         gl.Loader(Floats(broken), 1, **options) as loader,
         pytest.raises(
-            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, is an image only as gpuload.Image\(array\)"
+            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, counts as an image only as gpuload.Image\(array\)"
         ),
     ):
         list(loader)

@@ -19,14 +19,14 @@ NAMES = st.binary(min_size=1, max_size=30).map(lambda name: name.replace(b"/", b
 
 
 def packed(names: list[bytes], root: str = "/root") -> Paths:
-    return Paths.of(root, names)
+    return Paths.pack_relative(root, names)
 
 
 @pytest.mark.slow
 @settings(deadline=None)
 @given(pieces=st.lists(st.lists(NAMES, max_size=5), max_size=5))
 def test_gives_back_what_was_packed(pieces: list[list[bytes]]) -> None:
-    paths = Paths.joined("/root", [Paths.of("", names) for names in pieces])
+    paths = Paths.concatenate("/root", [Paths.pack_relative("", names) for names in pieces])
     expected = [os.path.join("/root", os.fsdecode(name)) for names in pieces for name in names]
     assert list(paths) == expected
     assert len(paths) == len(expected)

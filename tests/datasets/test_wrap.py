@@ -366,8 +366,8 @@ def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, na
     coco.write([{"id": 1, "file_name": name}], [])
     theirs = vision.CocoDetection(coco.root, str(coco.file))
     message = (
-        f"the COCO image 1 has the file name {name!r}, which points outside {str(coco.root)!r}; give the dataset a "
-        "root that contains all its images"
+        f"the COCO image 1 has the file name {name!r}, which points outside {str(coco.root)!r}; pass a "
+        "folder that contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(theirs)

@@ -63,7 +63,7 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
             break
         open(f"{tmp}/go", "w").close()
         feed = loader._session.feed
-        wait_until(lambda: feed.pump(0.1) or feed.idle(), "the worker has nothing to do")
+        wait_until(lambda: feed.pump(0.1) or feed.is_idle(), "the worker has nothing to do")
         assert not os.path.exists(f"{tmp}/9")
     """)
 

@@ -284,12 +284,12 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
     from gpuload.workers.feed import Feed
 
     def ready(feed):  # the workers are always ahead of the consumer
-        while feed._batches and feed._batches[0].open_parts:
+        while feed._batches and feed._batches[0].open_part_count:
             feed.pump(1.0)
         return take_if_ready(feed)
 
     take_if_ready = Feed.take_if_ready
-    monkeypatch.setattr(CpuTransfer, "asynchronous", True)
+    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)
     monkeypatch.setattr(Feed, "take_if_ready", ready)
     with loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader_:
         batches, seen = iter(loader_), 0

@@ -9,7 +9,7 @@ import pytest
 from served import served
 
 FORKED = "workers are forked from a template"
-THREADS = "a library started threads when imported, or the dataset did when unpickled"
+THREADS = "a library started threads when it was imported, or the dataset did when it was unpickled"
 
 # The packages; what the dataset's module does when it is imported, where `file_name` is that of no other process; what
 # each sample has to find true; what the log says.

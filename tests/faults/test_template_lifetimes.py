@@ -145,16 +145,16 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
 def test_a_worker_whose_template_died_before_it_could_tell_of_it_ends(succeed):
     succeed(
         team("""
-        readable, unregistered = process._readable, []
+        readable, unregistered = process._wait_readable, []
         def nothing_comes(fd, timeout_s):
-            process._readable = readable
+            process._wait_readable = readable
             wait_until(lambda: children(templates()[0]), "it is forked")
             unregistered.extend(children(templates()[0]))
             # Without its answer, this process is told of the worker by what it notes alone: it has taken a chunk.
             board = loader._session.engine._board
             wait_until(lambda: board.read(0).chunk > 0, "it has taken a chunk")
             return False
-        process._readable = nothing_comes
+        process._wait_readable = nothing_comes
         loader = numbers(lambda index: time.sleep(0.01), faults=gl.Faults(max_restarts=10**6))
         before = left()
         whole()

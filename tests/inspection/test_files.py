@@ -22,7 +22,7 @@ from gpuload.inspection.files import (
     ROW,
     SAMPLINGS,
     InspectedImages,
-    class_of,
+    class_name_of,
     find_image,
 )
 
@@ -155,8 +155,8 @@ def test_a_class_has_the_name_that_the_data_set_gives_it() -> None:
         classes = ("cat", "dog")
         labels = np.array([1, 0])
 
-    assert [class_of(Named(), 0, label) for label in (0, "cat", 7, None)] == ["cat", "cat", "7", "dog"]
-    assert [class_of([], 0, label) for label in (0, "cat", None)] == ["0", "cat", ""]
+    assert [class_name_of(Named(), 0, label) for label in (0, "cat", 7, None)] == ["cat", "cat", "7", "dog"]
+    assert [class_name_of([], 0, label) for label in (0, "cat", None)] == ["0", "cat", ""]
 
 
 def test_a_sample_without_an_image_is_told() -> None:
@@ -176,7 +176,7 @@ def measured(sample: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("channels", [1, 3, 13])
 def test_sums_are_exact(dtype: Any, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "STRIP", 100)  # several strips, the last one smaller
+    monkeypatch.setattr(files, "STRIP_PIXELS", 100)  # several strips, the last one smaller
     array = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (23, 17, channels), dtype, endpoint=True)
     found = measured(gl.Image(array, layout="HWC"))
     assert (found["channels"], found["bits"], found["count"]) == (channels, 8 * array.itemsize, 23 * 17)

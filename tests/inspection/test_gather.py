@@ -106,7 +106,7 @@ def test_no_image_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A batch that would be empty is filled with a sample that has come already."""
     from gpuload.inspection import gather as module
 
-    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(module, "BATCH_SIZE", 2)
     found = gather([Changing(tmp_path / "sign")], ["x"], workers=1)
     (tmp_path / "sign").touch()
     gather_pixels(found, max_images=None, workers=1)
@@ -156,7 +156,7 @@ def test_a_limit_draws_from_each_data_set() -> None:
         own = found.rows["index"][found.rows["which"] == which].tolist()
         assert own == sorted(set(own))
         assert max(own) < len(sets[which])
-    assert found.drawn
+    assert found.is_sampled
     assert len(measured(found)) == 6
     other = gathered(*sets, limit=10, seed=4, most=6)
     assert other.rows["index"].tolist() != found.rows["index"].tolist()

@@ -21,7 +21,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.inspection import page as page_module
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
-from gpuload.inspection.page import choose_rows, contact_sheet, duplicate_rows, pictures, render, visible
+from gpuload.inspection.page import choose_rows, duplicate_rows, make_contact_sheet, make_pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -69,9 +69,9 @@ def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int
     gather_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
     rows = choose_rows(found, 4)
-    whole = pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
+    whole = make_pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
     recipe = [T.RandomResizedCrop(16)]
-    sheet = contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
+    sheet = make_contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
     return render(summary, advise(summary), sheet, whole, recipe=repr(recipe[0]), seed=0, version="1.2")
 
 
@@ -185,8 +185,8 @@ def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -
     """The contact sheet, with each image ``before`` the recipe."""
     found = gathered(dataset)
     rows = choose_rows(found, images)
-    before = pictures(found, dict.fromkeys(rows, 32), workers=0)
-    strips = contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
+    before = make_pictures(found, dict.fromkeys(rows, 32), workers=0)
+    strips = make_contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
     return [{**strip, "before": before[strip["row"]][0]} for strip in strips]
 
 
@@ -227,8 +227,8 @@ def test_an_empty_recipe_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(page_module, "Loader", loader)
     found = gathered([gl.Image(GREY)] * 3)
-    pictures(found, dict.fromkeys(range(3), 32), workers=0)
-    pictures(found, dict.fromkeys(range(3), 32), [], workers=0)
+    make_pictures(found, dict.fromkeys(range(3), 32), workers=0)
+    make_pictures(found, dict.fromkeys(range(3), 32), [], workers=0)
     assert sizes == [1, 3]
 
 
@@ -245,7 +245,7 @@ def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> N
 
 def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
     found = gathered(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
-    assert {found.label_of(row) for row in choose_rows(found, 4)} == set("abcd")
+    assert {found.class_name(row) for row in choose_rows(found, 4)} == set("abcd")
     assert len(choose_rows(found, 3)) == 3
     assert len(choose_rows(found, 100)) == 14
     assert choose_rows(found, 0) == []
@@ -281,7 +281,7 @@ def test_what_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
     found = gathered(dataset)
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")  # meanwhile
     found.rows["state"][2] = 2
-    assert list(pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
+    assert list(make_pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
 
 
 def test_a_recipe_that_cannot_be_applied_says_why(tmp_path: Path) -> None:

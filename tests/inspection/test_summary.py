@@ -15,7 +15,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.summary import IN_ROOT, advise, group_equal_rows, ignored_in, is_bad, summarise
+from gpuload.inspection.summary import IN_ROOT, advise, count_ignored_files, group_equal_rows, is_bad, summarise
 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
@@ -218,9 +218,9 @@ def test_files_that_are_not_read(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    found = ignored_in(str(tmp_path), (".jpg",), classes=True)
+    found = count_ignored_files(str(tmp_path), (".jpg",), classes=True)
     assert found == {".heic": 2, "(no ending)": 2, IN_ROOT: 1}
-    assert IN_ROOT not in ignored_in(str(tmp_path), (".jpg",), classes=False)
+    assert IN_ROOT not in count_ignored_files(str(tmp_path), (".jpg",), classes=False)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -112,7 +112,7 @@ def test_loaders_that_read_alike_share_what_is_kept():
     with gl.Loader(cached, **(OPTIONS | {"decode": gl.Decode(exif=True)})) as other:
         iter(other)
     assert set(dataset.asked) == set(range(20))  # it reads in another way
-    assert len(cached.on_device) == 2
+    assert len(cached.cached_data) == 2
 
 
 def test_what_is_kept_outlives_the_loader_and_ends_with_clear():
@@ -143,7 +143,7 @@ def test_a_ctrl_c_while_it_is_read_leaves_nothing_and_the_next_iter_reads_anew()
                 iterator = iter(loader)
             except KeyboardInterrupt:
                 interrupts += 1
-                assert cached.on_device == {}
+                assert cached.cached_data == {}
             else:
                 break
         assert interrupts > 0
@@ -253,7 +253,7 @@ def test_an_image_that_a_transform_refuses_is_an_error_of_that_sample():
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("name", "TypeError: the keys of a DeviceCached are the numbers 0 to 19, but the sampler yielded 'name'"),
+        ("name", "TypeError: the keys of a DeviceCached are the integers 0 to 19, but the sampler yielded 'name'"),
         (20, "IndexError: there is no sample 20 among the 20 of DeviceCached"),
     ],
 )
@@ -276,7 +276,7 @@ def test_images_that_would_be_decoded_in_another_way_are_refused(given):
 def refused(cached: gl.DeviceCached) -> str:
     with gl.Loader(cached, **OPTIONS) as loader, pytest.raises(LimitError) as error:
         iter(loader)
-    assert cached.on_device == {}
+    assert cached.cached_data == {}
     return str(error.value)
 
 

@@ -476,7 +476,7 @@ def test_importing_gpuload_is_light():
             {"pad_to": 32},
             ValueError,
             "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'error'; set "
-            "ragged='pad', or leave pad_to out",
+            "ragged='pad', or omit pad_to",
         ),
         (
             {"pad_to": 32, "collate_fn": list},
@@ -566,9 +566,9 @@ def test_a_path_is_no_dataset(path):
         ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
         (
             (b"abc", 3),
-            "for the transforms: sample[0] is bytes of an unknown kind; if they are an image file",
+            "for the transforms: sample[0] is a bytes object; if it holds an image file",
         ),
-        ((np.zeros((9, 9, 6), np.uint8), 3), "sample[0], uint8 array 9×9×6, is an image only as gpuload.Image(array)"),
+        ((np.zeros((9, 9, 6), np.uint8), 3), "uint8 array 9×9×6, counts as an image only as gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
     ],
 )

@@ -24,7 +24,7 @@ from gpuload.ring.ring import Ring
 from gpuload.stage import Stage
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
-from gpuload.workers.pool import WorkerPool, running_workers
+from gpuload.workers.pool import WorkerPool, count_pools_and_workers
 
 COUNT = 12
 
@@ -231,7 +231,7 @@ def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
     next(batches)
     device._event = lambda stream, number: Breaks()
     device.synchronize = lambda stream: Breaks().query()
-    copied = loader._session.transfer._copied
+    copied = loader._session.transfer._copies
     with pytest.raises(RuntimeError, match="illegal memory access"):
         for _ in batches:
             pass
@@ -252,7 +252,7 @@ def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
             super().__init__(*args, **options)
 
     monkeypatch.setattr("gpuload.loader.loader.Session", Slow)
-    pools, workers = running_workers()
+    pools, workers = count_pools_and_workers()
 
     def begin():
         both_wait.wait()
@@ -266,11 +266,11 @@ def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
         for thread in threads:
             thread.join()
         assert len(begun) == 1
-        assert running_workers() == (pools + 1, workers + 2)
+        assert count_pools_and_workers() == (pools + 1, workers + 2)
         assert len(list(iterators[1])) == 4
         with pytest.raises(RuntimeError, match="newer iter"):
             next(iterators[0])
-    assert running_workers() == (pools, workers)
+    assert count_pools_and_workers() == (pools, workers)
 
 
 class TellsWhenUnpacked:
@@ -322,11 +322,11 @@ def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
 
     monkeypatch.setattr(session, "WorkerPool", Noted)
     monkeypatch.setattr(Stage, "prepare", fails)
-    before = running_workers()
+    before = count_pools_and_workers()
     with pytest.raises(BackendError, match="cannot be compiled"):
         iter(gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu"))
     [template] = started
-    assert running_workers() == before
+    assert count_pools_and_workers() == before
     with pytest.raises(ProcessLookupError):
         os.kill(template, 0)
 

@@ -303,6 +303,6 @@ def test_a_cluster_that_is_not_there_is_told(packed: Packing, monkeypatch: pytes
     for name in ("ray", "ray.exceptions"):
         monkeypatch.setitem(sys.modules, name, module)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        gl.WorkerError, match=r"no Ray cluster at '1.2.3.4:5' \(nothing at .*\)\. Start one with `ray s"
+        gl.WorkerError, match=r"no Ray cluster at '1.2.3.4:5' \(nothing at .*\)\. Start a cluster with `ray s"
     ):
         packed("tar", ray="1.2.3.4:5")

@@ -1,4 +1,4 @@
-"""Automatic augmentation, against Pillow's operations, one after the other."""
+"""Automatic augmentation, compared with a sequence of Pillow operations."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nda
     return np.floor(total + 1e-6)
 
 
-AGAINST = "Pillow's operations, one after the other"
+AGAINST = "Pillow operations in sequence"
 CHAINED = (
-    "the grey level of a contrast may round to the next level, and so may a blend in float32; later operations, such "
-    "as an equalize, amplify the difference"
+    "the mean grey level of a contrast operation may round to the next level, and so may a float32 blend; later "
+    "operations, such as equalize, amplify the difference"
 )
 MIXED = (
-    "the same, in proportion to the weight of the chain; and a sum in float32 may round to the other side of an integer"
+    "the same differences, scaled by the weight of the chain; in addition, a float32 sum may round to the other side "
+    "of an integer"
 )
 
 

@@ -1,4 +1,4 @@
-"""Transforms that change colours, against Pillow's enhancers and operations; blur against Kornia."""
+"""Colour transforms, compared with Pillow's enhancers and operations; blur, compared with Kornia."""
 
 from __future__ import annotations
 
@@ -132,27 +132,37 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
     return oracle
 
 
-EXACT = "Pillow's arithmetic, exact to the level"
-FLOAT = "one product, truncated; float32, as in Pillow"
-GREY = "the grey level of the mean colour, used instead of the mean of rounded grey levels, may round to another level"
-HUE = "Pillow rounds hue and saturation to 8 bits between its float32 operations; one step of hue may be 6 levels"
+EXACT = "gpuload uses Pillow's arithmetic, so all levels are identical"
+FLOAT = "the result is a single float32 product, truncated as in Pillow"
+GREY = (
+    "contrast uses the grey level of the mean colour, and Pillow the mean of rounded grey levels, which may round to "
+    "another level"
+)
+HUE = "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may be 6 levels"
 BLUR = (
-    "weights are multiples of 2**-16, so that sums are exact on any device; values near a half may round the other way"
+    "weights are multiples of 2**-16, so sums are exact on every device, but values near a half may round the other way"
 )
 AFFINE = "one multiplication and one addition in float32"
-NOISE = "the same numbers in float32; this checks the adding and clipping, and the distribution is tested separately"
-WRAPPED = "the same numbers, in float32; integer sums, of which the last eight bits are kept"
-CONTRAST = f"{GREY}, and the next operation may amplify this; {HUE}"
+NOISE = (
+    "the oracle adds the same float32 noise; this case checks the addition and the clipping, and other tests check "
+    "the distribution"
+)
+WRAPPED = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
+CONTRAST = f"{GREY}; the next operation may amplify this difference; {HUE}"
 
 # Kornia's and DALI's operators, where what they do is not the reference's to the level.
-DALI_PRODUCT = Tolerance(0.001, 1, 1, "a product and a sum in float32 may round to the other side of an integer")
-DALI_BLUR = Tolerance(0.001, 1, 1, "float32 weights and sums; values near a half may round the other way")
-DALI_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "DALI's normalization subtracts the mean first, in float32")
+DALI_PRODUCT = Tolerance(0.001, 1, 1, "a float32 product or sum may round to the other side of an integer")
+DALI_BLUR = Tolerance(0.001, 1, 1, "weights and sums are float32; values near a half may round the other way")
+DALI_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "DALI subtracts the mean first, in float32")
 FUSED_BLUR = Tolerance(
-    0.001, 1, 1, "float32 weights and sums, not rounded to 2**-16; values near a half may round the other way"
+    0.001,
+    1,
+    1,
+    "weights and sums are float32, and weights are not rounded to multiples of 2**-16; values near a half may round "
+    "the other way",
 )
-KORNIA_BLUR = Tolerance(0, 0, 1, "the oracle itself, in float64")
-KORNIA_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "division by 255 and by std in float32, in Kornia's order")
+KORNIA_BLUR = Tolerance(0, 0, 1, "the backend calls the oracle's function, in float64")
+KORNIA_AFFINE = Tolerance(1e-4, 1e-4, 1e-4, "values are divided by 255 and by std in float32, in Kornia's order")
 
 
 def case(

@@ -1,4 +1,4 @@
-"""RandomErasing of levels and of finished images, against boxes pasted by Pillow; flips after it.
+"""RandomErasing on levels and on finished images, also followed by flips, compared with Pillow's paste.
 
 Pillow has no operation for it but the pasting of a box, also into float32 images (mode "F"), band by band. The random
 numbers are those that were drawn: what is checked is where they go; how they are distributed is tested by itself.
@@ -75,7 +75,9 @@ def back(numbers: np.ndarray) -> np.ndarray:
     return (numbers * np.array(STD) + np.array(MEAN)) * 255
 
 
-def case(name: str, transforms: list[Any], to_levels: Any = None, reason: str = "the same numbers are copied") -> Case:
+def case(
+    name: str, transforms: list[Any], to_levels: Any = None, reason: str = "both copy the same values into the boxes"
+) -> Case:
     exact = to_levels is None
     return Case(
         name,
@@ -84,7 +86,9 @@ def case(name: str, transforms: list[Any], to_levels: Any = None, reason: str = 
         mean=0.0 if exact else 1e-4,
         max=0.0 if exact else 1e-3,
         against="Pillow Image.paste" if exact else "Kornia normalize, Pillow Image.paste",
-        reason=reason if exact else f"{reason}; before and after, one multiplication and one addition in float32",
+        reason=reason
+        if exact
+        else f"{reason}; any conversion or normalization is one multiplication and one addition in float32",
         backends={} if exact else {"kornia": replace(KORNIA_AFFINE, max=1e-3), "dali": replace(DALI_AFFINE, max=1e-3)},
         to_levels=to_levels,
     )

@@ -1,4 +1,4 @@
-"""Transforms that move pixels, against Pillow's resize, rotate, transform, expand and crop, and numpy's pad.
+"""Geometric transforms, compared with Pillow's resize, rotate, transform, expand and crop, and NumPy's pad.
 
 What is drawn is a box, a coin or a map; the oracle does to the whole image what that says, one transform after the
 other, whatever transform drew it.
@@ -143,22 +143,24 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
 
 _: Oracle = geometry
 
-EXACT = "pixels are moved, or computed in Pillow's integer arithmetic"
-PLAIN = "22-bit integers, rounded between columns and rows; torch sums floats"
-RESIZE = "torch's kernel, which resizes single images, has 16-bit weights, and Pillow has 22-bit weights"
+EXACT = "pixels are only moved, or are computed in Pillow's integer arithmetic"
+PLAIN = "gpuload computes with 22-bit integers and rounds between columns and rows; torch sums floats"
+RESIZE = "single images are resized by torch's kernel, whose weights have 16 bits; Pillow's weights have 22 bits"
 AXES = (
-    "Pillow 13 begins with the cheaper axis, gpuload with rows; results differ where bicubic overshoots 0 … 255 "
+    "Pillow 13 begins with the cheaper axis, and gpuload with rows; results differ where bicubic overshoots 0 … 255 "
     "between the two steps"
 )
-SAME = "the same torch kernel"
-OF_TENSORS = "22-bit weights, where torch has 16-bit weights"
-PILLOWS = "Pillow's integer arithmetic; the reference for single images has 16-bit weights"
-WARP = "the same arithmetic in float64; single images are processed by Pillow itself"
-ROTATE = "the angle is computed from the record, so a coordinate may differ in the last bit"
+SAME = "the oracle uses the same torch kernel"
+OF_TENSORS = "weights have 22 bits; torch's weights have 16 bits"
+PILLOWS = "the backend uses Pillow's integer arithmetic; the reference resizes single images with 16-bit weights"
+WARP = "gpuload uses Pillow's float64 arithmetic; single images are processed by Pillow itself"
+ROTATE = "the oracle computes the angle from the record, so a coordinate may differ in its last bit"
 
-KORNIA_WARP = Tolerance(1e-3, 1, 1, "float64 sums in torch's order; a few may round to the other side of an integer")
+KORNIA_WARP = Tolerance(
+    1e-3, 1, 1, "float64 sums are computed in torch's order; a few may round to the other side of an integer"
+)
 
-DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between the two resizing passes, where Pillow rounds to levels")
+DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between the two resizing passes; Pillow rounds to levels there")
 
 CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",

@@ -1,4 +1,4 @@
-"""MixUp against Kornia's blend, and CutMix against Pillow, which pastes float32 images (mode "F") band by band."""
+"""MixUp, compared with Kornia's blend, and CutMix, compared with Pillow's paste of float32 bands (mode "F")."""
 
 from __future__ import annotations
 
@@ -60,8 +60,13 @@ def case(transform: Any, against: str, reason: str, bound: float) -> Case:
 
 
 CASES = [
-    case(T.MixUp(num_classes=10), "Kornia add_weighted", "float32 sums in another order", 1e-4),
-    case(T.MixUp(alpha=0.2, num_classes=10), "Kornia add_weighted", "float32 sums in another order", 1e-4),
-    case(T.CutMix(num_classes=10), "Pillow crop and paste, mode F", "1/255 in float32", 1e-4),
-    case(T.CutMix(alpha=4.0, num_classes=10), "Pillow crop and paste, mode F", "1/255 in float32", 1e-4),
+    case(T.MixUp(num_classes=10), "Kornia add_weighted", "float32 sums are computed in another order", 1e-4),
+    case(T.MixUp(alpha=0.2, num_classes=10), "Kornia add_weighted", "float32 sums are computed in another order", 1e-4),
+    case(T.CutMix(num_classes=10), "Pillow crop and paste, mode F", "the factor 1/255 is rounded to float32", 1e-4),
+    case(
+        T.CutMix(alpha=4.0, num_classes=10),
+        "Pillow crop and paste, mode F",
+        "the factor 1/255 is rounded to float32",
+        1e-4,
+    ),
 ]

@@ -1,4 +1,4 @@
-"""timm's resize and crops, against Pillow; other tests check that the draws equal timm's."""
+"""timm's resize and crops, compared with Pillow (other tests compare the random parameters with timm's)."""
 
 from __future__ import annotations
 

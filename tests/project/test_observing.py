@@ -30,7 +30,7 @@ def names() -> Any:
     samples = [(np.full((20, 24, 3), number, np.uint8), number) for number in range(12)]
     with gl.Loader(samples, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu") as loader:
         found: dict[str, Any] = {"loader": loader, "train": lambda images, labels: None}
-        exec(block("def figures"), found)
+        exec(block("def loader_metrics"), found)
         yield found
 
 
@@ -45,7 +45,7 @@ def check(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
 
 def test_names_hold_no_spaces_and_parts_are_shares(names):
     waiting = Part("slot wait", "main", 1.0, 3)
-    assert names["figures"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
+    assert names["loader_metrics"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
         "loader/images_per_s": 5.0,
         "loader/waiting": 0.25,
         "loader/workers_busy": 0,

@@ -110,11 +110,11 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "three means for thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [*MOVE, HALF]),
-        ("Normalize has 3 means", "give one for each channel"),
+        ("Normalize has 3 means", "give a mean and a std for each channel"),
     ),
     "colours of thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [T.ColorJitter(0.4)]),
-        ("ColorJitter takes uint8 images", "leave it out"),
+        ("ColorJitter takes uint8 images", "remove it"),
     ),
     "uint16": (lambda: load(lambda i: scene(i).astype(np.uint16)), ("uint16 array", "gpuload.Image(array)")),
     "a 16-bit PNG": (lambda: load(png16), ("gpuload.Encoded(data, mode='unchanged')",)),

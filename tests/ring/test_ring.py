@@ -232,7 +232,7 @@ def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
     assert str(refusal.value) == (
         "decoded images need 9,437,184 more bytes of memory, in addition to 16,777,216 for the rest of the program, "
         "but the program's control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, use "
-        "fewer workers, make a crop the first transform, or raise the memory limit of the container or job"
+        "fewer workers, start the transforms with a crop, or raise the memory limit of the container or job"
     )
     assert machine.ring.slots == machine.ring.slot_bytes == 0
     assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking

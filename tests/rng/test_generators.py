@@ -41,7 +41,7 @@ def chunk(seeding, sample, positions=POSITIONS):
         samples.append(sample(row))
         if seeding.is_learning:
             seeding.learn()
-    return samples, seeding.drew_unseeded()
+    return samples, seeding.has_drawn_unseeded()
 
 
 def seeded_one_by_one(position):
@@ -112,7 +112,7 @@ def test_draws_between_chunks_are_nobodys():
     chunk(seeding, lambda row: None)
     chunk(seeding, lambda row: None)
     random.random()
-    assert not seeding.drew_unseeded()
+    assert not seeding.has_drawn_unseeded()
 
 
 @pytest.mark.parametrize("sample", [draws, lambda: None, torch.rand])

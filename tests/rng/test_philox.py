@@ -113,7 +113,7 @@ def test_uniforms_are_in_the_open_interval(monkeypatch: pytest.MonkeyPatch) -> N
     def extremes(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
         return np.repeat(np.array([0, 2**32 - 1], np.uint32), len(odd))  # words 0 and 2, words 1 and 3
 
-    monkeypatch.setattr(philox, "_rounds", extremes)
+    monkeypatch.setattr(philox, "_run_rounds", extremes)
     drawn = uniforms(Key(0, 0), np.arange(2), 0, 4)
     assert drawn.dtype == np.float64
     assert drawn.min() > 0
@@ -191,6 +191,6 @@ def test_bad_arguments_of_a_draw_are_refused(positions: np.ndarray, lane: int, c
 
 
 def test_counters_of_a_wrong_shape_or_type_are_refused() -> None:
-    text = "philox4x32 takes counters as uint32 of shape … × 4, got uint32 of shape (2, 3)"
+    text = "counters must be uint32 of shape … × 4, got uint32 of shape (2, 3)"
     with pytest.raises(ValueError, match=exactly(text)):
         philox4x32(np.zeros((2, 3), np.uint32), Key(0, 0))

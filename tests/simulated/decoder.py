@@ -55,7 +55,7 @@ class FakeDecoder:
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
-        self.regions = regions
+        self.decodes_regions = regions
         self._refuses, self._room_bytes = refuses, room_bytes
         self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
@@ -65,7 +65,7 @@ class FakeDecoder:
         for memory, owner in self._given:
             if owner() is None:
                 memory.fill(0x5A)
-        sizes = [(source.region_tlhw[2:] if self.regions else source[1:3], source.grey) for source in sources]
+        sizes = [(source.region_tlhw[2:] if self.decodes_regions else source[1:3], source.grey) for source in sources]
         nbytes = sum(height * width * (1 if grey else 3) for (height, width), grey in sizes)
         if self._room_bytes is not None and nbytes > self._room_bytes:
             raise OutOfDeviceMemory("out of memory")
@@ -84,13 +84,13 @@ class FakeDecoder:
         assert header is not None
         if why := self._refuses(data):
             return Refusal(why)
-        region = source.region_tlhw if self.regions else (0, 0, header.height, header.width)
+        region = source.region_tlhw if self.decodes_regions else (0, 0, header.height, header.width)
         pixels, complaint = self._jpeg.decode(data, header, source.grey, region)
         if pixels is None:
             return Refusal(complaint)
         name = self.names[0] if source.width > source.height else self.names[-1]
         top, left, height, width = source.region_tlhw
-        if self.regions:
+        if self.decodes_regions:
             top = left = 0
         memory = pixels.copy()
         owner = memory[top : top + height, left : left + width].view(Owner)

@@ -263,15 +263,15 @@ def the_event_is_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedC
 
 @mutant(plain)
 def slots_are_free_at_once(patch: Patch, cuda: SimulatedCuda) -> None:
-    after_load(patch, lambda self: self._copied.pop()[1]())
+    after_load(patch, lambda self: self._copies.pop()[1]())
 
 
 @mutant(plain)
 def slots_are_free_when_they_are_asked_for(patch: Patch, cuda: SimulatedCuda) -> None:
     def reclaim(self: CudaTransfer, wait: bool) -> bool:
-        freed = bool(self._copied)
-        while self._copied:
-            self._copied.popleft()[1]()
+        freed = bool(self._copies)
+        while self._copies:
+            self._copies.popleft()[1]()
         return freed
 
     patch.setattr(CudaTransfer, "reclaim", reclaim)
@@ -284,7 +284,7 @@ def the_event_of_slots_is_recorded_before_the_copies(patch: Patch, cuda: Simulat
     def changed(self: CudaTransfer, *args: Any) -> Any:
         early = self._device.record(self._stream)
         made = load(self, *args)
-        self._copied.append((early, self._copied.pop()[1]))
+        self._copies.append((early, self._copies.pop()[1]))
         return made
 
     patch.setattr(CudaTransfer, "load", changed)
@@ -301,7 +301,7 @@ def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -
     load = CudaTransfer.load
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
-        with self._device.on(cuda.default_stream()):
+        with self._device.make_current(cuda.default_stream()):
             return load(self, *args)
 
     patch.setattr(CudaTransfer, "load", changed)
@@ -399,13 +399,13 @@ def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCud
 @mutant(other_device)
 def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
-    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+    def make_current(self: Accelerator, stream: Any) -> Iterator[None]:
         before = torch.accelerator.current_stream(self.device)
         torch.accelerator.set_stream(stream)
         yield
         torch.accelerator.set_stream(before)
 
-    patch.setattr(Accelerator, "on", on)
+    patch.setattr(Accelerator, "make_current", make_current)
 
 
 @mutant(with_constant)
@@ -421,9 +421,9 @@ def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: Simulate
 @mutant(decodes)
 def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: SimulatedCuda) -> None:
     def freed(self: ImageDecoder, limit_bytes: int) -> int:
-        while sum(nbytes for _, nbytes, _ in self._copying) > limit_bytes:
-            self._copying.popleft()
-        return sum(nbytes for _, nbytes, _ in self._copying)
+        while sum(nbytes for _, nbytes, _ in self._pending_copies) > limit_bytes:
+            self._pending_copies.popleft()
+        return sum(nbytes for _, nbytes, _ in self._pending_copies)
 
     patch.setattr(ImageDecoder, "_free", freed)
 
@@ -445,7 +445,7 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
 
 @mutant(fuses_elsewhere)
 def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(runner, "device_of", lambda tensor: contextlib.nullcontext())
+    patch.setattr(runner, "use_device_of", lambda tensor: contextlib.nullcontext())
 
 
 @mutant(augments)
@@ -477,23 +477,23 @@ def a_batch_is_augmented_on_another_stream(patch: Patch, cuda: SimulatedCuda) ->
 
 @mutant(augments_by_kernels)
 def planes_are_copied_for_kernels(patch: Patch, cuda: SimulatedCuda) -> None:
-    lay = RaggedImages.of_planes
+    lay = RaggedImages.from_planes
 
-    def interleaved(*given: Any) -> RaggedImages:
+    def interleave(*given: Any) -> RaggedImages:
         images = lay(*given)
-        return images.interleaved(images.regions_tlhw)
+        return images.interleave(images.regions_tlhw)
 
-    patch.setattr(RaggedImages, "of_planes", interleaved)
+    patch.setattr(RaggedImages, "from_planes", interleave)
 
 
 @mutant(plain)
 def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
-    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+    def make_current(self: Accelerator, stream: Any) -> Iterator[None]:
         torch.accelerator.set_stream(stream)
         yield
 
-    patch.setattr(Accelerator, "on", on)
+    patch.setattr(Accelerator, "make_current", make_current)
 
 
 # Seen only where devices have contexts.

@@ -32,5 +32,5 @@ def test_a_case_is_as_on_the_cpu(name, small, monkeypatch):
         found = on_device(options | {"dataset": cached}, ("lazy", "side first")[NAMES.index(name) % 2], drive)
     assert_equal(found.values, expected)
     assert found.hidden == []
-    (samples,) = cached.on_device.values()
+    (samples,) = cached.cached_data.values()
     assert samples.memory.device.type == "cuda"

@@ -90,7 +90,7 @@ def test_the_plan_shows_what_runs_where(jpeg_folder):
     ("name", "place", "text"),
     [
         ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install 'gpuload\[kornia\]'`"),
-        ("dali", "_installed", r"pip install 'gpuload\[dali-cu13\]'"),
+        ("dali", "_is_installed", r"pip install 'gpuload\[dali-cu13\]'"),
         ("fused", "find_spec", r"needs Triton, which is not installed; run `pip install triton`"),
     ],
 )

@@ -96,7 +96,7 @@ def test_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
 def test_planes_give_the_bits_of_interleaved_images(make_images, layout, backend):
     arrays = [image[:40, :45] for image in make_images(4, 4, low=50)]
     given = DENSE[layout](arrays).cuda() if layout in DENSE else [image.cuda() for image in LAYOUTS[layout](arrays)]
-    both = RaggedImages.from_arrays(arrays, "cuda"), RaggedImages.of_planes(given, list("abcd"))
+    both = RaggedImages.from_arrays(arrays, "cuda"), RaggedImages.from_planes(given, list("abcd"))
     chain = T.Chain([T.RandomHorizontalFlip(), T.RandomResizedCrop(20), T.ColorJitter(0.4, 0.4), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
     stage = compile_stage(chain, device="cuda", backend=backend)

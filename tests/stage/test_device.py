@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import device as devices
-from gpuload.stage.device import TIMED_EVERY, Accelerator, DeviceTimes, upload_together
+from gpuload.stage.device import TIMED_EVERY, Accelerator, DeviceTimes, upload_arrays
 
 EYE = torch.eye(4)
 
@@ -88,7 +88,7 @@ def test_a_tensor_elsewhere_is_left_alone(kept):
 
 
 def test_memory_is_locked_by_cuda_alone():
-    assert Accelerator(torch.device("cpu")).lock(0, 4096) == devices.NO_LOCKS
+    assert Accelerator(torch.device("cpu")).lock(0, 4096) == devices.CANNOT_LOCK
 
 
 def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
@@ -119,14 +119,14 @@ def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
 def test_without_an_accelerator():
     assert (devices.is_available(), devices.default_device_type()) == (False, "cpu")
     assert devices.generator_of(torch.device("cpu")) is torch.default_generator
-    with devices.device_of(EYE):
+    with devices.use_device_of(EYE):
         pass
 
 
 @pytest.mark.parametrize("found", ["mps", "mtia"])
 def test_an_accelerator_that_gpuload_is_not_written_for_is_none(monkeypatch, found):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(found))
-    assert devices.kind() is None
+    assert devices.supported_type() is None
     assert devices.default_device_type() == "cpu"
 
 
@@ -191,7 +191,7 @@ def test_several_arrays_by_one_copy():
         np.zeros((0, 4)),
         np.array([9], np.uint8),
     ]
-    found = upload_together(arrays, torch.device("cpu"))
+    found = upload_arrays(arrays, torch.device("cpu"))
     for tensor, array in zip(found, arrays, strict=True):
         assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype
         np.testing.assert_array_equal(tensor.numpy(), array)
@@ -201,7 +201,7 @@ def test_several_arrays_by_one_copy():
 
 def test_arrays_that_become_one_tensor():
     parts = [np.arange(6).reshape(2, 3).T, np.array([[7]])]
-    one, other = upload_together([parts, np.array([1.5])], torch.device("cpu"))
+    one, other = upload_arrays([parts, np.array([1.5])], torch.device("cpu"))
     assert one.tolist() == [0, 3, 1, 4, 2, 5, 7]
     assert other.tolist() == [1.5]
 

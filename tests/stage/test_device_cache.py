@@ -10,7 +10,7 @@ import torch
 
 from gpuload.stage import device_cache
 from gpuload.stage.device_cache import PixelMemory
-from gpuload.workers.device_cache import WINDOW, span_of
+from gpuload.workers.device_cache import WINDOW, total_pixel_bytes
 
 ALIGN = 64
 
@@ -52,9 +52,9 @@ def test_windows_are_those_of_the_images(images, segment_bytes, small, monkeypat
     order = [4, 0, 5, 3, 1, 2]  # not that of the memory
     mixed: list[Any] = [[own[number] for number in order] for own in (images, starts, REGIONS)]
     windows = windows_of(*mixed)
-    on_host = np.zeros(span_of(windows), np.uint8)
+    on_host = np.zeros(total_pixel_bytes(windows), np.uint8)
     memory.copy(windows, on_host)
-    on_device = torch.zeros(span_of(windows), dtype=torch.uint8)
+    on_device = torch.zeros(total_pixel_bytes(windows), dtype=torch.uint8)
     memory.copy(windows, on_device)
     for image, (top, left, height, width), (_, _, _, _, at) in zip(mixed[0], mixed[2], windows.tolist(), strict=True):
         expected = image[top : top + height, left : left + width].tobytes()

@@ -316,7 +316,7 @@ class Masked(Pictures):
 
 
 def test_samples_that_cannot_be_mixed():
-    text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove it"
+    text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove MixUp"
     for options in ({}, {"collate_fn": list}):
         with pytest.raises(SampleError, match=re.escape(text)):
             next(iter(loader(Masked(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))

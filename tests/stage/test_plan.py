@@ -35,8 +35,8 @@ class Picky(Backend):
 
     name = "picky"
 
-    def why_unsupported(self, outline, *, on_finished=False):
-        if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
+    def why_unsupported(self, outline, *, is_late=False):
+        if is_late and issubclass(outline.kind, CHANGES_PIXELS):
             return "it is late"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 

@@ -46,7 +46,7 @@ def test_no_images():
     ],
 )
 def test_other_arrays_are_refused(array, got):
-    with pytest.raises(TypeError, match=re.escape(f"image 1 must be a uint8 array H×W×C, got {got}")):
+    with pytest.raises(TypeError, match=re.escape(f"image 1 must be an H×W×C array of uint8, got {got}")):
         RaggedImages.from_arrays([np.zeros((2, 2, 3), np.uint8), array])
 
 
@@ -62,7 +62,7 @@ def windows(sizes_hw: np.ndarray) -> np.ndarray:
 
 def check(images: RaggedImages, expected: list[np.ndarray], windows_tlhw: np.ndarray) -> None:
     """What a copy holds is what is asked for, and it is one where the images do not lie so already."""
-    found = images.interleaved(windows_tlhw)
+    found = images.interleave(windows_tlhw)
     assert found.steps is None
     assert (found is images) == (images.steps is None)
     regions = full_windows(images.sizes_hw) if images.steps is None else windows_tlhw
@@ -91,7 +91,7 @@ def read(images: RaggedImages, row: int) -> list[float]:
 def test_a_tensor_of_planes(layout, dtype, channels, size, count):
     expected = arrays([size] * count, channels, dtype)
     given = DENSE[layout](expected)
-    images = RaggedImages.of_planes(given, list("abc")[:count])
+    images = RaggedImages.from_planes(given, list("abc")[:count])
     assert images.pixels.data_ptr() == given.data_ptr()
     assert (images.labels, images.dtype) == (list("abc")[:count], dtype)
     assert images.shapes.tolist() == [[*size, channels]] * count
@@ -107,7 +107,7 @@ def test_a_tensor_of_planes(layout, dtype, channels, size, count):
 def test_planes_of_all_sizes(layout, dtype, channels, count):
     expected = arrays(SIZES[:count], channels, dtype)
     given = LAYOUTS[layout](expected)
-    images = RaggedImages.of_planes(given, list("abcde")[:count])
+    images = RaggedImages.from_planes(given, list("abcde")[:count])
     assert images.pixels.data_ptr() == given[0].data_ptr()
     assert images.shapes.tolist() == [[*size, channels] for size in SIZES[:count]]
     alone = count == 1 and (layout in ("each channels last", "backwards") or (layout == "each" and channels == 1))
@@ -123,7 +123,7 @@ def test_planes_of_all_sizes(layout, dtype, channels, count):
 def test_expanded_planes(axes):
     given = torch.arange(210, dtype=torch.uint8).view(1, 3, 7, 10)
     given = given[:, *(slice(None if own == -1 else 1) for own in axes[1:])].expand(axes)
-    images = RaggedImages.of_planes(given, list("abcd"))
+    images = RaggedImages.from_planes(given, list("abcd"))
     assert images.offsets.tolist() == [0] * 4
     check(images, [*given.permute(0, 2, 3, 1).numpy()], windows(images.sizes_hw))
 
@@ -131,14 +131,14 @@ def test_expanded_planes(axes):
 def test_a_copy_is_made_where_there_is_memory():
     expected = arrays([(5, 7), (5, 7)], 3, "uint8")
     memory = torch.zeros(1000, dtype=torch.uint8)
-    images = RaggedImages.of_planes(DENSE["contiguous"](expected), ["a", "b"])
-    found = images.interleaved(full_windows(images.sizes_hw), lambda count: memory[:count])
+    images = RaggedImages.from_planes(DENSE["contiguous"](expected), ["a", "b"])
+    found = images.interleave(full_windows(images.sizes_hw), lambda count: memory[:count])
     assert found.pixels.data_ptr() == memory.data_ptr()
     assert found.pixels.tolist() == np.stack(expected).ravel().tolist()
 
 
 def test_planes_live_as_long_as_the_batch():
     expected = arrays(SIZES, 3, "float32")
-    images = RaggedImages.of_planes(LAYOUTS["each"](expected), list("abcde"))
+    images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
     torch.full((10_000,), 7.0)
     check(images, expected, full_windows(images.sizes_hw))

@@ -33,7 +33,7 @@ class Every(TorchBackend):
         self.names = names
         self.seen: list[Any] = []
 
-    def why_unsupported(self, outline, *, on_finished=False):
+    def why_unsupported(self, outline, *, is_late=False):
         asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
         return None if asked else "not asked for"
 
@@ -146,7 +146,7 @@ def test_what_has_no_parameters_makes_no_run_of_its_own(make_images, make_batch)
 def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
     arrays = [image[:40, :45].astype(dtype) for image in make_images(4, 4, low=50)]
     given = DENSE[layout](arrays) if layout in DENSE else LAYOUTS[layout](arrays)
-    both = RaggedImages.from_arrays(arrays), RaggedImages.of_planes(given, list("abcd"))
+    both = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(given, list("abcd"))
     colours = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
     transforms = [T.RandomHorizontalFlip(), T.RandomResizedCrop(20), *colours, NORMALIZE, T.RandomErasing()]
     for chain in (T.Chain(transforms), T.Chain([T.Lambda(lambda images: images.clone()), *transforms])):
@@ -159,7 +159,7 @@ def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner,
 def test_planes_are_copied_once_into_memory_that_is_kept(make_images):
     """Only the windows that matter, and only where the first run cannot read them."""
     arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
-    planes = RaggedImages.of_planes(LAYOUTS["within others"](arrays), ["a", "b"])
+    planes = RaggedImages.from_planes(LAYOUTS["within others"](arrays), ["a", "b"])
     chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), planes.sizes_hw)
     backend = Every({"CenterCrop", "RandomInvert"})

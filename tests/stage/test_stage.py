@@ -30,13 +30,13 @@ def stage_of(transforms, **options):
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
-        ({"dtype": "uint8"}, "dtype='uint8' is not a float dtype; leave out Normalize and ToDtype"),
+        ({"dtype": "uint8"}, "dtype='uint8' is not a float dtype; to get uint8 images, omit dtype, Normalize and ToD"),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with the module Identity at the end of the transforms"),
         ({"ragged": "pad", "pad_to": 0}, "pad_to must be at least 1, got 0"),
         (
             {"ragged": "list", "pad_to": 32},
             "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'list'; set "
-            "ragged='pad', or leave pad_to out",
+            "ragged='pad', or omit pad_to",
         ),
         ({"pad_to": 1}, "pad_to=1 requires ragged='pad', which pads the images of a batch, but ragged is 'error'"),
     ],
@@ -202,14 +202,14 @@ def test_channels_must_fit(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
     grey = make_images(6, 1, 1)
     text = (
-        "Normalize has 3 means and stds, but image 0 has 1 channel; give one for each channel, drop or convert "
-        "channels in the dataset, or decode to another mode"
+        "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop or "
+        "convert channels in the dataset, or decode to another mode"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         stage(*make_batch(chain, grey))
     text = (
         "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
-        "convert channels in the dataset, or use Encoded(…, mode='RGB') for all of them"
+        "convert channels in the dataset, or use Encoded(…, mode='RGB') for all images"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
@@ -218,7 +218,7 @@ def test_channels_must_fit(make_images, make_batch):
 def test_an_empty_batch_is_refused(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
-    with pytest.raises(ValueError, match="at least one image and one draw per image, got images: 2, draws: 1"):
+    with pytest.raises(ValueError, match=r"at least one image.*, got 2 images and a program for 1"):
         stage(ragged, draws.take(np.array([0])))
 
 

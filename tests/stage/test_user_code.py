@@ -250,13 +250,13 @@ def returning(value):
         (
             [T.CenterCrop(8), T.Lambda(lambda images: None)],
             ValueError,
-            "Lambda(<lambda>) at the end of the transforms was given 3 images and returned None; it must return a "
-            "tensor with a row for each image",
+            "Lambda(<lambda>) at the end of the transforms was called with 3 images and returned None; it must "
+            "return a tensor whose first axis has one entry per image",
         ),
         (
             [T.CenterCrop(8), torch.nn.Flatten(0, 1)],
             ValueError,
-            "the module Flatten at the end of the transforms was given 3 images and returned shape (9, 8, 8); it must",
+            "the module Flatten at the end of the transforms was called with 3 images and returned shape (9, 8, 8)",
         ),
     ],
 )
@@ -272,7 +272,7 @@ def test_one_without_apply_is_told_what_it_needs():
 
 
 def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
-    text = "with Lambda(abs) at the end of the transforms, which needs one tensor per batch; T.Lambda(…, per='image')"
+    text = "with Lambda(abs) at the end of the transforms, which needs one tensor per batch; omit ragged, or use T.L"
     with pytest.raises(ValueError, match=re.escape(text)):
         stage_of([T.Lambda(abs)], ragged="list")
 

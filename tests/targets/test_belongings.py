@@ -126,7 +126,7 @@ def test_torchvisions_keypoints_and_masks_may_be_named():
 def test_a_mask_of_the_whole_image_cannot_be_named():
     sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["m"])]
-    with pytest.raises(gl.SampleError, match=r"must be N×H×W, one for each, got shape \(40, 50\); do not return"):
+    with pytest.raises(gl.SampleError, match=r"must have shape N×H×W, got shape \(40, 50\); do not return"):
         only_batch(sample, 2, transforms=chain)
 
 

@@ -28,7 +28,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
             lambda: (image(), gl.Mask(MASK[..., None])),
             [],
             r"the mask sample\[1\] has shape 40 × 50 × 1, and its image is 40 × 50: the last axis looks like channels.*"
-            "give H×W",
+            "return H×W",
         ),
         (
             lambda: (image(), gl.Mask(pixels())),
@@ -48,12 +48,12 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (lambda: (image(), gl.Boxes([[1, 2, np.nan, 4]])), [], r"finite numbers, but box 0 is \[1.0, 2.0, nan, 4.0\]"),
         (lambda: (image(), gl.Boxes([[9, 2, 3, 4]])), [], r"box 0 ends before it begins.*'xyxy'; is the format right"),
         (lambda: (image(), gl.Boxes([[9, 2, 3, -4]], "xywh")), [], "box 0 has a negative width or height"),
-        (lambda: (image(), gl.Boxes([[9, 2, 3]])), [], r"boxes must be an array \(n, 4\).*got shape \(1, 3\)"),
+        (lambda: (image(), gl.Boxes([[9, 2, 3]])), [], r"boxes must be an \(n, 4\) array.*got shape \(1, 3\)"),
         (lambda: (image(), gl.Boxes([[1, 2, 3, 4]], "ltrb")), [], "'xyxy', 'xywh', 'cxcywh', got 'ltrb'"),
-        (lambda: (image(), gl.Keypoints([[1, 2, 3]])), [], r"keypoints must be an array \(…, 2\).*got shape \(1, 3\)"),
+        (lambda: (image(), gl.Keypoints([[1, 2, 3]])), [], r"keypoints must be a \(…, 2\) array.*got shape \(1, 3\)"),
         (lambda: (image(), gl.Mask(np.zeros(5))), [], r"H×W, or N×H×W .*got shape \(5,\)"),
         (lambda: (image(), gl.Mask(np.array(["a"]))), [], r"Mask\(\) takes an array of numbers, got <U1"),
-        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image that they belong to"),
+        (lambda: {"boxes": gl.Boxes(boxes(1)), "y": 1}, [], "boxes or keypoints, but no image to which they belong"),
         (
             lambda: (gl.Image(pixels()), gl.Image(pixels(20)), gl.Boxes(boxes(1))),
             [],
@@ -63,7 +63,7 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         (
             lambda: (image(), gl.Mask(MASK)),
             [T.RandAugment()],
-            "RandAugment moves only the pixels.*remove it, or return no",
+            "RandAugment moves only the pixels.*remove RandAugment, or return no",
         ),
         (
             lambda: (image(), gl.Mask(MASK)),

@@ -127,7 +127,7 @@ def test_after_a_mosaic():
                 {"b": gl.Boxes([[1, 2, 9, 9]]), "points": gl.Keypoints([[[1, 2]]]), "labels": np.ones(1)},
             ),
             [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints("default")],
-            r"drops entries of value 2 of the sample .*, which belongs to the boxes too",
+            r"drops entries of value 2 of the sample .*, but this value also has one entry per box",
         ),
     ],
 )

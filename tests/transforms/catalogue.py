@@ -18,67 +18,72 @@ __all__ = ["BEGIN", "END", "NOTES", "PAGE", "names", "signature", "table"]
 PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end of table -->"
 
-ANTIALIASED = "`antialias=False` works like torch's `interpolate`; bilinear, bicubic, lanczos, nearest"
-FILLED = "`fill` in levels, or a dict by type: `{gl.Image: …, gl.Mask: …}`"
-LEVELS = "works on levels after `ToDtype` too"
-CLASSIFICATION = "a sample with masks, boxes or keypoints is refused, as in torchvision"
-TIMM = "timm's; not in torchvision"
-ALBUMENTATIONS = "albumentations'; not in torchvision; swaps height and width"
+ANTIALIASED = (
+    "supports bilinear, bicubic, lanczos and nearest; with `antialias=False`, behaves like torch's `interpolate`"
+)
+FILLED = "`fill` is in levels, and can be a dict that maps types to fills: `{gl.Image: …, gl.Mask: …}`"
+LEVELS = "still works on levels after `ToDtype`"
+CLASSIFICATION = "refuses samples with masks, boxes or keypoints, as in torchvision"
+TIMM = "not in torchvision; from timm"
+ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
 
 # Differences from torchvision, and other remarks; "" means the same, with a draw for each sample.
 NOTES: dict[str, str] = {
     "AugMix": f"{CLASSIFICATION}",
-    "AutoAugment": f"`policy` can also be a string; {CLASSIFICATION}",
+    "AutoAugment": f"also accepts a string as `policy`; {CLASSIFICATION}",
     "CenterCropOrPad": TIMM,
-    "ClampBoundingBoxes": "all clamping modes give the same result, since boxes are never rotated",
-    "ColorJitter": f"the order is drawn for each sample too; {LEVELS}",
-    "Compose": "the same as listing its transforms in its place; accepted wherever a list of transforms is",
+    "ClampBoundingBoxes": "all clamping modes have the same result, because boxes are never rotated",
+    "ColorJitter": f"the order of operations is also random for each sample; {LEVELS}",
+    "Compose": "equivalent to listing its transforms directly; accepted wherever a list of transforms is",
     "ConvertBoundingBoxFormat": "",
-    "CopyPaste": "combines with the neighbour in the epoch's order; in torchvision's references, not in the package",
-    "Custom": "not in torchvision: the base class for your own transforms",
-    "CutMix": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch "
-    "away); λ and box are drawn for each sample; comes after `ToDtype` or `Normalize`; "
-    "`label_smoothing` is timm's",
-    "GaussianBlur": "σ is drawn for each sample; weights are multiples of 2⁻¹⁶",
-    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is added to levels; the same numbers on "
-    "every device",
+    "CopyPaste": "combines the sample with its neighbour in the epoch's order; part of torchvision's "
+    "references, not of the package",
+    "Custom": "not in torchvision; base class for your own transforms",
+    "CutMix": "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample "
+    "half a batch away); λ and the box are random for each sample; comes after `ToDtype` or `Normalize`; "
+    "`label_smoothing` is from timm",
+    "GaussianBlur": "σ is random for each sample; weights are multiples of 2⁻¹⁶",
+    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is added to levels; the noise is the "
+    "same on every device",
     "Grayscale": "",
     "Identity": "",
-    "Lambda": "calls a function with a batch or with each image, or a module; only images are passed",
-    "MixUp": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch "
-    "away); λ is drawn for each sample; comes after `ToDtype` or `Normalize`; "
-    "`label_smoothing` is timm's",
-    "Mosaic": "YOLO's; not in torchvision; combines with three neighbours in the epoch's order",
-    "MultiView": "not in torchvision: several views of an image, decoded once",
-    "Normalize": "accepts uint8 images too, and scales them by 1/255; a mean in levels is refused, unless "
+    "Lambda": "calls a function or module with a batch, or with each image; passes only images",
+    "MixUp": "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample "
+    "half a batch away); λ is random for each sample; comes after `ToDtype` or `Normalize`; "
+    "`label_smoothing` is from timm",
+    "Mosaic": "not in torchvision; known from YOLO; combines the sample with three neighbours in the epoch's order",
+    "MultiView": "not in torchvision; makes several views of an image, which is decoded once",
+    "Normalize": "also accepts uint8 images, which it scales by 1/255; refuses a mean in levels, unless "
     "`ToDtype('float32')` without `scale` comes before it; `inplace` has no effect",
     "Pad": FILLED,
     "RandAugment": f"{CLASSIFICATION}",
     "RandomAffine": FILLED,
     "RandomCrop": FILLED,
     "RandomCropOrPad": TIMM,
-    "RandomErasing": "`mode`, `min_count`, `max_count` are timm's; before `ToDtype`, `value` is a level",
-    "RandomIoUCrop": "immediately drops boxes whose centres are outside, with their labels and masks",
+    "RandomErasing": "`mode`, `min_count` and `max_count` are from timm; before `ToDtype`, `value` is a level",
+    "RandomIoUCrop": "immediately drops boxes whose centres are outside the crop, with their labels and masks",
     "RandomPerspective": FILLED,
     "RandomResize": ANTIALIASED,
-    "RandomResizedCrop": f'{ANTIALIASED}; `interpolation="random"` is timm\'s',
+    "RandomResizedCrop": f'{ANTIALIASED}; `interpolation="random"` is from timm',
     "RandomRotate90": ALBUMENTATIONS,
     "RandomRotation": FILLED,
     "RandomShortestSize": ANTIALIASED,
-    "RandomSolarize": "`threshold` in levels; after `ToDtype(scale=True)` in 0 … 1, as in torchvision",
+    "RandomSolarize": "`threshold` is in levels, or in 0 … 1 after `ToDtype(scale=True)`, as in torchvision",
     "RandomTranspose": ALBUMENTATIONS,
     "RandomZoomOut": FILLED,
     "Resize": ANTIALIASED,
     "ResizeKeepRatio": TIMM,
-    "SanitizeBoundingBoxes": "`labels_getter` gets the sample as the dataset yields it",
-    "SanitizeKeyPoints": "`labels_getter` gets the sample as the dataset yields it",
+    "SanitizeBoundingBoxes": "`labels_getter` receives the sample as the dataset returned it",
+    "SanitizeKeyPoints": "`labels_getter` receives the sample as the dataset returned it",
     "ScaleJitter": ANTIALIASED,
     "TimmAugMix": TIMM,
     "TimmAutoAugment": TIMM,
-    "TimmRandAugment": f"timm's strings, such as `rand-m9-mstd0.5-inc1`; {CLASSIFICATION}",
-    "ToDtype": "float32, float16, bfloat16, uint8; `mask_dtype`, or a dict by type, for masks",
+    "TimmRandAugment": "not in torchvision; accepts timm's strings, such as `rand-m9-mstd0.5-inc1`; refuses "
+    "samples with masks, boxes or keypoints",
+    "ToDtype": "converts to float32, float16, bfloat16 or uint8; converts masks if `mask_dtype` is set, or if `dtype` "
+    "is a dict that maps types to dtypes",
     "TrimBorder": TIMM,
-    "UniformTemporalSubsample": "for clips T×H×W×C and lists of frames; chooses frames before they are decoded",
+    "UniformTemporalSubsample": "accepts clips T×H×W×C and lists of frames; selects frames before they are decoded",
     "TrivialAugmentWide": f"{CLASSIFICATION}",
 }
 

@@ -21,7 +21,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.reference.jpeg import compress
-from gpuload.stage.reference.warp import _fields
+from gpuload.stage.reference.warp import _make_fields
 from gpuload.transforms.program.fields import displace
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
@@ -34,7 +34,7 @@ def drawn(transform, n: int = 6):
     program = chain.draw(epoch_key(4, 0), np.arange(n), np.tile([SIZE], (n, 1)))
     record = program.records[0]
     keys = torch.from_numpy(record.keys.astype(np.int64))
-    fields = _fields(keys, record, HEIGHT, WIDTH)  # noise, smoothed
+    fields = _make_fields(keys, record, HEIGHT, WIDTH)  # noise, smoothed
     scale = torch.tensor([record.alpha[0] / WIDTH, record.alpha[1] / HEIGHT])
     return chain, program, (fields.permute(0, 2, 3, 1) * scale)  # as torchvision has it: n × H × W × 2
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuload.workers import counters as module
-from gpuload.workers.counters import FIELDS, ROW_BYTES, Counters, CounterTable, place_of
+from gpuload.workers.counters import FIELDS, ROW_BYTES, Counters, CounterTable, field_indices
 from gpuload.workers.protocol import Board
 
 
@@ -59,7 +59,7 @@ def test_what_a_worker_is_at_counts_before_it_ends(clock):
     mine.end()
     clock(9_000)
     assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
-    mine.leave()
+    mine.stop()
     clock(20_000)
     assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
 
@@ -67,7 +67,7 @@ def test_what_a_worker_is_at_counts_before_it_ends(clock):
 def test_a_worker_that_takes_anothers_place_goes_on(clock):
     with mmap.mmap(-1, 3 * ROW_BYTES) as memory:
         table = CounterTable(memory, ROW_BYTES, 2, first=6)
-        before = table.of(7)
+        before = table.open_row(7)
         before.begin()
         before.samples += 5
         before.decoded["cut"] += 2
@@ -75,7 +75,7 @@ def test_a_worker_that_takes_anothers_place_goes_on(clock):
         clock(2_000)
         table.close_worker(7)
         clock(9_000)  # nobody is there
-        after = table.of(7)
+        after = table.open_row(7)
         after.begin()
         after.samples += 1
         clock(9_500)
@@ -94,7 +94,7 @@ def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
         table.mark_starting(1)
         clock(4_000)
         assert told(table, 1)["start_ns"] == 3_000  # so far
-        mine = table.of(1)
+        mine = table.open_row(1)
         clock(5_000)
         mine.begin()
         clock(7_000)
@@ -124,7 +124,7 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
             assert other.stdout is not None
             other.stdout.readline()
             mine = Counters(memory)
-            mine.count_queue()
+            mine.start_queue_time()
             mine.begin()
             deadline = time.monotonic() + 60
             while mine.queued_ns < 20_000_000 and time.monotonic() < deadline:
@@ -132,8 +132,8 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
                 mine.flush()
             assert mine.queued_ns >= 20_000_000
             mine.end()
-            queued_ns, so_far = mine.queued_ns, mine._queued()
-            while mine._queued() < so_far + 20_000_000 and time.monotonic() < deadline:
+            queued_ns, so_far = mine.queued_ns, mine._read_queued_ns()
+            while mine._read_queued_ns() < so_far + 20_000_000 and time.monotonic() < deadline:
                 sum(range(100_000))  # it waits for a CPU, though it is not a worker's work that does
             mine.begin()
             assert mine.queued_ns == queued_ns
@@ -177,15 +177,15 @@ def test_counters_lie_behind_the_notes():
     theirs = Board(2, board.fd, first=3)
     try:
         board.write(4, 11, 2)
-        theirs.counters.of(4).end()
-        mine = theirs.counters.of(4)
+        theirs.counters.open_row(4).end()
+        mine = theirs.counters.open_row(4)
         mine.plans = 9
         mine.end()
         board.write(4, 12, 1)
         assert board.read(4).chunk == 12
-        assert board.counters.read()[:, place_of["plans"]].tolist() == [0, 9]
+        assert board.counters.read()[:, field_indices["plans"]].tolist() == [0, 9]
     finally:
         theirs._map.close()
         board.close()
-    assert board.counters.read()[:, place_of["plans"]].tolist() == [0, 9]
+    assert board.counters.read()[:, field_indices["plans"]].tolist() == [0, 9]
     assert board.counters.read().dtype == np.int64

@@ -10,7 +10,7 @@ from gpuload.datasets.sample import Boxes, Image, Mask
 from gpuload.decode import Decode
 from gpuload.ring.packing import read_content
 from gpuload.transforms import Chain
-from gpuload.workers.device_cache import CachedSamples, cut
+from gpuload.workers.device_cache import CachedSamples, cut_regions
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 from gpuload.workers.runner import ChunkRunner
@@ -45,13 +45,13 @@ def sample(number: int) -> Any:
 
 def kept(count: int) -> CachedSamples:
     samples = CachedSamples(count, HostMemory())
-    job = Job([sample(number) for number in range(count)], Chain([]), Decode(), 0, plain=True, whole=True)
+    job = Job([sample(number) for number in range(count)], Chain([]), Decode(), 0, plain=True, decodes_full_images=True)
     runner, slot = ChunkRunner(job, guard_generators=False), np.zeros(1 << 16, np.uint8)
     for start in range(0, count, 4):
         numbers = np.arange(start, min(start + 4, count))
         reply = runner.run(Request(1, 0, 0, len(slot), numbers, numbers), slot, lambda row: None, lambda: True)
         samples.add(read_content(slot, reply.meta, reply.meta_at), numbers.tolist(), slot[: reply.nbytes])
-    samples.end()
+    samples.finish()
     return samples
 
 
@@ -60,7 +60,7 @@ def test_samples_of_several_structures_come_out_as_they_went_in():
     numbers = np.array([7, 0, 2, 4])
     content = samples.take(numbers)
     sizes = [column.table["size_hw"] for column in content.images]
-    cut(content, [np.concatenate([np.ones_like(own), own - 1], axis=1) for own in sizes])
+    cut_regions(content, [np.concatenate([np.ones_like(own), own - 1], axis=1) for own in sizes])
     out = np.zeros(1 << 12, np.uint8)
     for start, rows, row_bytes, step, at in content.windows.tolist():  # pyright: ignore[reportOptionalMemberAccess]
         for row in range(rows):

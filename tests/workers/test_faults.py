@@ -69,7 +69,7 @@ def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
     shown = "; ".join(
         f"sample {n + 100} ({n}.jpg), at position {n} of epoch 0: DecodeError: broken" for n in (8, 9, 10)
     )
-    assert f"failures: {shown}. Check whether the files can still be reached; loader.errors lists the failures" in text
+    assert f"failures: {shown}. Check that the files can still be reached; loader.errors lists the failures" in text
     tally.add(1070, [])
     tally.check()  # 11 of 1,100
 
@@ -87,14 +87,14 @@ def test_a_rate_of_zero_allows_none_and_of_one_all():
 def test_the_log_says_once_aloud_what_it_records():
     log = ErrorLog()
     with pytest.warns(RuntimeWarning) as warned:
-        log.extend([record(1), record(2)], loud=True)
+        log.extend([record(1), record(2)], warn=True)
     assert [str(entry.message) for entry in warned] == [
         "sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken; it was skipped. Further failures are only "
         "recorded, in loader.errors"
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        log.extend([record(3)], loud=True)
+        log.extend([record(3)], warn=True)
     assert [entry.position for entry in log] == [1, 2, 3]
     assert [entry.position for entry in log[1:]] == [2, 3]
     assert repr(log).splitlines()[:2] == [
@@ -105,12 +105,12 @@ def test_the_log_says_once_aloud_what_it_records():
 
 def test_the_log_names_the_sample_that_took_the_place():
     with pytest.warns(RuntimeWarning, match="it was replaced by sample 7"):
-        ErrorLog().extend([record(1, replaced_by=7)], loud=True)
+        ErrorLog().extend([record(1, replaced_by=7)], warn=True)
 
 
 def test_the_log_keeps_the_latest_and_counts_all():
     log = ErrorLog()
-    log.extend([record(number) for number in range(LOG_RECORDS + 5)], loud=False)
+    log.extend([record(number) for number in range(LOG_RECORDS + 5)], warn=False)
     assert (len(log), log.total, log[0].position, log[-1].position) == (
         LOG_RECORDS,
         LOG_RECORDS + 5,

@@ -30,7 +30,7 @@ class Engine:
         self.queue: deque[Request] = deque()
         self.seen: list[Request] = []
         self.wanted_from = 0
-        self.broken = None
+        self.failure = None
         self.rng = None if shuffle is None else np.random.default_rng(shuffle)
 
     def submit(self, request: Request) -> bool:
@@ -108,7 +108,7 @@ def drain(feed: Feed) -> list[list[int]]:
     while (batch := feed.take()) is not None:
         result.append(read(feed, batch))
         feed.release(batch)
-    while not feed.idle():
+    while not feed.is_idle():
         feed.pump(0)
     return result
 
@@ -139,7 +139,7 @@ def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunk
     feed.begin(batches(n, size))
     assert drain(feed) == expected(n, size)
     assert ring.slot_bytes <= ring.ring_bytes
-    assert feed.idle()
+    assert feed.is_idle()
     ring.close()
 
 
@@ -193,13 +193,13 @@ def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones(
     feed.begin(batches(40, 8, epoch=1))
     assert drain(feed) == expected(40, 8)
     assert {request.epoch for request in engine.seen if request.chunk >= engine.wanted_from} == {1}
-    assert feed.idle()
+    assert feed.is_idle()
     slots = feed.ring.slots
     for epoch in range(2, 12):
         feed.begin(batches(40, 8, epoch))
         feed.release(feed.take())
     feed.abandon()
-    while not feed.idle():
+    while not feed.is_idle():
         feed.pump(0)
     assert feed.ring.slots == slots
 
@@ -280,7 +280,7 @@ def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
     feed.begin(batches(80, 8))
     feed.pump(0)
     feed.abandon()
-    while not feed.idle():
+    while not feed.is_idle():
         feed.pump(0)
     assert feed.ring.used_bytes == 0
 

@@ -23,10 +23,10 @@ import gpuload as gl
 from gpuload.workers.inherited import (
     DatasetChanges,
     apply_changes,
-    differences,
+    describe_differences,
+    find_objects,
     is_simple,
     module_values,
-    objects_in,
 )
 
 pytestmark = pytest.mark.processes
@@ -144,7 +144,7 @@ def test_values_of_installed_packages_are_not_looked_at():
 def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
     loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
-    assert differences({loaded.__name__: here, "not_there": {"x": 1}}) == [
+    assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}) == [
         "somebodys.SIZE is 224 here and 1 in workers",
         "somebodys.KIND is True here and 1 in workers",
         "somebodys.C.x is 'b' here and 'a' in workers",
@@ -489,7 +489,7 @@ def test_what_changes_during_each_epoch_is_left_out_from_the_second_on():
 def test_datasets_and_transforms_are_looked_into():
     subset = torch.utils.data.Subset(Data(), [0])
     both = torch.utils.data.ConcatDataset([subset, Data()])
-    found = {path for path, _ in objects_in(both)}
+    found = {path for path, _ in find_objects(both)}
     assert ("datasets", 0, "dataset", "transform") in found
     assert ("datasets", 1, "transform", "transforms", 1) in found
 
@@ -497,14 +497,14 @@ def test_datasets_and_transforms_are_looked_into():
 def test_modules_are_no_part_of_a_dataset():
     data = Data()
     data.transforms = torch.utils.data
-    assert ("transforms",) not in dict(objects_in(data))
+    assert ("transforms",) not in dict(find_objects(data))
 
 
 def test_changes_that_are_too_large_are_refused():
     data = Data()
     changes = DatasetChanges(data)
     data.texts = {number: f"{number}" * 500 for number in range(64)}
-    with pytest.raises(ValueError, match=r"more than 32,768; call loader\.close\(\)"):
+    with pytest.raises(ValueError, match=r"but only 32,768 can be sent to running workers; call loader\.close\(\)"):
         changes.record_changes()
 
 

@@ -130,7 +130,7 @@ def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chu
     while (batch := feed.take_if_ready()) is None:
         pass
     assert all(part.description for part in batch.parts)
-    assert [part.samples for part in batch.parts] == [2, 2]
+    assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
     columns = columns_of(batch, batch.planned.starts, spread=False)
     assert all(part.description for part in batch.parts)
@@ -160,7 +160,7 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     engine.fate = "later"
     pump(feed)
     assert feed.take_if_ready() is None  # it waits for its plan
-    assert feed._pending == 2  # two plans, which have slots
+    assert feed._pending_count == 2  # two plans, which have slots
     batch = feed.take()
     assert batch is not None
     engine.fate = None
@@ -171,7 +171,7 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     assert second is not None
     assert second.planned is not None
     feed.release(second)
-    assert (busy(feed), feed.idle()) == (0, True)
+    assert (busy(feed), feed.is_idle()) == (0, True)
 
 
 def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
@@ -199,7 +199,7 @@ def test_a_batch_whose_plan_is_lost_does_without():
     assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
     assert len(lost) == 1  # it is not asked for again
-    assert (busy(feed), feed.idle()) == (1, True)  # whose slot is the engine's affair
+    assert (busy(feed), feed.is_idle()) == (1, True)  # whose slot is the engine's affair
 
 
 def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
@@ -248,7 +248,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
         count += 1
         assert batch.planned is None or len(batch.copied_parts) == 3
         feed.release(batch)
-    while not feed.idle():
+    while not feed.is_idle():
         feed.pump(0.0)
     assert (count, busy(feed)) == (3, 0)
 
@@ -260,7 +260,7 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     first = batch.planned
     assert first is not None
     feed._discard_result(batch.parts[0])
-    assert (batch.planned, len(batch.copied_parts), batch.open_parts) == (None, 2, 1)
+    assert (batch.planned, len(batch.copied_parts), batch.open_part_count) == (None, 2, 1)
     pump(feed)
     again = feed.take_if_ready()
     assert again is not None

@@ -596,7 +596,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
         time.sleep(0.01)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
-        RuntimeWarning, match=r"the template of workers .* has been starting for[\s\S]*in hang_at_import"
+        RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
         wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
 
@@ -739,9 +739,7 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
     team_.pool.resize(4)
     team_.pool.gather(0.0)
-    text = (
-        r"^a worker could not be added: \[Errno 24\] Too many open files\. The pool continues with 1, and adds no more$"
-    )
+    text = r"^a worker could not be added: \[Errno 24\] Too many open files\. The number of workers stays at 1$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
         team_.pool.gather(0.0)
     assert len(warned) == 1
@@ -1036,7 +1034,11 @@ def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the
     ("attribute", "value", "text"),
     [
         ("platform", "win32", "worker processes need Linux, got win32; use num_workers=0"),
-        ("frozen", True, "a frozen application has no Python interpreter to start workers with; use num_workers=0"),
+        (
+            "frozen",
+            True,
+            "workers need a Python interpreter, which a frozen application does not have; use num_workers=0",
+        ),
         (
             "executable",
             "",

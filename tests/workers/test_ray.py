@@ -35,9 +35,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         (
             {"count": 1, "cpus_per_worker": -1},
             ValueError,
-            "RayWorkers(cpus_per_worker=…) must be a number, at least 0, got -1",
+            "RayWorkers(cpus_per_worker=…) must be a number of at least 0, got -1",
         ),
-        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client every"),
+        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
         (
             {"count": 1, "actor_options": {"num_cpus": 2}},
@@ -243,7 +243,7 @@ def test_other_versions_are_told_or_refused(cluster, monkeypatch):
     with_versions(gpuload="9")
     with (
         loader() as loader_,
-        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*: install the same versions"),
+        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*; install the same versions"),
     ):
         list(loader_)
 
@@ -326,7 +326,7 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
-    told = rf"(?s)has been at sample 50 .*set timeout=… to end such workers.*in nap.*\(on {os.uname().nodename}\)"
+    told = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in nap.*\(on {os.uname().nodename}\)"
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)

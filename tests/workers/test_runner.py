@@ -39,7 +39,7 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
     for _ in range(2):
         plain = not transforms
         runner = ChunkRunner(
-            Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves=False, **options),
+            Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves_pixels=False, **options),
             guard_generators=False,
         )
         runner._reader._searches_left = 0  # as after its first samples

@@ -60,8 +60,8 @@ def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[n
 def test_pixels_are_those_of_the_originals_however_many_are_cut_at_once(cut_bytes, monkeypatch):
     monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
     calls: list[int] = []
-    cut = SampleReader.cut
-    monkeypatch.setattr(SampleReader, "cut", lambda *given: calls.append(cut(*given)) or calls[-1])
+    cut = SampleReader.cut_files
+    monkeypatch.setattr(SampleReader, "cut_files", lambda *given: calls.append(cut(*given)) or calls[-1])
     expected, counted, _ = epoch(ORIGINALS)
     assert "cut" not in counted
     calls.clear()

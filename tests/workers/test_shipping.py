@@ -401,7 +401,7 @@ def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
     for shared in (multiprocessing.get_context("fork").Value("i"), multiprocessing.get_context("fork").Lock()):
         expected = (
             r'dataset\.store.* cannot be sent to the worker processes: .*\. A lock of multiprocessing\'s "fork" context'
-            r' exists only in forks .*: create .* with multiprocessing\.get_context\("spawn"\), .*lock=False; or use'
+            r' exists only in forks .* Create .* with multiprocessing\.get_context\("spawn"\), .*lock=False; or use'
         )
         with pytest.raises(TypeError, match=expected):
             iter(gl.Loader(Cache(shared, first, set_first), num_workers=1, device="cpu"))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpuload as gl
-from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, next_request, read_message
+from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, peek_request, read_message
 from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_NS, Source
 
 
@@ -64,11 +64,11 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     dataset.told.clear()
     do(source, 3, 4)
     assert source.reads_ahead
-    source.will_need(request(5, 6))
+    source.store_next_keys(request(5, 6))
     do(source, 3, 4)
-    source.will_need(None)
+    source.store_next_keys(None)
     do(source, 5, 6)
-    source.will_need(replace(request(7, 8), plans=True))  # its positions are no indices
+    source.store_next_keys(replace(request(7, 8), plans=True))  # its positions are no indices
     do(source, 5, 6)
     assert dataset.told == [[5, 6]]
     source._slow_chunks_left = CHUNKS_AHEAD
@@ -95,7 +95,7 @@ def test_nobody_knows_of_the_first_chunks_whether_they_come_from_a_disk(kind: ty
     told: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         if source.reads_ahead:
-            source.will_need(following)
+            source.store_next_keys(following)
         dataset.told.clear()
         get = source.open(chunk)
         source._read_ns = 0  # quick, whatever this machine is busy with
@@ -111,21 +111,21 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
     source = Source(dataset := kind(0.0), 0)
     do(source, 0)
     dataset.told.clear()
-    source.will_need(request(*range(20, 31)))
+    source.store_next_keys(request(*range(20, 31)))
     get, told = source.open(request(*range(9))), []
     for row in range(9):
         get(row)
         told.append(sum(map(len, dataset.told)))
     assert told == ([4, 4, 4, 4, 8, 8, 8, 8, 11] if kind is Slow else [11] * 9)
     assert [index for indices in dataset.told for index in indices] == list(range(20, 31))
-    source.will_need(request(*range(40, 50)))
+    source.store_next_keys(request(*range(40, 50)))
     source.open(request(20))(0)
-    source.will_need(request(50))
+    source.store_next_keys(request(50))
     source.open(request(40))(0)
     assert dataset.told[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
-    source.will_need(request(*range(60, 70)))
+    source.store_next_keys(request(*range(60, 70)))
     source.open(request(20))(0)
-    source.will_need(None)
+    source.store_next_keys(None)
     source.open(request(60))(0)
     assert dataset.told[-1] == [60, 61, 62, 63], "nor where nothing follows"
 
@@ -138,7 +138,7 @@ def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
             super().will_need(indices)
 
     source = Source(dataset := Picky(0.0), 0)
-    source.will_need(request(*range(4, 12)))
+    source.store_next_keys(request(*range(4, 12)))
     get = source.open(request(*range(5)))
     for row in range(5):
         get(row)
@@ -147,7 +147,7 @@ def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
 
 def test_keys_of_any_kind_are_named() -> None:
     source = Source(dataset := Slow(0.0), 0)
-    source.will_need(replace(request(1), indices=[(1, 2), "three", (4,)]))
+    source.store_next_keys(replace(request(1), indices=[(1, 2), "three", (4,)]))
     source.open(replace(request(7), indices=[("seven",)]))(0)
     assert dataset.told == [[("seven",)], [(1, 2), "three", (4,)]]
 
@@ -164,7 +164,7 @@ def test_what_a_dataset_draws_does_not_depend_on_naming() -> None:
     found = []
     for following in (None, request(7, 8)):
         source = Source(Drawing(0.0), 0)
-        source.will_need(following)
+        source.store_next_keys(following)
         get = source.open(request(1, 2, 3))
         found.append([get(row) for row in range(3)])
     assert found[0] == found[1]
@@ -205,7 +205,7 @@ def test_an_error_ends_it_and_not_the_worker() -> None:
     source = Source(dataset, 0)
     source._slow_chunks_left = 1
     dataset.told = None  # pyright: ignore[reportAttributeAccessIssue]
-    source.will_need(request(1))
+    source.store_next_keys(request(1))
     do(source, 2)
     assert not source.reads_ahead
 
@@ -213,17 +213,17 @@ def test_an_error_ends_it_and_not_the_worker() -> None:
 def test_the_next_request_is_looked_at_and_left() -> None:
     queue, memory = Queue(), memoryview(bytearray(MESSAGE_BYTES))
     try:
-        assert next_request(queue.read_end, memory) is None
+        assert peek_request(queue.read_end, memory) is None
         queue.send(request(7, 8))
         queue.send(request(9))
         for _ in range(2):
-            found = next_request(queue.read_end, memory)
+            found = peek_request(queue.read_end, memory)
             assert found.indices.tolist() == [7, 8]
         assert Request.unpack(read_message(queue.read_end, memory)).indices.tolist() == [7, 8]
-        assert next_request(queue.read_end, memory).indices.tolist() == [9]
+        assert peek_request(queue.read_end, memory).indices.tolist() == [9]
         queue.send_end.close()
         read_message(queue.read_end, memory)
-        assert next_request(queue.read_end, memory) is None  # the end
+        assert peek_request(queue.read_end, memory) is None  # the end
     finally:
         queue.close()
 

@@ -46,7 +46,7 @@ def clock(monkeypatch, tmp_path):
 def test_imports_are_told_apart_by_module_and_sum_up(clock):
     stopwatch = Stopwatch(lambda: clock.now)
     clock.now += 128
-    with stopwatch.running():
+    with stopwatch.measure():
         clock.now += 256
         own = importlib.import_module("own_module")
         importlib.import_module("own_module")
@@ -68,7 +68,7 @@ def test_imports_are_told_apart_by_module_and_sum_up(clock):
 def test_nothing_shows_in_tracebacks_or_remains(clock):
     before = importlib._bootstrap._find_and_load
     frames = []
-    for context in (Stopwatch().running(), pytest.MonkeyPatch.context()):
+    for context in (Stopwatch().measure(), pytest.MonkeyPatch.context()):
         with pytest.raises(ZeroDivisionError) as caught, context:
             import broken  # pyright: ignore[reportMissingImports] # noqa: F401
         frames.append([frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)][1:])
@@ -79,7 +79,7 @@ def test_nothing_shows_in_tracebacks_or_remains(clock):
 def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch):
     monkeypatch.setattr("gpuload.workers.start.importlib", SimpleNamespace(_bootstrap=SimpleNamespace()))
     stopwatch = Stopwatch(lambda: clock.now)
-    with stopwatch.running():
+    with stopwatch.measure():
         clock.now += 1
     assert Start.unpack(stopwatch.pack(), started_at=0.0) == Start()
 

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset, in_smallest_type
-from gpuload.datasets.classes import Classes, check_known, class_names
+from gpuload.datasets.base import ImageFileDataset, shrink_integers
+from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import Lazy, Paths
+from gpuload.datasets.scan import LazySequence, Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, naming_file, stamp, value_of
@@ -58,7 +58,7 @@ MIN_CELLS: Final = 4  # a shorter column has no strays
 
 
 @dataclass(frozen=True, repr=False)
-class NumberedPaths(Lazy[str]):
+class NumberedPaths(LazySequence[str]):
     """A lazy sequence of paths that are generated from numbers.
 
     Args:
@@ -80,8 +80,8 @@ class NumberedPaths(Lazy[str]):
     def __len__(self) -> int:
         return self.length
 
-    def _entry(self, number: int) -> str:
-        return os.path.join(self.root, self.pattern.format(index=self.start + number))
+    def _build_entry(self, index: int) -> str:
+        return os.path.join(self.root, self.pattern.format(index=self.start + index))
 
     def __repr__(self) -> str:
         return f"<{self.length} paths like {self.pattern!r} in {self.root!r}>"
@@ -216,10 +216,10 @@ class FileList(ImageFileDataset):
         """The labels, under torchvision's name."""
         return self.labels
 
-    def _make_sample(self, number: int, image: Encoded) -> Any:
+    def _make_sample(self, index: int, image: Encoded) -> Any:
         if isinstance(self.labels, dict):
-            return image, {name: value_of(labels, number) for name, labels in self.labels.items()}
-        return image if self.labels is None else (image, value_of(self.labels, number))
+            return image, {name: value_of(labels, index) for name, labels in self.labels.items()}
+        return image if self.labels is None else (image, value_of(self.labels, index))
 
     def __repr__(self) -> str:
         return f"FileList({self.root!r}: {len(self)} images)"
@@ -293,8 +293,8 @@ def _class_indices(values: list[Any], classes: list[str], where: Callable[[int],
     indices = {name: index for index, name in enumerate(classes)}
     for number, value in enumerate(values):
         if str(value) not in indices:
-            check_known(str(value), indices, where(number))
-    return in_smallest_type(np.array([indices[str(value)] for value in values]))
+            check_known_class(str(value), indices, where(number))
+    return shrink_integers(np.array([indices[str(value)] for value in values]))
 
 
 def _numbered_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
@@ -494,7 +494,7 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
     if not _non_numeric(texts) and kinds <= {int, bool, float, Decimal}:
         if kinds <= {int, bool} and all(map(INTEGER.fullmatch, texts)):
             if all(-INT64_LIMIT <= value < INT64_LIMIT for value in values if not isinstance(value, str)):
-                return in_smallest_type(np.fromiter(map(int, values), np.int64, len(values))), None
+                return shrink_integers(np.fromiter(map(int, values), np.int64, len(values))), None
         else:
             return np.fromiter(map(float, values), np.float64, len(values)), None
     names = sorted(set(map(str, values)))

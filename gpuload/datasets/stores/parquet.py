@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.files import byte_limit, check_expanded
-from gpuload.datasets.litter import without_litter
+from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
 from gpuload.datasets.stores.cached import cached
@@ -265,13 +265,13 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
         if is_url(full):
             pattern = full if "*" in full else f"{full}/*.parquet"
             is_file = pattern != full and full.endswith(".parquet")
-            matches = [full] if is_file else without_litter(client(remote).glob(pattern), pattern)
+            matches = [full] if is_file else remove_litter(client(remote).glob(pattern), pattern)
             problem = f"no files match {pattern!r}"
         elif os.path.isdir(full):
             matches = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
             problem = f"the folder {full!r} contains no *.parquet files"
         elif glob.has_magic(full) and not os.path.exists(full):
-            matches = without_litter(sorted(glob.glob(full, recursive=True)), full)
+            matches = remove_litter(sorted(glob.glob(full, recursive=True)), full)
         else:
             matches = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
         if not matches:

@@ -484,12 +484,12 @@ class RemoteScanner:
                 self.skipped_files.add(name)
         self._images.sort()
 
-    def folders(self) -> list[bytes]:
+    def find_folders(self) -> list[bytes]:
         """Return the names of the folders directly in the root, sorted."""
         return sorted(filter(None, self._folders))
 
-    def images(self, start: bytes = b"") -> Paths:
+    def find_images(self, start: bytes = b"") -> Paths:
         """Return the images at any depth below `start`."""
         below = start + b"/"
         urls = [url for folder, _, url in self._images if not start or (folder + b"/").startswith(below)]
-        return Paths.of(self.root, urls)
+        return Paths.pack_relative(self.root, urls)

@@ -1,11 +1,11 @@
 """The backend ``"dali"``: transforms with NVIDIA's DALI, in its dynamic mode, on the CPU and on CUDA.
 
 DALI's batches are ragged, and its operators take one parameter per sample. So images of different sizes are processed
-together, and images that a record does not apply to get neutral parameters instead of leaving the batch.
+together, and images to which a record does not apply get neutral parameters instead of leaving the batch.
 
 DALI's other mode, a pipeline with external sources, took 3 to 9% less CPU time (DALI 2.4.0, one thread, batches of 64,
-500×375 to 224). It is not used, because at each step of a chain its graph would need every operator that any sample
-could draw there, including nested branches.
+500×375 to 224). It is not used, because its graph would need, at each step of a chain, every operator that any sample
+could need there, including operators in nested branches.
 
 Importing this package does not import DALI; creating a `DaliBackend` does.
 """

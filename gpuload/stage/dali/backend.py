@@ -1,5 +1,5 @@
-"""Declares which transforms DALI supports, and why the reference runs the others. DALI is only imported when a backend
-is created."""
+"""Declares which transforms DALI supports, and why the reference runs the other transforms. DALI is only imported when
+a backend is created."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["UNSUPPORTED", "DaliBackend"]
 
-INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
+INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image whose size is doubled"
 BICUBIC: Final = "DALI does not clamp bicubic overshoots between the two resizing passes: up to 23 levels from Pillow"
 WARP: Final = "DALI's warp computes coordinates in float32, and blends the fill with the image along its border"
-NONE: Final = "DALI has no such operator"
+NO_OPERATOR: Final = "DALI has no such operator"
 
 # The operations in `gpuload.transforms.program.ops.OPS` that DALI implements differently from Pillow, or not at all.
 UNSUPPORTED: Final = {
@@ -36,15 +36,15 @@ UNSUPPORTED: Final = {
     "noise": "DALI draws its own noise",
     "warp": WARP,
     "pillow_blur": "DALI has no box blur",
-    "sharpness": NONE,
-    "solarize": NONE,
-    "solarize_add": NONE,
-    "posterize": NONE,
-    "autocontrast": NONE,
-    "invert": NONE,
-    "permute": NONE,
+    "sharpness": NO_OPERATOR,
+    "solarize": NO_OPERATOR,
+    "solarize_add": NO_OPERATOR,
+    "posterize": NO_OPERATOR,
+    "autocontrast": NO_OPERATOR,
+    "invert": NO_OPERATOR,
+    "permute": NO_OPERATOR,
 }
-KINDS: Final = {
+UNSUPPORTED_KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
     Mix: "DALI's operators process each image separately",
     Mixture: "DALI does not mix the results of several chains of operations",
@@ -60,30 +60,30 @@ class DaliBackend(Backend):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        if (missing := self.unmet_requirement(device)) is not None:
-            raise BackendError(missing)
+        if (message := self.unmet_requirement(device)) is not None:
+            raise BackendError(message)
         try:
             from gpuload.stage.dali.engine import Engine
         except ImportError as error:
             raise BackendError(
-                f"backend='dali' needs DALI with its dynamic mode, which cannot be imported here ({error}): {INSTALL}"
+                f"backend='dali' needs DALI with its dynamic mode, which cannot be imported here ({error}); {INSTALL}"
             ) from error
         self._engine: Engine = Engine(device)
 
     @classmethod
     def unmet_requirement(cls, device: torch.device) -> str | None:
-        return None if _installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed: {INSTALL}"
+        return None if _is_installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed; {INSTALL}"
 
-    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
-        if outline.kind in KINDS:
-            return KINDS[outline.kind]
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+        if outline.kind in UNSUPPORTED_KINDS:
+            return UNSUPPORTED_KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
             return "DALI erases only with constants"
         if outline.kind is Box and outline.padding_mode not in (None, "constant"):
             return "DALI pads only with constants"
         if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
-            rare = rare_filter(outline.filters)
-            return rare or (NEAREST if "nearest" in outline.filters else BICUBIC)
+            reason = rare_filter(outline.filters)
+            return reason or (NEAREST if "nearest" in outline.filters else BICUBIC)
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
     def level_runner(self, finish: Finish) -> LevelRunner:
@@ -97,8 +97,8 @@ class DaliBackend(Backend):
         return DaliLate(self._engine)
 
 
-def _installed() -> bool:
+def _is_installed() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # there is no `nvidia` package
+    except ModuleNotFoundError:  # no package `nvidia` is installed
         return False

@@ -1,14 +1,14 @@
 """DALI's evaluation context for a stage, created at the first call with as many threads as torch uses.
 
 The context owns DALI's operators and its thread pool, and lives as long as the `Engine`. DALI caches operators by their
-constant arguments, so values that change from batch to batch are always passed as batches, never as numbers.
+constant arguments, so values that change from batch to batch are always passed as batches, never as constants.
 
-**On the CPU**, operators run synchronously, and no longer need their inputs when they return.
+**On the CPU**, operators run synchronously: when they return, their inputs are no longer needed.
 
 **On CUDA**, operators are issued on torch's current stream. If that is the legacy default stream, which DLPack cannot
 name unambiguously, they are issued on a side stream of the engine, and each of the two streams waits for the other.
-DALI frees its memory in stream order, so the host never waits. This part was written without access to a GPU, and has
-not been run on a GPU.
+DALI frees its memory in stream order, so the host never waits. The code for CUDA was written without access to a GPU,
+and has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from nvidia.dali.experimental import dynamic as ndd
 
 __all__ = ["Engine", "evaluate", "image_tensors", "ndd", "types"]
 
-types: Any = dali_types  # its members are created at run time, so type checkers do not know them
+types: Any = dali_types  # the module's members are created at run time, so type checkers do not know them
 
 
 class Engine:
-    """DALI on a device, for use by one thread of the stage's process."""
+    """DALI's state for one device. Only one thread of the stage's process may use it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.on_cpu = device.type == "cpu"
+        self.is_on_cpu = device.type == "cpu"
         self._device_and_context: tuple[ndd.Device, ndd.EvalContext] | None = None
         self._context_key: tuple[int, int] | None = None
         self._side_stream: torch.cuda.Stream | None = None
@@ -39,15 +39,15 @@ class Engine:
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
         """Make DALI run the operators in the ``with`` block on this device, on torch's current stream for it."""
-        with self._stream() as stream:
-            device, context = self._context(torch.get_num_threads(), stream)
+        with self._use_stream() as stream:
+            device, context = self._get_context(torch.get_num_threads(), stream)
             with device, context, ndd.EvalMode.sync_cpu:
                 yield
 
-    def _context(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
+    def _get_context(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
         context_key = (threads, 0 if stream is None else stream.cuda_stream)
         if self._device_and_context is None or self._context_key != context_key:
-            if self.on_cpu:
+            if self.is_on_cpu:
                 device = ndd.Device("cpu")
             else:
                 index = self.device.index
@@ -58,9 +58,9 @@ class Engine:
         return self._device_and_context
 
     @contextlib.contextmanager
-    def _stream(self) -> Iterator[torch.cuda.Stream | None]:
-        """Yield the stream for DALI, and make it torch's current stream in the ``with`` block; None on the CPU."""
-        if self.on_cpu:
+    def _use_stream(self) -> Iterator[torch.cuda.Stream | None]:
+        """Yield the stream for DALI, which is torch's current stream within the ``with`` block; None on the CPU."""
+        if self.is_on_cpu:
             yield None
             return
         current = torch.cuda.current_stream(self.device)
@@ -81,14 +81,14 @@ class Engine:
 def evaluate(batch: ndd.Batch) -> ndd.Batch:
     """Evaluate a batch, and return it without references to its inputs.
 
-    In DALI 2.4, a result references the call that produced it, which references its inputs, and so on back to the
-    stage's inputs, so the memory of an entire chain would be kept until its end.
+    In DALI 2.4, a result references the call that produced it, and the call references its own inputs, and so on back
+    to the stage's inputs. So the memory of all intermediate results would be kept until the end of the chain.
     """
     return ndd.Batch(batch.evaluate()._storage)
 
 
 def image_tensors(batch: ndd.Batch) -> list[ndd.Tensor]:
     """Return the images of a batch as a list of separate tensors. `Batch.tensors` is not used, because its tensors and
-    the batch reference each other, so only the garbage collector would free their memory."""
+    the batch reference each other, so only the cyclic garbage collector would free their memory."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]

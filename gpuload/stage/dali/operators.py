@@ -1,14 +1,14 @@
 """Applies each kind of record to a DALI batch, with DALI's operators.
 
-Batches contain levels, uint8 H×W×C, or finished images in any layout. Windows are int64 (n, 4), as in
+Batches contain H×W×C uint8 images, or finished images in any layout. Windows are int64 (n, 4), as in
 `gpuload.stage.backend.LevelRunner`: a record's inputs have the windows `before`, and its results the windows `after`.
-Every operator call processes the entire batch; images that a record does not apply to get neutral parameters.
+Every operator call processes the entire batch; images to which a record does not apply get neutral parameters.
 
 **Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
-levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
-The results of all other images are bit-identical to the results of a batch without padding. Between the two resizing
-passes, DALI keeps floats and Pillow rounds to levels, so differences of one level remain.
+levels. So images whose borders matter are padded with zeros, and the result is divided by the fraction of the weights
+inside the image. The results of all other images are bit-identical to the results of a batch without padding. Between
+the two resizing passes, DALI keeps floats and Pillow rounds to integers, so differences of one level remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "apply_program", "crop"]
 
-Rows = slice | np.ndarray  # the rows of a batch that a record applies to
+Rows = slice | np.ndarray  # the batch indices of the images to which a record applies
 
 
 def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> ndd.Batch:
@@ -38,7 +38,7 @@ def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.nda
 
 
 def crop(batch: ndd.Batch, tlhw: np.ndarray, fill: tuple[float, ...] = (0,)) -> ndd.Batch:
-    """Crop images to boxes, int64 (n, 4); fill the outside with one number, or one for each channel."""
+    """Crop images to boxes, int64 (n, 4). `fill` has one value for pixels outside the image, or one per channel."""
     return ndd.slice(
         batch,
         start=ndd.as_batch(tlhw[:, :2].astype(np.int32)),
@@ -115,14 +115,15 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
         antialias=True,
         dtype=ndd.float32,  # with uint8, DALI would round differently from `cast`
     )
-    for factors_of_axis, shape in zip(factors, ((-1, 1, 1), (1, -1, 1)), strict=True) if needs_padding.any() else ():
-        arrays = [image_factors.astype(np.float32).reshape(shape) for image_factors in factors_of_axis]
+    for axis_factors, shape in zip(factors, ((-1, 1, 1), (1, -1, 1)), strict=True) if needs_padding.any() else ():
+        arrays = [image_factors.astype(np.float32).reshape(shape) for image_factors in axis_factors]
         resized = resized * ndd.as_batch(arrays).to_device(resized.device)
     return ndd.cast(resized, dtype=ndd.uint8)
 
 
 def _border_factors(start: float, end: float, count: int, length: int) -> np.ndarray:
-    """Return, for each output pixel along one axis, the sum of all filter weights over the sum inside the image."""
+    """Return, for each output pixel along one axis, the sum of all filter weights divided by the sum of the weights
+    inside the image."""
     scale = (end - start) / count
     reach = max(scale, 1.0)
     centres = start + (np.arange(count) + 0.5) * scale
@@ -146,7 +147,7 @@ def _apply_ops(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
 
 
 def _brightness(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """Multiply by a factor. Subtract half a level, because DALI rounds to levels where Pillow truncates."""
+    """Multiply levels by a factor. Half a level is subtracted, because DALI rounds where Pillow truncates."""
     factor = ndd.as_batch(values[:, 0].astype(np.float32))
     shift = ndd.as_batch(np.full(len(values), (1e-5 - 0.5) / 255, np.float32))
     return ndd.brightness_contrast(batch, brightness=factor, brightness_shift=shift, dtype=ndd.uint8)
@@ -160,8 +161,8 @@ def _blur(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
-# Operations of `gpuload.transforms.program.ops`, each with its neutral values. `gpuload.stage.dali.backend.UNSUPPORTED`
-# lists the unsupported operations.
+# Operations of `gpuload.transforms.program.ops`, each with the values that leave an image unchanged.
+# `gpuload.stage.dali.backend.UNSUPPORTED` lists the unsupported operations.
 OPERATIONS: Final[dict[str, tuple[Operation, tuple[float, ...]]]] = {
     "identity": (lambda batch, values: batch, ()),
     "brightness": (_brightness, (1.0,)),

@@ -1,10 +1,10 @@
 """Applies programs to a batch with DALI, from the stage's input to the memory of the results.
 
 Inputs are views that are passed to DALI through DLPack without a copy. Results are in DALI's memory; torch copies them
-once, and converts them to float16 or bfloat16 if needed. In between, images are levels, uint8 H×W×C: a batch of 64 at
-224×224 has 10 MB, where float32 would have 39 MB that every operator reads and writes. The last operator converts
-levels to values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small. Only
-the engine is kept between batches; its operators keep no images.
+once, and converts them to float16 or bfloat16 if needed. Intermediate images are H×W×C uint8 images: a batch of 64 at
+224×224 takes 10 MB, where float32 would take 39 MB that every operator reads and writes. The last operator converts
+them to final values and planes. On the CPU, batches are processed in pieces, so that intermediate results stay small.
+Only the engine is kept between batches; its operators keep no images.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip
 
-__all__ = ["DaliLate", "DaliLevels", "batch_of"]
+__all__ = ["DaliLate", "DaliLevels", "make_batch"]
 
-PIECE: Final = 64  # images processed at a time on the CPU
+CPU_PIECE_IMAGES: Final = 64  # images processed at a time on the CPU
 
 
 class DaliLevels:
-    """A runner for records that work on levels, which also finishes the results."""
+    """A runner that applies records to levels, and converts the levels to results."""
 
     def __init__(self, engine: Engine, finish: Finish) -> None:
         self._engine = engine
@@ -44,19 +44,19 @@ class DaliLevels:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None,
+        late_program: Program | None,
     ) -> Program | None:
         with self._engine.activate():
-            for rows in _pieces(np.arange(len(images)), self._engine):
+            for rows in _split_rows(np.arange(len(images)), self._engine):
                 windows = tuple(window[rows] for window in windows_tlhw)
                 records = program if len(rows) == len(program) else program.take(rows)
-                batch = apply_program(batch_of(images.take(rows), windows[0]), records, windows)
+                batch = apply_program(make_batch(images.take(rows), windows[0]), records, windows)
                 batch = evaluate(ndd.crop_mirror_normalize(batch, **self._options))
-                if on_finished is not None:
+                if late_program is not None:
                     batch = apply_program(
-                        batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)
+                        batch, late_program.take(rows), tuple(window[rows] for window in late_program.windows_tlhw)
                     )
-                _copy(batch, outputs[rows[0] : rows[-1] + 1])
+                _copy_results(batch, outputs[rows[0] : rows[-1] + 1])
         return None
 
 
@@ -66,28 +66,30 @@ class DaliLate:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def __call__(self, outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
+    def __call__(self, outputs: Outputs, late_program: Program, partners: np.ndarray | None) -> None:
         with self._engine.activate():
-            for rows in _pieces(_changed_rows(on_finished), self._engine):
+            for rows in _split_rows(_changed_rows(late_program), self._engine):
                 targets = [outputs[row] for row in rows.tolist()]
                 images = [image.float() if image.is_floating_point() else image for image in targets]
                 batch = ndd.as_batch([image.contiguous() for image in images], layout="CHW")
-                _copy(
-                    apply_program(batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)),
+                _copy_results(
+                    apply_program(
+                        batch, late_program.take(rows), tuple(window[rows] for window in late_program.windows_tlhw)
+                    ),
                     targets,
                 )
 
 
-def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
-    step = PIECE if engine.on_cpu else max(len(rows), 1)
+def _split_rows(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
+    step = CPU_PIECE_IMAGES if engine.is_on_cpu else max(len(rows), 1)
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
 
 
-def _changed_rows(on_finished: Program) -> np.ndarray:
-    """Return the rows in which a record flips the image or erases a box, int64."""
-    changes = np.zeros(len(on_finished), np.bool_)
-    for record in on_finished.records:
+def _changed_rows(late_program: Program) -> np.ndarray:
+    """Return the batch indices of the images that a record flips or erases boxes in, int64."""
+    changes = np.zeros(len(late_program), np.bool_)
+    for record in late_program.records:
         rows = slice(None) if record.rows is None else record.rows
         if isinstance(record, Flip):
             changes[rows] |= record.flipped
@@ -96,8 +98,9 @@ def _changed_rows(on_finished: Program) -> np.ndarray:
     return np.flatnonzero(changes)
 
 
-def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
-    """Return windows of images as a DALI batch: views of the images' memory if the windows are the decoded regions."""
+def make_batch(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
+    """Make a DALI batch of windows of images. If the windows are the decoded regions, the batch consists of views of
+    the images' memory."""
     assert images.steps is None
     views = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels)
@@ -109,7 +112,7 @@ def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
     return evaluate(crop(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
 
 
-def _copy(batch: ndd.Batch, outputs: Outputs) -> None:
+def _copy_results(batch: ndd.Batch, outputs: Outputs) -> None:
     if isinstance(outputs, torch.Tensor):
         outputs.copy_(batch.torch())
         return

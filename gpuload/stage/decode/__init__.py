@@ -2,7 +2,7 @@
 
 `choose` decides which decoder a device uses; `backend` is the interface of decoders, and `nvimagecodec` is the only
 implementation. `images` turns a batch's files into the same pixels and tables that workers would have produced, so
-later code does not see a difference. `crops` is the kernel that copies a batch's crops.
+later code sees no difference. `crops` contains the kernel that copies a batch's crops.
 """
 
 from __future__ import annotations

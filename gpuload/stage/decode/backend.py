@@ -13,15 +13,15 @@ import torch
 
 from gpuload.decode.header import turn_upright
 
-__all__ = ["PLACE", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "self_test_error"]
+__all__ = ["DESTINATION", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "run_self_test"]
 
-# Destination of a region: its upright shape H×W×C, the EXIF orientation to apply, and the offset of its first byte.
-PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
+# The destination of a region: the upright H×W×C shape, the EXIF orientation to apply, and the offset of the first byte.
+DESTINATION: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
 MAX_DIFFERENCE: Final = 4.0  # the largest mean difference in levels allowed between two decoders
 
 
 class OutOfDeviceMemory(Exception):
-    """The device does not have enough memory for all of these images; a smaller batch may fit."""
+    """The device does not have enough memory for all images of a call; fewer images may fit."""
 
 
 class Source(NamedTuple):
@@ -46,8 +46,8 @@ class Pixels(NamedTuple):
     decoded.
 
     Attributes:
-        owner: an object that owns the memory, which is not reused while the owner is alive. On the CPU it is the region
-            itself, an array H×W×C of uint8.
+        owner: an object that owns the memory, which is not reused while the owner is alive. On the CPU, the owner is
+            the region itself, an H×W×C array of uint8.
         decoder: the name of the decoder in `Stats.decoders`.
         address, row_bytes: on a device, the address of the region's first pixel and the distance between rows.
     """
@@ -64,29 +64,30 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
-    """Turn regions upright and copy them into `target` (uint8) at `places` (N entries of dtype `PLACE`). On a device,
-    this is one kernel on the current stream; the owners must stay alive until it has finished."""
+def copy_crops(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch.Tensor) -> None:
+    """Turn regions upright, and copy them into `target` (uint8) at `destinations` (N entries of dtype `DESTINATION`).
+    On a device, one kernel on the current stream does this; the owners must stay alive until the kernel has
+    finished."""
     if target.device.type != "cpu":
         from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
-        launch(pixels, places, target)
+        launch(pixels, destinations, target)
         return
     memory = target.numpy()
-    for (region, _, _, _), (shape, orientation, start) in zip(pixels, places.tolist(), strict=True):
-        destination = memory[start : start + region.size].reshape(shape)
-        destination[:] = region if orientation == 1 else turn_upright(region, orientation)
+    for (region, _, _, _), (shape, orientation, start) in zip(pixels, destinations.tolist(), strict=True):
+        target_region = memory[start : start + region.size].reshape(shape)
+        target_region[:] = region if orientation == 1 else turn_upright(region, orientation)
 
 
 def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
     """Return a decoded region on the host, H×W×C, as stored."""
     shape = (*source.region_tlhw[2:], 1 if source.grey else 3)
     levels = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
-    copy_crops([pixels], np.array([(shape, 1, 0)], PLACE), levels)
+    copy_crops([pixels], np.array([(shape, 1, 0)], DESTINATION), levels)
     return levels.cpu().numpy().reshape(shape)
 
 
-def self_test_error(decode: Callable[[Sequence[Source]], list[Pixels | Refusal]], device: torch.device) -> str:
+def run_self_test(decode: Callable[[Sequence[Source]], list[Pixels | Refusal]], device: torch.device) -> str:
     """Decode a small test image; return an error message if the result is wrong, else ""."""
     from PIL import Image
 

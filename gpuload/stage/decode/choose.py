@@ -31,7 +31,8 @@ class Choice(NamedTuple):
     Attributes:
         decoder: the device's decoder; None if the device does not decode.
         share: the fraction of samples that the device decodes, 0 to 1.
-        text: the decoder and why it is used, for `Plan.decoder`; None means that workers decode, as requested.
+        text: the name of the decoder and the reason for the choice, for `Plan.decoder`; None means that workers decode,
+            as requested.
         warning: a warning to show once, if the device was requested but cannot decode; else "".
     """
 
@@ -47,7 +48,7 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
         return Choice(None, 0.0, None)
     try:
         decoder = find_decoder(device, threads)
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation can raise anything
         reason = one_line(str(error) or type(error).__name__)
         return Choice(
             None,
@@ -70,20 +71,20 @@ def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
     if device.type not in ("cpu", "cuda") or torch.version.hip is not None:
         raise RuntimeError("nvImageCodec decodes only on NVIDIA GPUs and on the CPU")
     if device.type != "cpu" and find_spec("triton") is None:
-        raise RuntimeError("crops are copied by a Triton kernel, but Triton is not installed; pip install triton")
+        raise RuntimeError("crops are copied by a Triton kernel, but Triton is not installed; run pip install triton")
     try:
         library = load_library()
     except Exception as error:
         raise RuntimeError(
-            f"nvImageCodec cannot be imported ({type(error).__name__}: {error}); {_remedy(device)}"
+            f"nvImageCodec cannot be imported ({type(error).__name__}: {error}); run {_install_command(device)}"
         ) from error
     try:
         return NvImageCodec(device, threads, library)
     except Exception as error:
-        raise RuntimeError(f"{error}{_mismatch(device)}") from error
+        raise RuntimeError(f"{error}{_mismatch_hint(device)}") from error
 
 
-def _remedy(device: torch.device) -> str:
+def _install_command(device: torch.device) -> str:
     """Return the command that installs a decoder."""
     major = int((torch.version.cuda or "12").split(".")[0])
     if device.type != "cpu" and (driver := driver_version()) is not None:
@@ -91,7 +92,7 @@ def _remedy(device: torch.device) -> str:
     return f"pip install 'gpuload[cu{major}]'"
 
 
-def _mismatch(device: torch.device) -> str:
+def _mismatch_hint(device: torch.device) -> str:
     """Return a hint about mismatched CUDA versions, which can be why a GPU cannot decode; "" if versions match."""
     if device.type == "cpu":
         return ""
@@ -100,11 +101,11 @@ def _mismatch(device: torch.device) -> str:
     if driver is not None and majors and majors[0] > driver[0]:
         return (
             f"; {packages} needs a driver for CUDA {majors[0]}, but this driver is for CUDA {driver[0]}.{driver[1]}: "
-            f"update the driver, or {_remedy(device)} instead"
+            f"update the driver, or run {_install_command(device)} instead"
         )
     torch_cuda = torch.version.cuda
     if torch_cuda is not None and majors and int(torch_cuda.split(".")[0]) not in majors:
-        return f"; {packages} is for another CUDA version than torch ({torch_cuda}): {_remedy(device)}"
+        return f"; {packages} is for another CUDA version than torch ({torch_cuda}); run {_install_command(device)}"
     return ""
 
 

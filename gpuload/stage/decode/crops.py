@@ -1,9 +1,10 @@
 """The kernel that copies the crops of decoded images into a batch's memory, with one launch for all images.
 
 Decoders choose where to store images. A crop is therefore described by the address of its first upright pixel and
-by two steps in bytes, to the next row and to the next column; for a rotated or flipped image the steps may be negative.
+by two steps in bytes, to the next row and to the next column; for a rotated or flipped image, steps can be negative.
 
-Runs in the main process, on the current stream; the caller keeps the images alive until the kernel has finished.
+The kernel is launched in the main process, on the current stream; the caller keeps the images alive until the kernel
+has finished.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 
 from gpuload.decode.header import FLIPPED_X, FLIPPED_Y
-from gpuload.stage.device import device_of, upload
+from gpuload.stage.device import upload, use_device_of
 
 if TYPE_CHECKING:
     from gpuload.stage.decode.backend import Pixels
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "launch"]
 
 BLOCK: Final = 4096  # bytes copied by each program
-# Integers per crop: first pixel's address, row step, column step, channels, bytes per row, bytes, offset in the target.
+# The integers of a crop: first pixel's address, row step, column step, channels, bytes per row, bytes, offset in the
+# target.
 _CROP_INTS: Final = tl.constexpr(7)
 
 
@@ -52,20 +54,23 @@ def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
     tl.store(target_ptr + start + begin + lane, level, mask=is_inside)
 
 
-def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
+def launch(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch.Tensor) -> None:
     """Copy regions on a device; the arguments are those of `gpuload.stage.decode.backend.copy_crops`."""
     if not len(pixels):
         return
-    (height, width, channels), orientations = places["shape"].T, places["orientation"]
+    (height, width, channels), orientations = destinations["shape"].T, destinations["orientation"]
     address, row_step = np.array([(region.address, region.row_bytes) for region in pixels], np.int64).T
     # The upright image is the stored image, first transposed, then flipped.
-    transposed = orientations >= 5
-    row_step, column_step = np.where(transposed, channels, row_step), np.where(transposed, row_step, channels)
-    flipped_y, flipped_x = np.isin(orientations, [*FLIPPED_Y]), np.isin(orientations, [*FLIPPED_X])
-    address = address + flipped_y * (height - 1) * row_step + flipped_x * (width - 1) * column_step
-    row_step, column_step = np.where(flipped_y, -row_step, row_step), np.where(flipped_x, -column_step, column_step)
+    is_transposed = orientations >= 5
+    row_step, column_step = np.where(is_transposed, channels, row_step), np.where(is_transposed, row_step, channels)
+    is_flipped_y, is_flipped_x = np.isin(orientations, [*FLIPPED_Y]), np.isin(orientations, [*FLIPPED_X])
+    address = address + is_flipped_y * (height - 1) * row_step + is_flipped_x * (width - 1) * column_step
+    row_step, column_step = (
+        np.where(is_flipped_y, -row_step, row_step),
+        np.where(is_flipped_x, -column_step, column_step),
+    )
     row_bytes, nbytes = width * channels, height * width * channels
-    crops = np.stack([address, row_step, column_step, channels, row_bytes, nbytes, places["start"]], axis=1)
+    crops = np.stack([address, row_step, column_step, channels, row_bytes, nbytes, destinations["start"]], axis=1)
     grid = triton.cdiv(int(nbytes.max()), BLOCK), len(crops)
-    with device_of(target):
+    with use_device_of(target):
         _copy[grid](upload(crops, target.device), target, BLOCK=BLOCK)

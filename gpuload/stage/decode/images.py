@@ -1,20 +1,20 @@
 """Decodes a batch's encoded images on the device, crops them and turns them upright. The result is the same as if
 workers had decoded them: one tensor of pixels on the device per chunk, and entries in the chunk's tables.
 
-Runs in the main process, on the transfer's stream, when a batch is complete and before it goes to the stage. It owns
-the decoders: the device's decoder, and `gpuload.decode.Decoder` for the images that the device refuses, which it
-decodes one by one. A sample that neither can decode is removed from its chunk, and becomes the error that a worker
-would have reported.
+This module runs in the main process, on the transfer's stream, when a batch is complete and before it goes to the
+stage. An `ImageDecoder` owns two decoders: the device's decoder, and `gpuload.decode.Decoder`, which decodes one by one
+the images that the device refuses. A sample that neither decoder can decode is removed from its chunk, and becomes the
+error that a worker would have reported.
 
 **Memory.** The device's decoder returns either entire images, which are cropped afterwards, or only their regions. It
-decodes a few images at a time, which are kept until the device has copied their crops. Their memory must not be freed
-earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The host
-waits for these copies only if the kept images and the next images together would exceed `limit_bytes`; the crops of a
-batch need additional memory. If the device still runs out of memory, half as many images are tried, and that remains
-the limit. A single image that is too large goes to the CPU.
+decodes a few images at a time, and their memory is kept until the device has copied their crops. The memory must not be
+freed earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The
+host waits for these copies only if the images in memory and the next images together would exceed `limit_bytes`. The
+crops of a batch need additional memory. If the device still runs out of memory, half as many images are decoded at a
+time from then on. A single image that is too large goes to the CPU.
 
-**Time.** Python code that runs once per image is what delays the training loop, so sizes, places and crops are
-stored in columns.
+**Time.** Python code that runs once per image is what delays the training loop, so sizes, destinations and crops
+are stored in columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
-from gpuload.stage.decode.backend import PLACE, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
+from gpuload.stage.decode.backend import DESTINATION, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
 from gpuload.stage.decode.nvimagecodec import NvImageCodec
 from gpuload.stage.device import DECODE, profiler_range
 from gpuload.workers.protocol import record_of
@@ -55,14 +55,15 @@ class _Images(NamedTuple):
     Attributes:
         sources: the decoder's inputs.
         entries: each image's part, and its `EncodedImage` as a plain tuple.
-        places: `gpuload.stage.decode.backend.PLACE`, the place of each region in the batch's decoded memory.
+        destinations: `gpuload.stage.decode.backend.DESTINATION`, where to write each region in the batch's decoded
+            memory.
         nbytes: the memory that the decoder needs for each image, in bytes.
         part_bytes: the number of decoded bytes of each part.
     """
 
     sources: list[Source]
     entries: list[tuple[Part, Sequence[Any]]]
-    places: np.ndarray
+    destinations: np.ndarray
     nbytes: np.ndarray
     part_bytes: list[int]
 
@@ -80,27 +81,27 @@ class ImageDecoder:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
         refusals: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
-        out_of_memory_count: how often the device ran out of memory although no earlier images were kept.
+        out_of_memory_count: how often the device ran out of memory although no earlier images were in memory.
         seconds: host time spent on decoding.
-        images: the number of images processed so far.
-        limit_bytes: the maximum total size of decoded images that are kept at the same time.
+        image_count: the number of images processed so far.
+        limit_bytes: the maximum total size of the decoded images that are in memory at the same time.
         peak_bytes: the largest such total size so far.
     """
 
     def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
         self._decoder, self._device, self._transfer = decoder, device, transfer
         self._cpu = Decoder(options)
-        self._on_device = Counter(dict.fromkeys(decoder.names, 0))
+        self._device_counts = Counter(dict.fromkeys(decoder.names, 0))
         # Decoded images whose crops are being copied: an event after the copy, the images' bytes, and their owners.
-        self._copying: deque[tuple[Any, int, Any]] = deque()
+        self._pending_copies: deque[tuple[Any, int, Any]] = deque()
         self.limit_bytes = self._piece_bytes = options.device_memory
         self.refusals: dict[str, int] = {}
-        self.out_of_memory_count = self.images = self.peak_bytes = 0
+        self.out_of_memory_count = self.image_count = self.peak_bytes = 0
         self.seconds = 0.0
 
     @property
     def counts(self) -> dict[str, int]:
-        return self._on_device | {name: self._cpu.counts[name] for name in DECODERS}
+        return self._device_counts | {name: self._cpu.counts[name] for name in DECODERS}
 
     def __call__(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
         """Decode the batch's images; return the samples that failed, by part."""
@@ -112,12 +113,12 @@ class ImageDecoder:
 
     def close(self) -> None:
         """Free all memory, which must no longer be in use."""
-        self._copying.clear()
+        self._pending_copies.clear()
         self._decoder.close()
 
     def _decode(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
         parts = [part for part in batch.parts if part.waits_for_device]
-        images = _gather(parts, regions=self._decoder.regions)
+        images = _collect_images(parts, decodes_regions=self._decoder.decodes_regions)
         memory = torch.empty(sum(images.part_bytes), dtype=torch.uint8, device=self._device)
         failures: dict[int, dict[int, ErrorRecord]] = {}
         ends, start = images.nbytes.cumsum(), 0
@@ -129,22 +130,22 @@ class ImageDecoder:
                 continue
             rows = [row for row, result in enumerate(results, start) if isinstance(result, Pixels)]
             pixels = [result for result in results if isinstance(result, Pixels)]
-            copy_crops(pixels, images.places[rows], memory)
-            self._on_device.update(region.decoder for region in pixels)
+            copy_crops(pixels, images.destinations[rows], memory)
+            self._device_counts.update(region.decoder for region in pixels)
             if (event := self._transfer.mark()) is not None:
-                self._copying.append((event, nbytes, pixels))
+                self._pending_copies.append((event, nbytes, pixels))
             for row, result in enumerate(results, start):
                 if isinstance(result, Refusal):
                     self._count_refusal(result.reason)
                     if (error := self._decode_on_cpu(images, row, memory)) is not None:
                         failures.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
             start += count
-        self.images += len(images.sources)
+        self.image_count += len(images.sources)
         if failures or batch.errors:
             self._free(0)  # the batch's slots may be freed before anything else waits for the device
-        for part, pixels_of_part in zip(parts, memory.split(images.part_bytes), strict=True):
-            part.decoded = pixels_of_part
-        return [(part, _remove(part, failures[id(part)])) for part in parts if id(part) in failures]
+        for part, part_pixels in zip(parts, memory.split(images.part_bytes), strict=True):
+            part.decoded = part_pixels
+        return [(part, _remove_samples(part, failures[id(part)])) for part in parts if id(part) in failures]
 
     def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refusal] | None:
         """Decode images on the device. None means that the device ran out of memory, and that a retry may succeed."""
@@ -168,12 +169,12 @@ class ImageDecoder:
     def _free(self, limit_bytes: int) -> int:
         """Free images whose crops have been copied, and wait for further copies until the remaining images take at most
         `limit_bytes`. Return the size of the remaining images."""
-        bytes_in_use = sum(nbytes for _, nbytes, _ in self._copying)
-        while self._copying and (bytes_in_use > limit_bytes or self._copying[0][0].query()):
-            event, nbytes, _ = self._copying[0]
+        bytes_in_use = sum(nbytes for _, nbytes, _ in self._pending_copies)
+        while self._pending_copies and (bytes_in_use > limit_bytes or self._pending_copies[0][0].query()):
+            event, nbytes, _ = self._pending_copies[0]
             event.synchronize()
             bytes_in_use -= nbytes
-            self._copying.popleft()
+            self._pending_copies.popleft()
         return bytes_in_use
 
     def _count_refusal(self, reason: str) -> None:
@@ -183,7 +184,7 @@ class ImageDecoder:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
-        """Decode an image as a worker would; if that fails, return the sample's row and the error."""
+        """Decode an image as a worker would; if that fails, return the sample's index in the chunk and the error."""
         part, encoded = images.entries[row][0], EncodedImage._make(images.entries[row][1])
         content = part.content
         assert content is not None
@@ -198,42 +199,42 @@ class ImageDecoder:
             row_in_part = content.rows[sample_row]
             location = part.batch.spec.epoch, part.positions[row_in_part], part.indices[row_in_part]
             return sample_row, record_of(*location, source, error, key_paths_of(content.structure(sample_row))[leaf])
-        start = int(images.places["start"][row])
+        start = int(images.destinations["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None
 
 
-def _gather(parts: Sequence[Part], *, regions: bool) -> _Images:
+def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _Images:
     """Collect the encoded images of a batch, and enter the offsets of their decoded pixels into the tables of their
-    parts: the pixels are stored in order, after the part's own bytes. With `regions`, the decoder needs memory only for
-    regions."""
+    parts: the pixels are stored in order, after the part's own bytes. With `decodes_regions`, the decoder needs memory
+    only for regions."""
     sources, entries, part_bytes, end = [], [], [], 0
-    places, image_bytes = [], []
+    destinations, image_bytes = [], []
     for part in parts:
         begin = end
         assert part.content is not None
-        for number, column in enumerate(part.content.images):
+        for column_index, column in enumerate(part.content.images):
             column.table = column.table.copy()  # arrays read from a message are read-only
-            encoded = [image for image in part.content.encoded if image[0] == number]
+            encoded = [image for image in part.content.encoded if image[0] == column_index]
             if not encoded:
                 continue
             rows = [row for _, row, *_ in encoded]
             table = column.table[rows]
             nbytes = table["shape"].prod(axis=1)
-            place = np.empty(len(rows), PLACE)
-            place["shape"], place["start"] = table["shape"], end + nbytes.cumsum() - nbytes
-            place["orientation"] = [orientation for *_, orientation, _, _ in encoded]
-            column.table["offset"][rows] = part.host_end + place["start"] - begin
+            destination = np.empty(len(rows), DESTINATION)
+            destination["shape"], destination["start"] = table["shape"], end + nbytes.cumsum() - nbytes
+            destination["orientation"] = [orientation for *_, orientation, _, _ in encoded]
+            column.table["offset"][rows] = part.host_end + destination["start"] - begin
             end += int(nbytes.sum())
-            sources += _sources(part.data, encoded, table)
+            sources += _make_sources(part.data, encoded, table)
             entries += zip(repeat(part), encoded)
-            places.append(place)
-            image_bytes.append(nbytes if regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
+            destinations.append(destination)
+            image_bytes.append(nbytes if decodes_regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
         part_bytes.append(end - begin)
-    return _Images(sources, entries, np.concatenate(places), np.concatenate(image_bytes), part_bytes)
+    return _Images(sources, entries, np.concatenate(destinations), np.concatenate(image_bytes), part_bytes)
 
 
-def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
+def _make_sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
     """Yield the decoder's input for each image. The tables have sizes and regions of upright images."""
     rows = zip(encoded, table["size_hw"].tolist(), table["region_tlhw"].tolist(), strict=True)
     for (_, _, offset, nbytes, orientation, grey, _), (height, width), region in rows:
@@ -243,7 +244,7 @@ def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterato
         yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
-def _remove(part: Part, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:
+def _remove_samples(part: Part, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     """Remove failed samples from a part's content; return their errors."""
     content = part.content
     assert content is not None

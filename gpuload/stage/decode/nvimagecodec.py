@@ -1,10 +1,10 @@
-"""nvImageCodec as the decoder on a device: the JPEG engine and other decoders of a GPU, or its decoder on the CPU.
+"""nvImageCodec as the decoder of a device: the JPEG engine and other decoders of a GPU, or the CPU decoder.
 
 On a GPU, two decoders are called one after the other: the first uses only the JPEG engine; the second, without the
-engine, decodes the images that the first refuses. A single decoder with both would split a batch according to its size,
-so pixels would depend on the batch. With two decoders, pixels depend only on the image, and it is known which decoder
-produced them. Each decoder is tested at the start with a small image, and is not used if it fails or returns different
-pixels.
+engine, decodes the images that the first decoder refuses. A single decoder with both would split a batch according to
+its size, so pixels would depend on the batch. With two decoders, pixels depend only on the image, and it is known which
+decoder produced them. Each decoder is tested at the start with a small image, and is not used if it fails or returns
+wrong pixels.
 
 On the CPU, libjpeg's messages are treated as in `gpuload.decode.jpeg`: an image that causes a message is refused. In a
 batch, that image is found by bisection.
@@ -29,7 +29,7 @@ import torch
 from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns_to_decode
 from gpuload.decode.native_messages import run_and_capture
 from gpuload.stage import device as devices
-from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, self_test_error
+from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, run_self_test
 
 __all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec", "load_library"]
 
@@ -54,7 +54,7 @@ Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def load_library() -> Any:
-    """Return the module; raise an ImportError if it is missing or too old."""
+    """Import nvImageCodec, and return the module; raise an ImportError if it is missing or too old."""
     previous = os.environ.get(VERBOSITY)
     os.environ[VERBOSITY] = "0"  # read at import; otherwise C++ prints errors that bypass the C library's stderr
     try:
@@ -78,10 +78,10 @@ class NvImageCodec:
         only: the name of the only decoder to use; "" for all decoders.
 
     Attributes:
-        names: the names of its decoders in `Stats.decoders`, in the order in which the decoders are called.
-        note: a remark about the decoders for the user, or "".
-        regions: whether every decoder decodes only regions; if False, some images are decoded completely and need
-            memory for all of their pixels.
+        names: the names of the decoders in `Stats.decoders`, in the order in which the decoders are called.
+        note: a note about the decoders for the user, or "".
+        decodes_regions: whether every decoder decodes only regions; if False, some images are decoded completely and
+            need memory for all of their pixels.
 
     Raises:
         RuntimeError: no decoder works here; the message gives the reason for each.
@@ -98,12 +98,12 @@ class NvImageCodec:
     ) -> None:
         self._library, self._device, self._on_cpu = library, device, device.type == "cpu"
         kinds = library.BackendKind
-        backends_of = {CPU: [kinds.CPU_ONLY]}
+        kinds_by_decoder = {CPU: [kinds.CPU_ONLY]}
         errors: dict[str, str] = {}
         if not self._on_cpu:
-            backends_of = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
+            kinds_by_decoder = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
             if pool_user := _shared_pool_user(device):
-                del backends_of[ENGINE]
+                del kinds_by_decoder[ENGINE]
                 errors[ENGINE] = SHARED_POOL.format(pool_user)
         self._params = {
             grey: library.DecodeParams(
@@ -112,15 +112,17 @@ class NvImageCodec:
             )
             for grey in (False, True)
         }
-        self._with_regions = {name for name in backends_of if library.__version__ in exact_versions.get(name, ())}
+        self._region_decoders = {
+            name for name in kinds_by_decoder if library.__version__ in exact_versions.get(name, ())
+        }
         self._decoders: dict[str, Any] = {}
-        for name, backends in backends_of.items():
+        for name, backends in kinds_by_decoder.items():
             if only not in ("", name):
                 continue
-            decoder, message = run_and_capture(self._make, backends, threads)
+            decoder, message = run_and_capture(self._make_decoder, backends, threads)
             error = message or "the decoder could not be created"
             if decoder is not None:
-                error = self_test_error(functools.partial(self._run, name, decoder), device)
+                error = run_self_test(functools.partial(self._decode_with, name, decoder), device)
             if error:
                 errors[name] = error
             else:
@@ -128,16 +130,16 @@ class NvImageCodec:
         if not self._decoders:
             raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in errors.items()))
         self.names = tuple(self._decoders)
-        self.regions = self._with_regions.issuperset(self.names)
+        self.decodes_regions = self._region_decoders.issuperset(self.names)
         notes = [f"no JPEG engine: {errors[ENGINE]}"] if ENGINE in errors else []
-        if without_regions := [name for name in self.names if name not in self._with_regions]:
+        if without_regions := [name for name in self.names if name not in self._region_decoders]:
             notes.append(f"{' and '.join(without_regions)} {library.__version__}: entire images")
         self.note = "; ".join(notes)
 
-    def _make(self, kinds: list[Any], threads: int) -> Any:
+    def _make_decoder(self, backend_kinds: list[Any], threads: int) -> Any:
         library = self._library
         device_id = library.NVIMGCODEC_DEVICE_CPU_ONLY if self._on_cpu else self._device.index
-        backends = [library.Backend(kind) for kind in kinds]
+        backends = [library.Backend(kind) for kind in backend_kinds]
         return library.Decoder(device_id=device_id, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
@@ -149,7 +151,9 @@ class NvImageCodec:
             for grey in (False, True):
                 rows = [row for row in pending_rows if sources[row].grey is grey]
                 if rows:
-                    for row, result in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
+                    for row, result in zip(
+                        rows, self._decode_with(name, decoder, [sources[row] for row in rows]), strict=True
+                    ):
                         results[row] = result
             pending_rows = [row for row in pending_rows if type(results[row]) is Refusal]
             if not pending_rows:
@@ -160,41 +164,43 @@ class NvImageCodec:
         """Free the memory of the decoders."""
         self._decoders = {}
 
-    def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
+    def _decode_with(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
-        boxes = [_box(source) if name in self._with_regions else None for source in sources]
-        images, message = run_and_capture(self._call, decoder, sources, boxes)
+        boxes = [_box(source) if name in self._region_decoders else None for source in sources]
+        images, message = run_and_capture(self._decode_batch, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise OutOfDeviceMemory(message)
         if images is not None and not self._on_cpu:
-            message = ""  # not caused by an image: on a GPU, images are refused without a message
+            message = ""  # no image caused it: on a GPU, images are refused without a message
         if message and (middle := len(sources) // 2):
-            return self._run(name, decoder, sources[:middle]) + self._run(name, decoder, sources[middle:])
+            return self._decode_with(name, decoder, sources[:middle]) + self._decode_with(
+                name, decoder, sources[middle:]
+            )
         if images is None or message:
             return [Refusal(message) if message else NO_REASON] * len(sources)
         return [
-            NO_REASON if image is None else self._pixels(name, source, box, image)
+            NO_REASON if image is None else self._extract_pixels(name, source, box, image)
             for source, box, image in zip(sources, boxes, images, strict=True)
         ]
 
-    def _call(self, decoder: Any, sources: Sequence[Source], boxes: Sequence[Box | None]) -> list[Any]:
+    def _decode_batch(self, decoder: Any, sources: Sequence[Source], boxes: Sequence[Box | None]) -> list[Any]:
         stream, channels = 0, 1 if sources[0].grey else 3
         if not self._on_cpu:
             stream = torch.cuda.current_stream(self._device).cuda_stream
         elif any(source.height * source.width * channels >= NV_MAX_BYTES for source in sources):
             raise ValueError("an image exceeds the size limit of nvImageCodec")
         code_stream, region = self._library.CodeStream, self._library.Region
-        codes = [code_stream(source.data) for source in sources]
+        code_streams = [code_stream(source.data) for source in sources]
         for row, box in enumerate(boxes):
             if box is not None:
-                code, (_, height, width, *_) = codes[row], sources[row]
-                if code.height != height or code.width != width:  # pixels outside the image would be padding
+                header, (_, height, width, *_) = code_streams[row], sources[row]
+                if header.height != height or header.width != width:  # pixels outside the image would be padding
                     raise ValueError(f"the header says {height}×{width} pixels, but nvImageCodec reads another size")
-                codes[row] = code.get_sub_code_stream(region=region(*box))
-        return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)
+                code_streams[row] = header.get_sub_code_stream(region=region(*box))
+        return decoder.decode(code_streams, params=self._params[sources[0].grey], cuda_stream=stream)
 
-    def _pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:
-        """Return the region of a source from its decoded image, which covers the box or the entire image."""
+    def _extract_pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:
+        """Return a source's region from the decoded image, which covers the box or, without a box, the entire image."""
         _, image_height, image_width, grey, (top, left, height, width) = source
         first_row, first_column, end_row, end_column = box or (0, 0, image_height, image_width)
         channels = 1 if grey else 3
@@ -212,7 +218,7 @@ class NvImageCodec:
 
 
 def _box(source: Source) -> Box | None:
-    """Return the box to decode for a source's region; None means the entire image."""
+    """Return the box to decode for a source's region, or None to decode the entire image."""
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None

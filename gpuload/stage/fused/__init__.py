@@ -1,5 +1,5 @@
-"""Fused Triton kernels. `kernel` contains the kernel; `gpuload.transforms.program.fusing` turns a program into its
-jobs."""
+"""Fused Triton kernels. `kernel` contains the kernel; `gpuload.transforms.program.fusing` turns a program into
+the kernel's jobs."""
 
 from gpuload.stage.fused.backend import FusedBackend
 

@@ -1,4 +1,4 @@
-"""The backend ``"fused"``: Triton kernels that apply an entire chain to each image in one pass or a few.
+"""The backend ``"fused"``: Triton kernels that apply an entire chain to each image in one or a few passes.
 
 Kernels run on a GPU. If ``TRITON_INTERPRET=1`` was set before Python started, they run on the CPU in Triton's
 interpreter, thousands of times slower; tests use this.
@@ -41,7 +41,7 @@ class FusedBackend(Backend):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        if device.type != "cpu" and (reason := self._compile_error(device)):
+        if device.type != "cpu" and (reason := self._try_compiling(device)):
             raise CompilerError(reason)
 
     @classmethod
@@ -49,18 +49,18 @@ class FusedBackend(Backend):
         if find_spec("triton") is None:
             return "the backend 'fused' needs Triton, which is not installed; run `pip install triton`"
         try:
-            interpreted = _is_interpreted()
-        except Exception as error:  # whatever a broken installation raises
+            is_interpreted = _is_interpreted()
+        except Exception as error:  # a broken installation can raise anything
             return f"the backend 'fused' needs Triton, which cannot be imported: {type(error).__name__}: {error}"
-        if device.type == "cpu" and not interpreted:
+        if device.type == "cpu" and not is_interpreted:
             return (
-                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' there (or set "
-                "TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
+                f"the backend 'fused' requires a GPU, got device {str(device)!r}; use backend='torch' on this device "
+                "(or set TRITON_INTERPRET=1 before Python starts, to run the kernels slowly on the CPU)"
             )
         return None
 
-    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
-        if on_finished and outline.kind is Flip:
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+        if is_late and outline.kind is Flip:
             return "finished images are moved by torch"
         if outline.kind is Elastic:
             return "fields are smoothed by torch"
@@ -70,8 +70,8 @@ class FusedBackend(Backend):
             return f"images with {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
             return rare_filter(outline.filters)
-        lacking = (name for name in outline.operations if name not in passes.OPERATIONS)
-        return next((UNSUPPORTED.get(name, f"the kernels do not support {name}") for name in lacking), None)
+        lacking_names = (name for name in outline.operations if name not in passes.OPERATIONS)
+        return next((UNSUPPORTED.get(name, f"the kernels do not support {name}") for name in lacking_names), None)
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         if finish.channels not in (None, *CHANNELS):
@@ -96,8 +96,8 @@ class FusedBackend(Backend):
         compile_all(kernels, self.device)
 
     @staticmethod
-    def _compile_error(device: torch.device) -> str | None:
-        """Try to compile kernels; return the reason if this fails."""
+    def _try_compiling(device: torch.device) -> str | None:
+        """Try to compile kernels; return an error message if this fails, else None."""
         try:
             if not _is_interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
@@ -106,9 +106,9 @@ class FusedBackend(Backend):
             from gpuload.stage.fused.runner import compile_trial_kernels
 
             compile_trial_kernels(device)
-        except torch.OutOfMemoryError:  # the compiler did not cause it, and the user has to see it
+        except torch.OutOfMemoryError:  # not an error of the compiler; the user has to see it
             raise
-        except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
+        except Exception as error:  # compilers, drivers, assemblers and broken installations can raise anything
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None
 

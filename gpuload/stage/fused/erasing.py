@@ -7,8 +7,8 @@ The normal numbers are bit-identical to those of `gpuload.stage.noise` if the ke
 ``enable_fp_fusion=False``. Number i of a key comes from Philox block i // 8, so each pixel computes its own number,
 independent of tiles.
 
-Runs in the stage's process, on the current stream; `erase` is a device function of Triton. The table of quantiles,
-256 KB, is stored once per device, and fits in a GPU's cache.
+This module runs in the stage's process, on the current stream; `erase` is a device function of Triton. The table of
+quantiles, 256 KB, is stored once per device, and fits in a GPU's cache.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.device import device_of, upload
+from gpuload.stage.device import upload, use_device_of
 from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.pixels import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
@@ -48,17 +48,17 @@ _SINE: Final = tl.constexpr(ROTATION[1])
 
 
 def erase_images(outputs: Outputs, record: Erase) -> None:
-    """Erase boxes of finished images, in place. Accesses only the bounding box of an image's boxes.
+    """Erase boxes in finished images, in place. The kernel accesses only the bounding box of an image's boxes.
 
     Args:
         outputs: N×C×H×W in any memory format, or a list of C×H×W; 1 or 3 channels.
-        record: the record with the drawn boxes.
+        record: the record with the random boxes.
     """
     boxes = record.boxes_tlhw
     rows = np.arange(len(boxes)) if record.rows is None else record.rows
     if not isinstance(outputs, torch.Tensor):
-        for number, row in enumerate(rows.tolist()):
-            erase_images(outputs[row][None], record.take(np.array([number]), None))
+        for index, row in enumerate(rows.tolist()):
+            erase_images(outputs[row][None], record.take(np.array([index]), None))
         return
     is_drawn = boxes[:, :, 2] > 0
     indices = np.flatnonzero(is_drawn.any(axis=1))
@@ -71,7 +71,7 @@ def erase_images(outputs: Outputs, record: Erase) -> None:
     channels, device = outputs.shape[1], outputs.device
     box_records = erased_boxes(record, channels)[indices]
     tiles_down, tiles_across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
-    with device_of(outputs):
+    with use_device_of(outputs):
         for portion in portions(len(indices), programs=tiles_down * tiles_across):
             _erase_images[tiles_down * tiles_across, len(indices[portion])](
                 outputs,
@@ -88,8 +88,8 @@ def erase_images(outputs: Outputs, record: Erase) -> None:
             )
 
 
-# These arguments depend on draws and sizes. If one of them were 1 or divisible by 16, or the address of the images were
-# divisible by 16, Triton would compile another kernel in the middle of an epoch, without any gain.
+# These arguments depend on random boxes and on sizes. If one of them were 1 or divisible by 16, or the address of the
+# images were divisible by 16, Triton would compile another kernel in the middle of an epoch, without any gain.
 @triton.jit(
     do_not_specialize=["count", "tiles_across", "image_stride", "channel_stride", "row_stride"],
     do_not_specialize_on_alignment=["images_ptr"],
@@ -109,8 +109,8 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as row, top, left, bottom and
-    right. Grid: (tiles, images)."""
+    """Erase boxes in a tile of an image's bounding box, which is stored at `bounds_ptr` as batch index, top, left,
+    bottom and right. Grid: (tiles, images)."""
     bounds_ptr += tl.program_id(1) * 5
     ys = tl.load(bounds_ptr + 1).to(tl.int32) + tl.program_id(0) // tiles_across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(bounds_ptr + 2).to(tl.int32) + tl.program_id(0) % tiles_across * COLUMNS + tl.arange(0, COLUMNS)
@@ -135,7 +135,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     """Erase boxes of a tile of a finished image, one after the other.
 
     Args:
-        red, green, blue: float32 blocks rows × columns; with one channel, the same block three times.
+        red, green, blue: rows × columns float32 blocks; with one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), ascending, the coordinates of the tile in the image.
         records_ptr: points to the image's boxes, `ERASED` as int64.
         count: the number of boxes.
@@ -146,16 +146,22 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         red, green, blue.
     """
     top, bottom, left, right = tl.min(ys), tl.max(ys), tl.min(xs), tl.max(xs)
-    number = 0
-    while number < count:
-        record_ptr = records_ptr + number * RECORD
-        down = tl.load(record_ptr).to(tl.int32)
-        across = tl.load(record_ptr + 1).to(tl.int32)
+    box_index = 0
+    while box_index < count:
+        record_ptr = records_ptr + box_index * RECORD
+        box_top = tl.load(record_ptr).to(tl.int32)
+        box_left = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
         width = tl.load(record_ptr + 3).to(tl.int32)
         # Skip the box quickly if it does not touch the tile, as in nearly all tiles.
-        if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
-            y, x = ys - down, xs - across
+        if (
+            (box_top <= bottom)
+            & (box_top + height > top)
+            & (box_left <= right)
+            & (box_left + width > left)
+            & (height > 0)
+        ):
+            y, x = ys - box_top, xs - box_left
             is_inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
@@ -165,22 +171,22 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
             else:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
-                # Numbers are counted channel by channel, and within a channel row by row; a colour has one per channel.
-                down_step = tl.where(kind == _TRANSPOSED_PIXEL, 1, width)
-                across_step = tl.where(kind == _TRANSPOSED_PIXEL, height, 1)
-                place = tl.where(kind >= _PIXEL, y[:, None] * down_step + x[None, :] * across_step, 0) + first
-                plane = tl.where(kind >= _PIXEL, height * width, 1)
+                # Indices of numbers run channel by channel, then row by row; a colour has one number per channel.
+                y_step = tl.where(kind == _TRANSPOSED_PIXEL, 1, width)
+                x_step = tl.where(kind == _TRANSPOSED_PIXEL, height, 1)
+                number_index = tl.where(kind >= _PIXEL, y[:, None] * y_step + x[None, :] * x_step, 0) + first
+                numbers_per_channel = tl.where(kind >= _PIXEL, height * width, 1)
                 # The loop's bound is hidden from the compiler, so that it does not unroll the loop. All channels at
                 # once need 181 registers in the fused kernel (sm_90, 8 pixels per thread); one by one, they need 128.
                 channel = 0
                 while channel < tl.where(height > 0, CHANNELS, 0):
-                    numbers = _normal(place, key, quantiles_ptr, is_inside)
+                    numbers = _compute_normals(number_index, key, quantiles_ptr, is_inside)
                     red = tl.where(is_inside & (channel == 0), numbers, red)
                     green = tl.where(is_inside & (channel == 1), numbers, green)
                     blue = tl.where(is_inside & (channel == 2), numbers, blue)
-                    place += plane
+                    number_index += numbers_per_channel
                     channel += 1
-        number += 1
+        box_index += 1
     if CHANNELS == 1:
         green, blue = red, red
     return red, green, blue
@@ -188,16 +194,16 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
 
 @triton.jit
 def _load_float32(bits_ptr):
-    """Load the bits of a float32."""
+    """Load a float32 whose bits are stored as int64."""
     return tl.load(bits_ptr).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _normal(place, key, quantiles_ptr, mask):
+def _compute_normals(number_index, key, quantiles_ptr, mask):
     """Compute the normal numbers with these indices, as `gpuload.stage.noise.normals` does."""
-    zero = place * 0
-    word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
-    index = (place % _PER_BLOCK) // 2
+    zero = number_index * 0
+    word0, word1, word2, word3 = tl.philox(key, number_index // _PER_BLOCK, zero, zero, zero)
+    index = (number_index % _PER_BLOCK) // 2
     word = tl.where(index == 0, word0, tl.where(index == 1, word1, tl.where(index == 2, word2, word3)))
     # `gpuload.stage.fused.geometry` explains the hints.
     first_ptr = tl.max_contiguous(quantiles_ptr + (word & 0xFFFF).to(tl.int32), [1, 2])
@@ -205,4 +211,4 @@ def _normal(place, key, quantiles_ptr, mask):
     first, second = tl.load(first_ptr, mask, 0.0), tl.load(second_ptr, mask, 0.0)
     even = first * _COSINE + second * _SINE
     odd = second * _COSINE - first * _SINE
-    return tl.where(place % 2 == 0, even, odd)
+    return tl.where(number_index % 2 == 0, even, odd)

@@ -1,10 +1,10 @@
 """Samples the pixels of a tile: the first half of the fused kernels.
 
 A kernel is compiled for one kind of geometry, because a kernel for all kinds would need the registers of the most
-demanding kind. All other parameters are in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). `geometry`
-returns three float32 blocks rows × columns, red, green and blue, of integral levels 0 … 255 (for one channel, the same
-block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result. No
-byte outside the source is read, whatever a job says. All functions are stateless device functions of Triton.
+demanding kind. All other parameters are in the job (see `gpuload.transforms.program.fusing.jobs`). `sample_pixels`
+returns three rows × columns float32 blocks, red, green and blue, of integral pixel values 0 … 255 (for one channel, the
+same block three times). The tile's rows and columns may be in ascending or descending order, and are inside the result.
+No byte outside the source is read, whatever a job contains. All functions are stateless device functions of Triton.
 
 If a tile has at least 32 columns per warp, each GPU thread should hold entire columns of it. The compiler chooses this
 layout only if it knows that the elements of a row are adjacent in memory. Otherwise it distributes the rows of a column
@@ -14,8 +14,8 @@ never reads a pair with one instruction.
 
 This file contains copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's
 `Image.transform`, as in `gpuload.stage.reference.warp`); `separable` contains the filters of resizing and blur. Maps
-compute coordinates and filters in float64, in the same order as the reference, because filtered levels are truncated,
-not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's levels.
+compute coordinates and filters in float64, in the same order as the reference, because filtered values are truncated,
+not rounded. Launched with ``enable_fp_fusion=False``, kernels produce the reference's pixel values.
 """
 
 # Type checkers do not understand that calls inside kernels return values.
@@ -48,17 +48,17 @@ from gpuload.stage.fused.pixels import (
     TABLE_ROWS,
     WARP,
     WIDTH,
+    clamped_offsets,
     fill_outside,
-    offsets,
     read,
 )
 from gpuload.stage.fused.separable import blur, resize
 
-__all__ = ["geometry", "sample_row_by_row", "sample_tile"]
+__all__ = ["sample_pixels", "sample_row_by_row", "sample_tile"]
 
 
 @triton.jit
-def geometry(
+def sample_pixels(
     source_ptr,
     table_ptr,
     weights_ptr,
@@ -77,8 +77,8 @@ def geometry(
         source_ptr: uint8; a job's BASE is an offset from it.
         table_ptr: int32; a job's TABLE_AT is an offset from it.
         weights_ptr: int32; a job's WEIGHTS_X and WEIGHTS_Y are offsets from it.
-        ints_ptr, floats_ptr: the job's numbers, int64 and float64.
-        tile, columns: the tile's number, counted from the top of the pass's result, and its columns, int32 (columns,).
+        ints_ptr, floats_ptr: the job's int64 and float64 values.
+        tile, columns: the tile's index, from the top of the pass's result, and the tile's columns, int32 (columns,).
         ys, xs: int32 (rows,) and (columns,), the tile's coordinates in the geometry's result.
         CHANNELS: 1 or 3.
         GEOMETRY: the job's KIND, or COPY if that is TABLE.
@@ -116,14 +116,14 @@ def sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS
 def sample_row_by_row(
     source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr
 ):
-    """Do the same as `sample_tile`, but row by row: a map's bicubic filter on 8 rows at once needs more registers than
-    a thread has (255 registers, and 56 bytes spilled to memory)."""
-    row_numbers = tl.arange(0, ys.shape[0])[:, None]
+    """Do the same as `sample_tile`, but row by row, because a map's bicubic filter on 8 rows at once needs more
+    registers than a thread has (255 registers, and 56 bytes spilled to memory)."""
+    row_indices = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)
     green, blue = red, red
     row = 0
     while row < ys.shape[0]:
-        is_row = row_numbers == row
+        is_row = row_indices == row
         y = tl.sum(tl.where(is_row, ys[:, None], 0), axis=0)
         r, g, b = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
         red = tl.where(is_row, r, red)
@@ -143,7 +143,10 @@ def _copy_pixels(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, 
         ys = tl.load(table_ptr + ys)
         xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
     is_inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
-    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    byte_offsets = (
+        clamped_offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None]
+        + clamped_offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    )
     red, green, blue = read(source_ptr, tl.max_contiguous(byte_offsets, [1, 2]), channel_step, CHANNELS)
     return fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
@@ -155,33 +158,36 @@ def _copy_pixels(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, 
 def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
     factor = tl.load(floats_ptr + FACTOR).to(tl.float32)
     height, width = tl.load(ints_ptr + HEIGHT), tl.load(ints_ptr + WIDTH)
-    inner = ((ys > 0) & (ys < height - 1))[:, None] & ((xs > 0) & (xs < width - 1))[None, :]
+    is_interior = ((ys > 0) & (ys < height - 1))[:, None] & ((xs > 0) & (xs < width - 1))[None, :]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.int32)
     green, blue = red, red
     for index in tl.static_range(9):
-        byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
-        byte_offsets += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
+        byte_offsets = clamped_offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
+        byte_offsets += clamped_offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
         r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
         red += r
         if CHANNELS == 3:
             green += g
             blue += b
-    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    byte_offsets = (
+        clamped_offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None]
+        + clamped_offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    )
     r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
-    red = _sharpen(r, red, inner, factor)
+    red = _sharpen(r, red, is_interior, factor)
     if CHANNELS == 3:
-        green, blue = _sharpen(g, green, inner, factor), _sharpen(b, blue, inner, factor)
+        green, blue = _sharpen(g, green, is_interior, factor), _sharpen(b, blue, is_interior, factor)
     else:
         green, blue = red, red
     return red, green, blue
 
 
 @triton.jit
-def _sharpen(levels, total, inner, factor):
+def _sharpen(levels, total, is_interior, factor):
     levels = levels.to(tl.float32)
     # The centre pixel counts five times. An integer plus a half, divided by 13, is never close to an integer, so the
     # multiplication by 1/13 cannot change the result of floor.
-    smoothed = tl.where(inner, tl.floor((total.to(tl.float32) + 4 * levels + 6.5) * (1 / 13)), levels)
+    smoothed = tl.where(is_interior, tl.floor((total.to(tl.float32) + 4 * levels + 6.5) * (1 / 13)), levels)
     return tl.floor(tl.minimum(tl.maximum((levels - smoothed) * factor + smoothed, 0.0), 255.0))
 
 
@@ -190,7 +196,7 @@ def _sharpen(levels, total, inner, factor):
 
 @triton.jit
 def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Sample each pixel at the point that its centre is mapped to; fill pixels that are mapped to the outside."""
+    """Sample each pixel at the point to which its centre is mapped; fill pixels that are mapped outside the source."""
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
@@ -201,30 +207,30 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
         r, g, b = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
     else:
-        down, across, is_inside = _map_points(floats_ptr, ys, xs, height, width)
+        point_y, point_x, is_inside = _map_points(floats_ptr, ys, xs, height, width)
         if filter_kind == NEAREST:
-            byte_offsets = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
+            byte_offsets = point_y.to(tl.int32) * row_step + point_x.to(tl.int32) * column_step
             r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
             red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
         else:
-            y, down = _split(down)
-            x, across = _split(across)
+            y, y_fraction = _split_coordinate(point_y)
+            x, x_fraction = _split_coordinate(point_x)
             if filter_kind == BILINEAR:
-                red = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                red = _bilinear(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
                 green, blue = red, red
                 if CHANNELS == 3:
                     source_ptr += channel_step
-                    green = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    green = _bilinear(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
                     source_ptr += channel_step
-                    blue = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    blue = _bilinear(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
             else:
-                red = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                red = _bicubic(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
                 green, blue = red, red
                 if CHANNELS == 3:
                     source_ptr += channel_step
-                    green = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    green = _bicubic(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
                     source_ptr += channel_step
-                    blue = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    blue = _bicubic(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
     return fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS)
 
 
@@ -234,17 +240,17 @@ def _map_points(floats_ptr, ys, xs, height, width):
     outside are replaced by coordinates inside."""
     y = ys.to(tl.float64)[:, None] + 0.5
     x = xs.to(tl.float64)[None, :] + 0.5
-    across = tl.load(floats_ptr) * x + tl.load(floats_ptr + 1) * y + tl.load(floats_ptr + 2)
-    down = tl.load(floats_ptr + 3) * x + tl.load(floats_ptr + 4) * y + tl.load(floats_ptr + 5)
+    point_x = tl.load(floats_ptr) * x + tl.load(floats_ptr + 1) * y + tl.load(floats_ptr + 2)
+    point_y = tl.load(floats_ptr + 3) * x + tl.load(floats_ptr + 4) * y + tl.load(floats_ptr + 5)
     g, h = tl.load(floats_ptr + 6), tl.load(floats_ptr + 7)
-    is_finite = down == down
+    is_finite = point_y == point_y
     if (g != 0) | (h != 0):
         scale = g * x + h * y + 1.0
         is_finite = scale != 0
         scale = tl.where(is_finite, scale, 1.0)
-        across, down = across / scale, down / scale
-    is_inside = is_finite & (down >= 0) & (down < height) & (across >= 0) & (across < width)
-    return tl.where(is_inside, down, 0.5), tl.where(is_inside, across, 0.5), is_inside
+        point_x, point_y = point_x / scale, point_y / scale
+    is_inside = is_finite & (point_y >= 0) & (point_y < height) & (point_x >= 0) & (point_x < width)
+    return tl.where(is_inside, point_y, 0.5), tl.where(is_inside, point_x, 0.5), is_inside
 
 
 @triton.jit
@@ -258,20 +264,20 @@ def _map_fixed_point(floats_ptr, ys, xs, height, width):
 
 @triton.jit
 def _map_fixed_point_axis(floats_ptr, ys, xs, length):
-    across, down, first = tl.load(floats_ptr), tl.load(floats_ptr + 1), tl.load(floats_ptr + 2)
-    first = _units(first + across * 0.5 + down * 0.5)
-    rows, columns = ys.to(tl.int64) * _units(down), xs.to(tl.int64) * _units(across)
-    coordinates = (rows[:, None] + (columns + first)[None, :]) >> 16
+    column_step, row_step, start = tl.load(floats_ptr), tl.load(floats_ptr + 1), tl.load(floats_ptr + 2)
+    start = _to_fixed_point(start + column_step * 0.5 + row_step * 0.5)
+    rows, columns = ys.to(tl.int64) * _to_fixed_point(row_step), xs.to(tl.int64) * _to_fixed_point(column_step)
+    coordinates = (rows[:, None] + (columns + start)[None, :]) >> 16
     return coordinates.to(tl.int32), (coordinates >= 0) & (coordinates < length)
 
 
 @triton.jit
-def _units(number):
+def _to_fixed_point(number):
     return tl.floor(number * 65536.0 + 0.5).to(tl.int64)
 
 
 @triton.jit
-def _split(coordinate):
+def _split_coordinate(coordinate):
     """Split a coordinate into the pixel with the last centre before it, and the distance from that centre."""
     coordinate -= 0.5
     pixel = tl.floor(coordinate)
@@ -285,41 +291,41 @@ def _read_tap(source_ptr, row_offset, x, column_step, width):
 
 
 @triton.jit
-def _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width):
-    upper = _blend_columns(source_ptr, y, x, across, row_step, column_step, height, width)
-    lower = _blend_columns(source_ptr, y + 1, x, across, row_step, column_step, height, width)
-    return (upper + (lower - upper) * down).to(tl.int32).to(tl.float32)
+def _bilinear(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width):
+    upper = _blend_columns(source_ptr, y, x, x_fraction, row_step, column_step, height, width)
+    lower = _blend_columns(source_ptr, y + 1, x, x_fraction, row_step, column_step, height, width)
+    return (upper + (lower - upper) * y_fraction).to(tl.int32).to(tl.float32)
 
 
 @triton.jit
-def _blend_columns(source_ptr, y, x, across, row_step, column_step, height, width):
+def _blend_columns(source_ptr, y, x, x_fraction, row_step, column_step, height, width):
     row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
     left = _read_tap(source_ptr, row_offset, x, column_step, width)
-    return left + (_read_tap(source_ptr, row_offset, x + 1, column_step, width) - left) * across
+    return left + (_read_tap(source_ptr, row_offset, x + 1, column_step, width) - left) * x_fraction
 
 
 @triton.jit
-def _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width):
-    v1 = _bicubic_row(source_ptr, y - 1, x, across, row_step, column_step, height, width)
-    v2 = _bicubic_row(source_ptr, y, x, across, row_step, column_step, height, width)
-    v3 = _bicubic_row(source_ptr, y + 1, x, across, row_step, column_step, height, width)
-    v4 = _bicubic_row(source_ptr, y + 2, x, across, row_step, column_step, height, width)
-    level = tl.minimum(tl.maximum(_cubic(v1, v2, v3, v4, down), 0.0), 255.0)
+def _bicubic(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width):
+    v1 = _bicubic_row(source_ptr, y - 1, x, x_fraction, row_step, column_step, height, width)
+    v2 = _bicubic_row(source_ptr, y, x, x_fraction, row_step, column_step, height, width)
+    v3 = _bicubic_row(source_ptr, y + 1, x, x_fraction, row_step, column_step, height, width)
+    v4 = _bicubic_row(source_ptr, y + 2, x, x_fraction, row_step, column_step, height, width)
+    level = tl.minimum(tl.maximum(_cubic(v1, v2, v3, v4, y_fraction), 0.0), 255.0)
     return level.to(tl.int32).to(tl.float32)
 
 
 @triton.jit
-def _bicubic_row(source_ptr, y, x, across, row_step, column_step, height, width):
+def _bicubic_row(source_ptr, y, x, x_fraction, row_step, column_step, height, width):
     row_offset = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
     v1 = _read_tap(source_ptr, row_offset, x - 1, column_step, width)
     v2 = _read_tap(source_ptr, row_offset, x, column_step, width)
     v3 = _read_tap(source_ptr, row_offset, x + 1, column_step, width)
-    return _cubic(v1, v2, v3, _read_tap(source_ptr, row_offset, x + 2, column_step, width), across)
+    return _cubic(v1, v2, v3, _read_tap(source_ptr, row_offset, x + 2, column_step, width), x_fraction)
 
 
 @triton.jit
-def _cubic(v1, v2, v3, v4, share):
+def _cubic(v1, v2, v3, v4, fraction):
     """Evaluate Keys' cubic with a = -1, with Pillow's order of additions."""
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
-    return v2 + share * ((v3 - v1) + share * (square + share * cube))
+    return v2 + fraction * ((v3 - v1) + fraction * (square + fraction * cube))

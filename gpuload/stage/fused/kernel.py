@@ -1,9 +1,9 @@
 """The fused kernel: one pass over the images of a batch.
 
-A program computes a tile of one image's result: it samples the tile's pixels as the job says (`geometry`), applies the
-job's operations in their stored order (`operate`), and, in the last pass, converts levels to finished values and erases
-boxes (`erase`). So each byte of a source is read about once, each result is written once, and no intermediate is
-written to memory. All functions on the device are stateless.
+A program computes a tile of one image's result: it samples the tile's pixels as the job specifies (`sample_pixels`),
+applies the job's operations in their stored order (`operate`), and, in the last pass, converts pixel values to
+finished values and erases boxes (`erase`). So each byte of a source is read about once, each result is written once,
+and no intermediate is written to memory. All functions on the device are stateless.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from gpuload.stage.fused.erasing import RECORD, erase
-from gpuload.stage.fused.geometry import geometry
+from gpuload.stage.fused.geometry import sample_pixels
 from gpuload.stage.fused.pixels import (
     BOXES,
     BOXES_AT,
@@ -44,7 +44,7 @@ from gpuload.stage.fused.pixels import (
 from gpuload.stage.fused.pointwise import operate
 from gpuload.transforms.program.ops import VALUES
 
-__all__ = ["one_pass", "options_of"]
+__all__ = ["compiler_options", "one_pass"]
 
 _VALUES: Final = tl.constexpr(VALUES)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
@@ -53,7 +53,7 @@ _TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
 @triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can point to a user's memory
 def one_pass(
     source_ptr,
-    places_ptr,
+    table_ptr,
     ints_ptr,
     floats_ptr,
     codes_ptr,
@@ -79,9 +79,9 @@ def one_pass(
 
     All jobs of a launch have the same kind of GEOMETRY. Jobs can have operations only if OPERATES is set. The columns
     of their results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap
-    rows and columns of some images. If FINISHED is set, levels are multiplied by the first three float32 at
-    `constants_ptr`, and the next three are added; otherwise, results are levels. If ERASES is set, boxes are erased
-    afterwards.
+    rows and columns of some images. If FINISHED is set, levels are multiplied by the first three float32 values at
+    `constants_ptr`, and the next three values are added; otherwise, results are levels. If ERASES is set, boxes are
+    erased afterwards.
     """
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
@@ -95,13 +95,13 @@ def one_pass(
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
         # Rows and columns beyond the result are replaced by the last row and column, and are not written.
-        clamped = tl.minimum(columns, width - 1)
+        clamped_columns = tl.minimum(columns, width - 1)
         ys, xs = (
             _source_coordinates(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)),
-            _source_coordinates(ints_ptr, X, STEP_X, clamped),
+            _source_coordinates(ints_ptr, X, STEP_X, clamped_columns),
         )
-        red, green, blue = geometry(
-            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped, ys, xs, CHANNELS, GEOMETRY
+        red, green, blue = sample_pixels(
+            source_ptr, table_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped_columns, ys, xs, CHANNELS, GEOMETRY
         )
         if OPERATES:
             index = tl.load(ints_ptr + OPERATIONS_AT)
@@ -143,9 +143,9 @@ def one_pass(
 
 
 @triton.jit
-def _source_coordinates(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
+def _source_coordinates(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, coordinates):
     """Map rows or columns of the result to rows or columns of the geometry's result."""
-    return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * numbers).to(tl.int32)
+    return (tl.load(ints_ptr + FIRST) + tl.load(ints_ptr + STEP) * coordinates).to(tl.int32)
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def _write(output_ptr, offsets, numbers, is_inside):
 
 
 @cache
-def options_of(geometry: int, warps: int) -> dict[str, Any]:
+def compiler_options(geometry: int, warps: int) -> dict[str, Any]:
     """Return the compiler options of the kernel for a kind of geometry.
 
     Without a register limit, the kernel uses so many registers that few programs run at a time. With these limits, no

@@ -1,10 +1,10 @@
 """MixUp and CutMix of finished images, in place, with one kernel for all pairs of a batch.
 
 Both images of a pair need the other's original pixels, so a program reads a piece of both images before it writes
-to either. The data of a pair says what happens to each image: it is blended, pasted into, or unchanged. For pasting,
-only the boxes are read.
+to either. The data of a pair specifies, for each image, whether the image is blended, pasted into, or unchanged. For
+pasting, only the boxes are read.
 
-Runs in the stage's process, on the current stream. Batches are N×C×H×W in any memory format.
+This module runs in the stage's process, on the current stream. Batches are N×C×H×W in any memory format.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.device import device_of, upload
+from gpuload.stage.device import upload, use_device_of
 from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.pixels import round_to
 from gpuload.transforms.program.fusing.plan import portions
@@ -27,9 +27,9 @@ from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]
 
-# A pair: the two rows and, for each image, the box to paste, and the bits of two float32, the shares of the image
-# itself and of the other image. A box of height `BLENDED` means that the image is blended; height 0, that it is
-# unchanged.
+# A pair has the batch indices of two images and, for each image, the box to paste, and the bits of two float32 values:
+# the shares of the image itself and of the other image. A box of height `BLENDED` means that the image is blended, and
+# height 0 means that it is unchanged.
 SIDE: Final = np.dtype([("box_tlhw", "i8", 4), ("shares", "i8", 2)])
 PAIR: Final = np.dtype([("rows", "i8", 2), ("sides", SIDE, 2)])
 BLENDED: Final = -1
@@ -48,17 +48,18 @@ def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
 
     Args:
         outputs: N×C×H×W, float32, float16, bfloat16 or uint8.
-        record: the record with the drawn shares and boxes.
-        partners: int64 (N,), the row of each image's partner, or its own row if it has none; partners are mutual.
+        record: the record with the random shares and boxes.
+        partners: int64 (N,), the index of each image's partner, or the image's own index if it has no partner; partners
+            are mutual.
     """
-    assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
-    pairs = _pairs(record, partners)
+    assert isinstance(outputs, torch.Tensor), "only images of one size can be mixed"
+    pairs = _make_pairs(record, partners)
     _, channels, height, width = outputs.shape
     count = channels * height * width
     if not len(pairs) or not count:
         return
     is_channels_last = outputs.is_contiguous(memory_format=torch.channels_last)
-    with device_of(outputs):
+    with use_device_of(outputs):
         programs = triton.cdiv(count, BLOCK)
         for portion in portions(len(pairs), programs=programs):
             _mix[programs, portion.stop - portion.start](
@@ -76,7 +77,7 @@ def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
             )
 
 
-def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
+def _make_pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
     """Return the pairs in which at least one image changes, `PAIR` (pairs,)."""
     sides = np.empty(len(partners), SIDE)
     sides["box_tlhw"] = mix.box_tlhw
@@ -109,7 +110,7 @@ def _mix(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are numbered in memory order; with
+    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are indexed in memory order; with
     `ALIGNED`, the size of an image is a multiple of `LANES`."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     side1_ptr = pair_ptr + 2
@@ -163,6 +164,6 @@ def _blend(image, other, side_ptr):
 
 @triton.jit
 def _is_inside_box(y, x, box_ptr):
-    down = y - tl.load(box_ptr)
-    across = x - tl.load(box_ptr + 1)
-    return (down >= 0) & (down < tl.load(box_ptr + 2)) & (across >= 0) & (across < tl.load(box_ptr + 3))
+    box_y = y - tl.load(box_ptr)
+    box_x = x - tl.load(box_ptr + 1)
+    return (box_y >= 0) & (box_y < tl.load(box_ptr + 2)) & (box_x >= 0) & (box_x < tl.load(box_ptr + 3))

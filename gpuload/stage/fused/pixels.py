@@ -16,7 +16,7 @@ from triton import knobs
 
 from gpuload.transforms.program.fusing import jobs as R
 
-__all__ = ["INTERPRETED", "fill_outside", "multiply_add", "offsets", "read", "round_to"]
+__all__ = ["INTERPRETED", "clamped_offsets", "fill_outside", "multiply_add", "read", "round_to"]
 
 INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
@@ -67,20 +67,21 @@ def fill_outside(red, green, blue, is_inside, floats_ptr, CHANNELS: tl.constexpr
 
 
 @triton.jit
-def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, coordinates):
-    """Return the byte offsets of rows or columns from the first; coordinates outside the source are clamped to it."""
+def clamped_offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, coordinates):
+    """Return the byte offsets of rows or columns from the first one. Coordinates outside the source are clamped."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
     return tl.minimum(tl.maximum(coordinates, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
 
 
 @triton.jit
-def multiply_add(factor, numbers, added):
-    """Compute factor · numbers + added in float32, rounded once. Numbers must be levels or differences of levels."""
+def multiply_add(factor, numbers, summand):
+    """Compute factor · numbers + summand in float32, rounded once. `numbers` must be levels or differences of
+    levels."""
     if INTERPRETED:
         # A product of 24 and 9 bits is exact in float64, and so is the sum, except for factors close to 0.
-        result = (factor.to(tl.float64) * numbers.to(tl.float64) + added.to(tl.float64)).to(tl.float32)
+        result = (factor.to(tl.float64) * numbers.to(tl.float64) + summand.to(tl.float64)).to(tl.float32)
     else:
-        result = tl.fma(factor + tl.zeros_like(numbers), numbers, added)
+        result = tl.fma(factor + tl.zeros_like(numbers), numbers, summand)
     return result
 
 

@@ -1,7 +1,7 @@
-"""Operations on single pixels inside a kernel. The job's data says which operations to apply, with which values.
+"""Operations on single pixels inside a kernel. The job's data specifies the operations and their values.
 
-A tile's pixels, and the results, are three float32 blocks rows × columns, red, green and blue, of integral levels in
-0 … 255. The arithmetic is the same, step by step, as in `color` and `points` of `gpuload.stage.reference`. Operations
+A tile's pixels, and the results, are three rows × columns float32 blocks, red, green and blue, of integral pixel values
+in 0 … 255. The arithmetic is the same, step by step, as in `gpuload.stage.reference.color`. Operations
 that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. All
 functions are stateless device functions of Triton.
 """
@@ -56,7 +56,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
     """
     if code == _BRIGHTNESS:
         factor = tl.load(values_ptr).to(tl.float32)
-        red, green, blue = _to_levels(red * factor), _to_levels(green * factor), _to_levels(blue * factor)
+        red, green, blue = _truncate(red * factor), _truncate(green * factor), _truncate(blue * factor)
     elif code == _SATURATION:
         if CHANNELS == 3:
             red, green, blue = _saturation(red, green, blue, tl.load(values_ptr).to(tl.float32))
@@ -78,15 +78,15 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         blue = tl.where(blue < threshold, blue, 255.0 - blue)
     elif code == _SOLARIZE_ADD:
         threshold = tl.load(values_ptr).to(tl.float32)
-        added = tl.load(values_ptr + 1).to(tl.float32)
-        red = tl.where(red < threshold, tl.minimum(red + added, 255.0), red)
-        green = tl.where(green < threshold, tl.minimum(green + added, 255.0), green)
-        blue = tl.where(blue < threshold, tl.minimum(blue + added, 255.0), blue)
+        increment = tl.load(values_ptr + 1).to(tl.float32)
+        red = tl.where(red < threshold, tl.minimum(red + increment, 255.0), red)
+        green = tl.where(green < threshold, tl.minimum(green + increment, 255.0), green)
+        blue = tl.where(blue < threshold, tl.minimum(blue + increment, 255.0), blue)
     elif code == _POSTERIZE:
-        lost_bits = 8 - tl.load(values_ptr).to(tl.int32)
-        red = ((red.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
-        green = ((green.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
-        blue = ((blue.to(tl.int32) >> lost_bits) << lost_bits).to(tl.float32)
+        dropped_bits = 8 - tl.load(values_ptr).to(tl.int32)
+        red = ((red.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
+        green = ((green.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
+        blue = ((blue.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
     elif code == _INVERT:
         red, green, blue = 255.0 - red, 255.0 - green, 255.0 - blue
     elif code == _PERMUTE:
@@ -103,7 +103,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
 
 
 @triton.jit
-def _to_levels(numbers):
+def _truncate(numbers):
     """Clamp to 0 … 255 and truncate."""
     return tl.floor(tl.minimum(tl.maximum(numbers, 0.0), 255.0))
 
@@ -126,9 +126,9 @@ def _saturation(red, green, blue, factor):
     grey = _luma(red, green, blue)
     is_near_grey = tl.abs(factor) < 0.5
     share = tl.where(is_near_grey, factor, factor - 1.0)
-    red = _to_levels(multiply_add(share, red - grey, tl.where(is_near_grey, grey, red)))
-    green = _to_levels(multiply_add(share, green - grey, tl.where(is_near_grey, grey, green)))
-    blue = _to_levels(multiply_add(share, blue - grey, tl.where(is_near_grey, grey, blue)))
+    red = _truncate(multiply_add(share, red - grey, tl.where(is_near_grey, grey, red)))
+    green = _truncate(multiply_add(share, green - grey, tl.where(is_near_grey, grey, green)))
+    blue = _truncate(multiply_add(share, blue - grey, tl.where(is_near_grey, grey, blue)))
     return red, green, blue
 
 
@@ -161,19 +161,23 @@ def _permute(red, green, blue, values_ptr):
     first = tl.load(values_ptr).to(tl.int32)
     second = tl.load(values_ptr + 1).to(tl.int32)
     third = tl.load(values_ptr + 2).to(tl.int32)
-    return _pick(red, green, blue, first), _pick(red, green, blue, second), _pick(red, green, blue, third)
+    return (
+        _select_channel(red, green, blue, first),
+        _select_channel(red, green, blue, second),
+        _select_channel(red, green, blue, third),
+    )
 
 
 @triton.jit
-def _pick(red, green, blue, channel):
+def _select_channel(red, green, blue, channel):
     return tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
 
 
 @triton.jit
 def _is_inside_box(ys, xs, box_ptr):
-    """Return which pixels of a tile are inside a box, given as four float64 numbers."""
-    down = ys - tl.load(box_ptr).to(tl.int32)
-    across = xs - tl.load(box_ptr + 1).to(tl.int32)
-    rows = (down >= 0) & (down < tl.load(box_ptr + 2).to(tl.int32))
-    columns = (across >= 0) & (across < tl.load(box_ptr + 3).to(tl.int32))
+    """Return which pixels of a tile are inside a box, whose top, left, height and width are float64."""
+    y = ys - tl.load(box_ptr).to(tl.int32)
+    x = xs - tl.load(box_ptr + 1).to(tl.int32)
+    rows = (y >= 0) & (y < tl.load(box_ptr + 2).to(tl.int32))
+    columns = (x >= 0) & (x < tl.load(box_ptr + 3).to(tl.int32))
     return rows[:, None] & columns[None, :]

@@ -1,10 +1,10 @@
 """Runs the fused kernels on batches: a batch's passes are prepared on the host, then launched.
 
-`prepare` does not look at pixels, and copies all jobs to the device. `launch` only launches kernels: in each pass, one
+`prepare` does not read pixels, and copies all jobs to the device. `launch` only launches kernels: in each pass, one
 kernel for each kind of geometry, and the kernels that make tables of weights or statistics. Between passes, images are
-levels H×W×C in scratch memory from the device's allocator. `change_finished` mixes pairs of finished images in place,
-and erases boxes after mixing; erasing before mixing is part of the pass that writes the images. Runs in the stage's
-process, on the current stream.
+H×W×C levels in scratch memory from the device's allocator. `change_finished` mixes pairs of finished images in place,
+and erases boxes after mixing; erasing before mixing is part of the pass that writes the images. This module runs in
+the stage's process, on the current stream.
 """
 
 # Type checkers do not understand how kernels are launched.
@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import ResultFormat
-from gpuload.stage.device import capability, device_of, upload_together
-from gpuload.stage.finish import UNCHANGED, Finish, Outputs, apply_late, neighbours
+from gpuload.stage.device import capability, upload_arrays, use_device_of
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs, apply_late, default_partners
 from gpuload.stage.fused.erasing import erase_images
-from gpuload.stage.fused.kernel import one_pass, options_of
+from gpuload.stage.fused.kernel import compiler_options, one_pass
 from gpuload.stage.fused.mixing import mix
 from gpuload.stage.fused.pixels import INTERPRETED
-from gpuload.stage.fused.separable import make_tables
+from gpuload.stage.fused.separable import make_weight_tables
 from gpuload.stage.fused.statistics import JOB as COUNTED
-from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.variants import level_variants, operations_in, transposes_in
+from gpuload.stage.fused.statistics import make_level_tables
+from gpuload.stage.fused.variants import has_operations, has_transposes, level_variants
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
@@ -43,21 +43,21 @@ __all__ = ["FusedRunner", "change_finished", "compile_trial_kernels", "tile_of"]
 # Compute capabilities of GPUs whose multiprocessors hold only 16 programs, which would leave them half empty if each
 # program had one warp.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
-REACH: Final = 1 << 31  # bytes; kernels address the pixels of an image with int32 offsets
+MAX_REACH_BYTES: Final = 1 << 31  # kernels address the pixels of an image with int32 offsets
 
 
 class FusedRunner:
-    """A runner for records that work on levels, and for the erasing right after them. The reference processes images
-    whose number of channels is neither 1 nor 3.
+    """A runner for records that work on levels (pixel values before normalization), and for erasing right after them.
+    The reference processes images whose number of channels is neither 1 nor 3.
 
     Args:
-        finish: the end of the chain, for 1 or 3 channels.
+        finish: the conversion of the final levels to results, for 1 or 3 channels.
         device: the device of the images.
 
     Attributes:
         tile: the size of tiles.
         operates, transposes: whether kernels are always compiled with operations, and with results whose rows and
-            columns can be swapped. If so, batches for which neither was drawn need no additional kernels.
+            columns can be swapped. If so, batches that need neither do not need additional kernels.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class FusedRunner:
         self.operates = self.transposes = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
-        self._places = torch.zeros(1, dtype=torch.int32, device=device)
+        self._empty_table = torch.zeros(1, dtype=torch.int32, device=device)
         self._reference = TorchBackend(device).level_runner(finish)
 
     def __call__(
@@ -75,21 +75,21 @@ class FusedRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None,
+        late_program: Program | None,
     ) -> Program | None:
         """Implement `gpuload.stage.backend.LevelRunner`."""
         if int(images.shapes[0, 2]) not in CHANNELS:
-            return self._reference(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
-        images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
-        erasing = leading_erasing(on_finished)
-        self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
-        if on_finished is None or len(erasing) == len(on_finished.records):
+            return self._reference(images.interleave(windows_tlhw[0]), program, windows_tlhw, outputs, late_program)
+        images = images.interleave(windows_tlhw[0]) if _exceeds_int32(images) else images
+        erase_records = leading_erasing(late_program)
+        self.launch(*self.prepare(images, program, windows_tlhw, outputs, erase_records), images.pixels, outputs)
+        if late_program is None or len(erase_records) == len(late_program.records):
             return None
-        return on_finished.part(len(erasing), len(on_finished.records))
+        return late_program.part(len(erase_records), len(late_program.records))
 
     def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         """Implement `gpuload.stage.backend.CompiledRunner.kernels`."""
-        self.operates, self.transposes = operations_in(steps), transposes_in(steps)
+        self.operates, self.transposes = has_operations(steps), has_transposes(steps)
         return (
             level_variants(steps, result_format=result_format, tile=self.tile)
             if {*result_format.channels} <= {*CHANNELS}
@@ -106,29 +106,35 @@ class FusedRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Sequence[Erase] = (),
+        erase_records: Sequence[Erase] = (),
     ) -> tuple[Plan, dict[str, torch.Tensor]]:
-        """Plan the passes for a batch; return the plan, and the arrays that kernels read, by name and on the device.
+        """Plan the passes for a batch; return the plan, and the arrays that kernels read, on the device and keyed by
+        name.
 
         Args:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.LevelRunner`.
-            on_finished: the records that erase boxes of finished images.
+            erase_records: the records that erase boxes of finished images.
         """
         plan, arrays = Plan.of(
-            images.table, program, windows_tlhw, *_strides(outputs), on_finished, self.tile, images.steps
+            images.table, program, windows_tlhw, *_strides(outputs), erase_records, self.tile, images.steps
         )
-        tensors = upload_together(list(arrays.values()), self._device)
+        tensors = upload_arrays(list(arrays.values()), self._device)
         return plan, dict(zip(arrays, tensors, strict=True))
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch that a worker planned, whose arrays are stored after the pixels."""
+        """Launch the kernels of a batch that a worker planned; the plan's arrays are stored after the pixels."""
         assert planned.plan is not None
         self.launch(planned.plan, planned.arrays, pixels, outputs)
 
     def launch(self, plan: Plan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
         """Launch the kernels of a prepared batch."""
         # Kernels do not read missing arrays, but still need a pointer of the right type, so they get another array.
-        filler = {"codes": arrays["ints"], "values": arrays["floats"], "places": self._places, "boxes": arrays["ints"]}
+        filler = {
+            "codes": arrays["ints"],
+            "values": arrays["floats"],
+            "places": self._empty_table,
+            "boxes": arrays["ints"],
+        }
         arrays = filler | arrays
         operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
         # A pass reads the results of the previous pass, so two buffers alternate; the first pass reads the pixels.
@@ -137,22 +143,22 @@ class FusedRunner:
         ]
         results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # offsets count from the first result
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
-        with device_of(pixels):
+        with use_device_of(pixels):
             for launch in plan.launches:
                 source = pixels if launch.number == 0 else buffers[(launch.number - 1) % 2]
                 target = results if launch.finished else buffers[launch.number % 2]
                 statistics = pixels
                 if launch.counted:
                     start, end = launch.counted_first, launch.counted_first + launch.counted
-                    counted = _part(arrays["counted"], start * COUNTED, end * COUNTED)
-                    factors = _part(arrays["factors"], start, end)
-                    statistics = tables(source, counted, factors, launch.counted_pixels, plan.channels)
-                ints = _part(arrays["ints"], launch.first * JOB, (launch.first + launch.jobs) * JOB)
-                floats = _part(arrays["floats"], launch.first * FLOATS, (launch.first + launch.jobs) * FLOATS)
+                    count_jobs = _slice(arrays["counted"], start * COUNTED, end * COUNTED)
+                    factors = _slice(arrays["factors"], start, end)
+                    statistics = make_level_tables(source, count_jobs, factors, launch.counted_pixels, plan.channels)
+                ints = _slice(arrays["ints"], launch.first * JOB, (launch.first + launch.jobs) * JOB)
+                floats = _slice(arrays["floats"], launch.first * FLOATS, (launch.first + launch.jobs) * FLOATS)
                 weights = arrays["places"]
                 if launch.weights:
                     sizes = launch.jobs, launch.weights, launch.weight_programs
-                    weights = make_tables(ints, floats, *sizes, launch.geometry, self.tile.rows)
+                    weights = make_weight_tables(ints, floats, *sizes, launch.geometry, self.tile.rows)
                 one_pass[launch.grid](
                     source,
                     arrays["places"],
@@ -175,18 +181,19 @@ class FusedRunner:
                     ERASES=launch.finished and plan.erases,
                     ROWS=self.tile.rows,
                     COLUMNS=self.tile.columns,
-                    **options_of(launch.geometry, self.tile.warps),
+                    **compiler_options(launch.geometry, self.tile.warps),
                 )
 
 
-def change_finished(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
-    """Mix finished images and erase boxes of them, in place; arguments as for `gpuload.stage.finish.apply_late`."""
+def change_finished(outputs: Outputs, late_program: Program, partners: np.ndarray | None) -> None:
+    """Mix finished images and erase boxes in them, in place. The arguments are those of
+    `gpuload.stage.finish.apply_late`."""
     if outputs[0].shape[0] not in CHANNELS:
-        return apply_late(outputs, on_finished, partners=partners)
-    for record in on_finished.records:
+        return apply_late(outputs, late_program, partners=partners)
+    for record in late_program.records:
         match record:
             case Mix():
-                mix(outputs, record, neighbours(len(on_finished)) if partners is None else partners)
+                mix(outputs, record, default_partners(len(late_program)) if partners is None else partners)
             case Erase():
                 erase_images(outputs, record)
 
@@ -212,12 +219,12 @@ def tile_of(device: torch.device) -> Tile:
     return Tile(8, 32, 1)
 
 
-def _reaches_far(images: RaggedImages) -> bool:
+def _exceeds_int32(images: RaggedImages) -> bool:
     """Return whether strided images have pixels too far from the image's first pixel for int32 offsets."""
-    return images.steps is not None and bool(((images.shapes - 1) * images.steps).sum(axis=1).max() >= REACH)
+    return images.steps is not None and bool(((images.shapes - 1) * images.steps).sum(axis=1).max() >= MAX_REACH_BYTES)
 
 
-def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+def _slice(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """Return a slice of a tensor, or the tensor itself if the slice is complete, which saves creating a view."""
     return tensor if end - start == tensor.numel() else tensor[start:end]
 

@@ -2,15 +2,15 @@
 
 A tile of the result needs a range of source rows. Each source row is filtered horizontally once, and then added to all
 rows of the tile, multiplied by its vertical weight for each tile row. In a resampling, weights and sums are integers,
-and sums are rounded to levels between the axes, so the results are exactly Pillow's.
+and sums are rounded to uint8 values between the axes, so the results are exactly Pillow's.
 
-A separate kernel runs first and makes tables of the weights. For each result column, a table has the first source pixel
-and the weights of this and the following pixels. For each tile, it has the weights of every needed source row for every
-row of the tile. The weights of a resampling are computed in float64 as in the reference, except that divisions are
-replaced by faster multiplications with the inverse (none of 150 million weights differed). The weights of a blur are
-float32. A blur mirrors the image at its borders: a pixel beyond the border adds its weight to the pixel that it
-mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its own tables, in memory
-from the device's allocator.
+A separate kernel runs first and makes tables of the weights. For each result column, a job's table has the first
+source pixel, and the weights of this pixel and the following pixels. For each tile, the table has the weights of every
+needed source row for every row of the tile. The weights of a resampling are computed in float64 as in the reference,
+except that divisions are replaced by faster multiplications with the inverse (none of 150 million weights differed).
+The weights of a blur are float32. A blur mirrors the image at its borders: a pixel beyond the border adds its weight to
+the pixel that it mirrors, so the filter reads only adjacent pixels inside the source. Each launch computes its own
+tables, in memory from the device's allocator.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -57,7 +57,7 @@ from gpuload.transforms.program.fusing import jobs
 from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.windows import PRECISION_BITS
 
-__all__ = ["OPTIONS", "blur", "make_tables", "resize"]
+__all__ = ["OPTIONS", "blur", "make_weight_tables", "resize"]
 
 GAUSSIAN: Final = tl.constexpr(100)  # differs from all resampling filters
 
@@ -109,18 +109,18 @@ def _filter(
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     taps_fit = tl.load(ints_ptr + TAPS) <= tl.load(ints_ptr + WIDTH)
     if (channel_step == 1) & (column_step == CHANNELS) & taps_fit:
-        red, green, blue = _separable(
+        red, green, blue = _filter_tile(
             source_ptr, weights_ptr, ints_ptr, 1, CHANNELS, tile, columns, CHANNELS, ROWS, CURVE, True
         )
     else:
-        red, green, blue = _separable(
+        red, green, blue = _filter_tile(
             source_ptr, weights_ptr, ints_ptr, channel_step, column_step, tile, columns, CHANNELS, ROWS, CURVE, False
         )
     return red, green, blue
 
 
 @triton.jit
-def _separable(
+def _filter_tile(
     source_ptr,
     weights_ptr,
     ints_ptr,
@@ -141,15 +141,15 @@ def _separable(
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     out_width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
-    across_ptr = weights_ptr + tl.load(ints_ptr + WEIGHTS_X)
-    first_pixels = tl.load(across_ptr + columns)
-    across_ptr += out_width
-    down_ptr = weights_ptr + tl.multiple_of(
+    column_weights_ptr = weights_ptr + tl.load(ints_ptr + WEIGHTS_X)
+    first_pixels = tl.load(column_weights_ptr + columns)
+    column_weights_ptr += out_width
+    row_weights_ptr = weights_ptr + tl.multiple_of(
         tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + tl.load(ints_ptr + LINES)) * ROWS, ROWS
     )
-    top = tl.load(down_ptr)
-    bottom = top + tl.load(down_ptr + 1)
-    down_ptr += ROWS
+    top = tl.load(row_weights_ptr)
+    bottom = top + tl.load(row_weights_ptr + 1)
+    row_weights_ptr += ROWS
 
     if CURVE == GAUSSIAN:
         red, half = tl.zeros([ROWS, columns.shape[0]], tl.float32), tl.zeros([columns.shape[0]], tl.float32)
@@ -166,29 +166,37 @@ def _separable(
         row3 = source_ptr + tl.minimum(row + 3, last_row) * row_step
         red0, green0, blue0, red1, green1, blue1 = half, half, half, half, half, half
         red2, green2, blue2, red3, green3, blue3 = half, half, half, half, half, half
-        weights = across_ptr + 2 * columns
+        weights = column_weights_ptr + 2 * columns
         tap = 0
         while tap < taps:
-            at = (first_pixels + tap) * column_step
-            for number in tl.static_range(2):
-                weight = _read_weight(weights + number, CURVE)
+            offsets = (first_pixels + tap) * column_step
+            for i in tl.static_range(2):
+                weight = _read_weight(weights + i, CURVE)
                 if FORWARD:
-                    step = number * CHANNELS
+                    step = i * CHANNELS
                 else:
                     step = 0
-                    at = tl.minimum(first_pixels + tap + number, last_column) * column_step
-                red0, green0, blue0 = _add(red0, green0, blue0, row0 + step, at, channel_step, weight, CHANNELS, CURVE)
-                red1, green1, blue1 = _add(red1, green1, blue1, row1 + step, at, channel_step, weight, CHANNELS, CURVE)
-                red2, green2, blue2 = _add(red2, green2, blue2, row2 + step, at, channel_step, weight, CHANNELS, CURVE)
-                red3, green3, blue3 = _add(red3, green3, blue3, row3 + step, at, channel_step, weight, CHANNELS, CURVE)
+                    offsets = tl.minimum(first_pixels + tap + i, last_column) * column_step
+                red0, green0, blue0 = _add(
+                    red0, green0, blue0, row0 + step, offsets, channel_step, weight, CHANNELS, CURVE
+                )
+                red1, green1, blue1 = _add(
+                    red1, green1, blue1, row1 + step, offsets, channel_step, weight, CHANNELS, CURVE
+                )
+                red2, green2, blue2 = _add(
+                    red2, green2, blue2, row2 + step, offsets, channel_step, weight, CHANNELS, CURVE
+                )
+                red3, green3, blue3 = _add(
+                    red3, green3, blue3, row3 + step, offsets, channel_step, weight, CHANNELS, CURVE
+                )
             weights += 2 * out_width
             tap += 2
-        row_weights = down_ptr + tl.arange(0, ROWS)
+        row_weights = row_weights_ptr + tl.arange(0, ROWS)
         red, green, blue = _spread(red, green, blue, red0, green0, blue0, row_weights, CHANNELS, CURVE)
         red, green, blue = _spread(red, green, blue, red1, green1, blue1, row_weights + ROWS, CHANNELS, CURVE)
         red, green, blue = _spread(red, green, blue, red2, green2, blue2, row_weights + 2 * ROWS, CHANNELS, CURVE)
         red, green, blue = _spread(red, green, blue, red3, green3, blue3, row_weights + 3 * ROWS, CHANNELS, CURVE)
-        down_ptr += 4 * ROWS
+        row_weights_ptr += 4 * ROWS
         row += 4
     red = _finish(red, CURVE)
     if CHANNELS == 3:
@@ -233,17 +241,17 @@ def _spread(red, green, blue, r, g, b, weights_ptr, CHANNELS: tl.constexpr, CURV
         if CHANNELS == 3:
             green, blue = tl.fma(g[None, :], weight, green), tl.fma(b[None, :], weight, blue)
     else:
-        r = _level(r, CURVE)
+        r = _to_level(r, CURVE)
         red = core.add(red, core.mul(r[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
         if CHANNELS == 3:
-            g, b = _level(g, CURVE), _level(b, CURVE)
+            g, b = _to_level(g, CURVE), _to_level(b, CURVE)
             green = core.add(green, core.mul(g[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
             blue = core.add(blue, core.mul(b[None, :], weight, sanitize_overflow=False), sanitize_overflow=False)
     return red, green, blue
 
 
 @triton.jit
-def _level(total, CURVE: tl.constexpr):
+def _to_level(total, CURVE: tl.constexpr):
     """Convert a sum in Pillow's units to a level."""
     level = total >> BITS
     if CURVE == BICUBIC:  # bilinear results cannot leave the range of the source levels
@@ -253,16 +261,16 @@ def _level(total, CURVE: tl.constexpr):
 
 @triton.jit
 def _finish(total, CURVE: tl.constexpr):
-    return tl.minimum(tl.floor(total + 0.5), 255.0) if CURVE == GAUSSIAN else _level(total, CURVE).to(tl.float32)
+    return tl.minimum(tl.floor(total + 0.5), 255.0) if CURVE == GAUSSIAN else _to_level(total, CURVE).to(tl.float32)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def make_tables(
+def make_weight_tables(
     ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, rows: int
 ) -> torch.Tensor:
-    """Compute the tables, int32, of the first `count` jobs; `place_tables` explains the other arguments."""
+    """Compute the int32 tables of the first `count` jobs; `place_tables` explains the other arguments."""
     weights = torch.empty(size, dtype=torch.int32, device=ints.device)
     _weigh[programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
     return weights
@@ -286,14 +294,14 @@ def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.c
 def _weigh_part(ints_ptr, floats_ptr, weights_ptr, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     tiles = tl.cdiv(height, ROWS)
-    number = tl.program_id(0)
-    if number < tiles:
-        rows = tl.minimum(number * ROWS + tl.arange(0, ROWS), height - 1)
+    block = tl.program_id(0)
+    if block < tiles:
+        rows = tl.minimum(block * ROWS + tl.arange(0, ROWS), height - 1)
         ys = (tl.load(ints_ptr + Y) + tl.load(ints_ptr + STEP_Y) * rows).to(tl.int32)
-        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, number, ys, CURVE, ROWS)
+        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, block, ys, CURVE, ROWS)
     else:
         width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
-        columns = (number - tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        columns = (block - tiles) * COLUMNS + tl.arange(0, COLUMNS)
         is_inside = columns < width
         columns = tl.minimum(columns, width - 1)
         xs = (tl.load(ints_ptr + X) + tl.load(ints_ptr + STEP_X) * columns).to(tl.int32)
@@ -305,7 +313,7 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
     lines = tl.load(ints_ptr + LINES).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + lines) * ROWS
-    first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, ys, height, 0, CURVE)
+    first, end, corner, shape, scale, norm = _filter_extent(ints_ptr, floats_ptr, ys, height, 0, CURVE)
     top = tl.maximum(tl.min(first) - corner, 0)
     count = tl.minimum(tl.max(end) - corner, height) - top
     count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
@@ -314,10 +322,10 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
     weights_ptr += ROWS
     line = 0
     while line < count:
-        numbers = (line + tl.arange(0, _CHUNK))[:, None]
-        pixels = top + numbers + corner
+        line_indices = (line + tl.arange(0, _CHUNK))[:, None]
+        pixels = top + line_indices + corner
         weights = _weight(pixels, ys, height, first, end, shape, scale, norm, CURVE)
-        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], weights, numbers < count)
+        tl.store(weights_ptr + line_indices * ROWS + tl.arange(0, ROWS)[None, :], weights, line_indices < count)
         line += _CHUNK
 
 
@@ -326,7 +334,7 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
-    first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, xs, width, 1, CURVE)
+    first, end, corner, shape, scale, norm = _filter_extent(ints_ptr, floats_ptr, xs, width, 1, CURVE)
     # If the source has at least as many pixels as taps, all pixels read are inside it.
     first_pixel = tl.maximum(tl.minimum(first - corner, width - taps), 0)
     tl.store(weights_ptr + columns, first_pixel, is_inside)
@@ -341,11 +349,11 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, is_inside, xs, ou
 
 
 @triton.jit
-def _reach(ints_ptr, floats_ptr, out_pixels, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
+def _filter_extent(ints_ptr, floats_ptr, out_pixels, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
     """Return the filter's extent and parameters for some pixels of a result, along one axis.
 
     Returns:
-        first, end: the range of source pixels that the filter reads, mirrored or not, without `end`, int32.
+        first, end: int32, the range of source pixels that the filter reads, mirrored or not; `end` is exclusive.
         corner: the source's first pixel, in the coordinates of `first` and `end`.
         shape: the size of a blur's kernel; for a resize, the distance of each first pixel from the centre, float64.
         scale: the factor from pixels to the filter's units.
@@ -401,7 +409,7 @@ def _weight(pixels, out_pixels, length, first, end, shape, scale, norm, CURVE: t
     """Return the weights of source pixels for the result's pixels `out_pixels`: integers in Pillow's units, or the bits
     of a float32 for a Gaussian."""
     if CURVE == GAUSSIAN:
-        result = _weight_of_blur(pixels, out_pixels, shape, length, scale, norm).to(tl.int32, bitcast=True)
+        result = _blur_weight(pixels, out_pixels, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
         is_inside = (pixels >= first) & (pixels < end)
         weight = tl.where(is_inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
@@ -429,7 +437,7 @@ def _bell(distance, scale):
 
 
 @triton.jit
-def _weight_of_blur(pixels, out_pixels, kernel, length, scale, norm):
+def _blur_weight(pixels, out_pixels, kernel, length, scale, norm):
     """Return the weights of source pixels, plus the weights of all their mirror images under the kernel. A kernel can
     reach across both borders, and across a small image more than once."""
     radius, last_pixel = kernel // 2, length - 1

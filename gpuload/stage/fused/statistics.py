@@ -1,11 +1,11 @@
-"""Tables of levels for contrast, equalize and autocontrast, which depend on statistics of the entire image.
+"""Tables of new pixel values for contrast, equalize and autocontrast, which depend on statistics of the entire image.
 
 Two kernels run, whatever the number of images: one counts how many pixels of each channel have each level; the other
 turns these counts into a table with the new level for each level (contrast's mean and autocontrast's limits are also
 computed from the counts). Counts are integers, so they do not depend on the order of summation, and the tables are
 exactly the reference's.
 
-Runs in the stage's process, on the current stream. The counts, 3 KB per image, live as long as the call.
+This module runs in the stage's process, on the current stream. The counts, 3 KB per image, live as long as the call.
 """
 
 # Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
@@ -19,13 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.device import device_of
+from gpuload.stage.device import use_device_of
 from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.transforms.program.fusing.jobs import COUNTED
 from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
+__all__ = ["BLOCK", "JOB", "OPTIONS", "make_level_tables"]
 
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
@@ -39,13 +39,13 @@ OPTIONS: Final = {"num_warps": 2, "enable_fp_fusion": False}  # for the kernel t
 ROUNDS: Final = 4  # blocks that a program counts in the largest image before it adds its 256 sums to memory
 
 
-def tables(
+def make_level_tables(
     pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, max_pixels: int, channels: int
 ) -> torch.Tensor:
     """Compute the tables, which have the new level for each level of each channel.
 
     Args:
-        pixels: uint8, one-dimensional; the images' offsets count from its first byte.
+        pixels: uint8, one-dimensional; the images' offsets are relative to its first byte.
         jobs: `COUNTED` (n,) as int64, n > 0, on the same device; sizes must not be 0, and codes must be in `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), the factors of contrast; not read for other operations.
@@ -53,14 +53,14 @@ def tables(
         channels: the number of channels of all images, 1 or 3.
 
     Returns:
-        uint8 (n, 3, 256), on the device of `pixels`; with one channel, its table three times.
+        The tables, uint8 (n, 3, 256), on the device of `pixels`; with one channel, the same table three times.
     """
     n, device = len(factors), pixels.device
     result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(max_pixels, BLOCK * ROUNDS)
-    with device_of(pixels):
-        for portion in portions(n, programs=pieces):  # one large image causes many pieces for all small images, too
+    with use_device_of(pixels):
+        for portion in portions(n, programs=pieces):  # the largest image determines the number of pieces of all images
             portion_jobs = jobs[portion.start * JOB : portion.stop * JOB]
             _count[portion.stop - portion.start, pieces](
                 pixels, portion_jobs, counts[portion], CHANNELS=channels, BLOCK=BLOCK
@@ -78,9 +78,9 @@ def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.c
     row_step, column_step, channel_step = tl.load(job_ptr + 4), tl.load(job_ptr + 5), tl.load(job_ptr + 6)
     levels = tl.arange(0, 256)
     if (channel_step == 1) & (column_step == CHANNELS) & (row_step == width * CHANNELS):
-        reds, greens, blues = _counts(image_ptr, height, width, 0, CHANNELS, 1, CHANNELS, BLOCK, True)
+        reds, greens, blues = _count_levels(image_ptr, height, width, 0, CHANNELS, 1, CHANNELS, BLOCK, True)
     else:
-        reds, greens, blues = _counts(
+        reds, greens, blues = _count_levels(
             image_ptr, height, width, row_step, column_step, channel_step, CHANNELS, BLOCK, False
         )
     sums_ptr = counts_ptr + tl.program_id(0) * 768 + levels
@@ -91,7 +91,7 @@ def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def _counts(
+def _count_levels(
     image_ptr,
     height,
     width,
@@ -125,7 +125,7 @@ def _counts(
 
 @triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU, factors are not copied to aligned memory
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
-    """Compute one row of a table. Grid: (jobs, 3)."""
+    """Compute the table of one channel. Grid: (jobs, 3)."""
     job = tl.program_id(0)
     row = tl.program_id(1)
     code = tl.load(jobs_ptr + job * _JOB + 3)
@@ -144,7 +144,7 @@ def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.conste
 
 @triton.jit
 def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
-    """Compute the table of `color.contrast`: a blend with the rounded grey level of the mean colour."""
+    """Compute the table for `color.contrast`, a blend with the rounded grey level of the mean colour."""
     total = _total(tl.load(counts_ptr), levels)
     if CHANNELS == 3:
         greens = _total(tl.load(counts_ptr + 256), levels)
@@ -154,8 +154,8 @@ def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
     factor = factor.to(tl.float32)
     mean_share = 1.0 - factor.to(tl.float64)
     # A plain constant would be a float32.
-    added = (mean * mean_share + tl.full((), _GUARD, tl.float64)).to(tl.float32)
-    blend = levels.to(tl.float32) * factor + added
+    summand = (mean * mean_share + tl.full((), _GUARD, tl.float64)).to(tl.float32)
+    blend = levels.to(tl.float32) * factor + summand
     return tl.minimum(tl.maximum(blend, 0.0), 255.0).to(tl.int32)
 
 
@@ -166,7 +166,7 @@ def _total(counts, levels):
 
 @triton.jit
 def _equalize(counts, levels):
-    """Compute `points.equalize_table`."""
+    """Compute the table of `color.equalize_table`."""
     last_level = tl.max(tl.where(counts > 0, levels, 0))
     total = tl.sum(tl.where(levels == last_level, 0, counts))
     step = total // 255
@@ -177,7 +177,7 @@ def _equalize(counts, levels):
 
 @triton.jit
 def _stretch(counts, levels):
-    """Compute `points.stretch_table`."""
+    """Compute the table of `color.stretch_table`."""
     lowest = tl.min(tl.where(counts > 0, levels, 255)).to(tl.float64)
     span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - lowest
     scale = tl.full((), 255.0, tl.float64) / tl.maximum(span, 1.0)

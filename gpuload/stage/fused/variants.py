@@ -1,12 +1,12 @@
-"""Determines, before anything is drawn, which kernels a segment of transforms may launch, so that all of them can be
-compiled when a session starts. Compiling a kernel takes seconds, during which the GPU would otherwise wait in the
+"""Determines which kernels a segment of transforms may launch, so that all of them can be compiled when a session
+starts. Compiling a kernel takes seconds, during which the GPU would otherwise wait in the
 middle of an epoch.
 
 Triton compiles a variant of a kernel for each set of constants and pointer types, and for numbers that are 1 or
-divisible by 16. Nothing that selects a variant depends on draws or on the images' sizes, only on the chain, the batch's
-dtype and memory format, and the number of channels. The possible geometries of passes are found by following all
-possible states of an image's pass through the outlines, as `gpuload.transforms.program.fusing.passes` does for records.
-Runs in the main process.
+divisible by 16. The choice of variants does not depend on random parameters or on the images' sizes, only on the
+chain, the batch's dtype and memory format, and the number of channels. The possible geometries of passes are found by
+following all possible states of an image's pass through the outlines, as `gpuload.transforms.program.fusing.passes`
+does for records. This module runs in the main process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from gpuload.stage.backend import ResultFormat
 from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics
-from gpuload.stage.fused.kernel import options_of
+from gpuload.stage.fused.kernel import compiler_options
 from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import COLUMNS
@@ -75,16 +75,16 @@ class Variant:
 
 
 def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultFormat, tile: Tile) -> set[Variant]:
-    """Return the variants that a segment on levels may launch.
+    """Return the variants that a segment may launch whose transforms work on levels.
 
     Args:
         steps: the outlines of each of the segment's transforms.
-        form: the format of the segment's results.
+        result_format: the format of the segment's results.
         tile: the device's tile.
     """
     (channels, out_channels), dtype = result_format.channels, result_format.dtype
-    last_kinds, earlier_kinds, has_counts = _passes(steps)
-    operates, column_stride = operations_in(steps), 0 if transposes_in(steps) else result_format.column_stride
+    last_kinds, earlier_kinds, has_counts = _possible_geometries(steps)
+    operates, column_stride = has_operations(steps), 0 if has_transposes(steps) else result_format.column_stride
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     variants: set[Variant] = set()
     passes = [
@@ -97,28 +97,31 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultF
         constants = {"CHANNELS": channels, "OUT_CHANNELS": pass_channels, "OUT_COLUMN": stride, "GEOMETRY": kind}
         constants |= {"OPERATES": operates, "FINISHED": is_finished, "ERASES": erases}
         constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
-        variants.add(_variant("one_pass", (*pointers, out_dtype), **constants, **options_of(kind, tile.warps)))
+        variants.add(
+            _make_variant("one_pass", (*pointers, out_dtype), **constants, **compiler_options(kind, tile.warps))
+        )
     for kind in (last_kinds | earlier_kinds) & {R.RESIZE, R.BLUR}:
         constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS}
-        variants.add(_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
+        variants.add(_make_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
     if has_counts:
-        variants.add(_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
-        variants.add(_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
+        variants.add(_make_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
+        variants.add(_make_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
     return variants
 
 
-def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
+def has_operations(steps: Iterable[Sequence[Outline]]) -> bool:
     """Return whether records of a segment may contain operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
 
 
-def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
+def has_transposes(steps: Iterable[Sequence[Outline]]) -> bool:
     """Return whether records of a segment may swap rows and columns."""
     return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
 def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFormat) -> set[Variant]:
-    """Return the variants that a segment on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
+    """Return the variants that a segment may launch whose transforms work on N×C×H×W batches of finished images. The
+    arguments are those of `level_variants`."""
     variants: set[Variant] = set()
     channels, dtype = result_format.channels[1], result_format.dtype
     for outline in (outline for outlines in steps for outline in outlines):
@@ -130,11 +133,11 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFo
             }
             for is_aligned in (False, True):
                 constants |= {"ALIGNED": is_aligned, "BLOCK": mixing.BLOCK}
-                variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
+                variants.add(_make_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
             args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, result_format.column_stride)
-            variants.add(_variant("erase_images", args, **constants, **erasing.OPTIONS))
+            variants.add(_make_variant("erase_images", args, **constants, **erasing.OPTIONS))
     return variants
 
 
@@ -167,33 +170,33 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
         print(f" ({time.monotonic() - start:.0f} s; they are cached on disk)", file=sys.stderr, flush=True)
 
 
-def _variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
+def _make_variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
     return Variant(name, args, tuple(options.items()))
 
 
-def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], bool]:
+def _possible_geometries(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], bool]:
     """Return the kinds of geometry that an image's last pass can have, the kinds that earlier passes can have, and
     whether levels may be counted."""
     states: set[Pass] = {START}
     earlier_kinds, has_counts = set[int](), False
     for outlines in steps:
         while True:  # a transform can have any of its effects, in any order, until no new state appears
-            old_count = len(states) + len(earlier_kinds)
+            previous_count = len(states) + len(earlier_kinds)
             for outline in outlines:
-                for kind, begins_pass in _effects(outline):
+                for kind, begins_pass in _possible_effects(outline):
                     has_counts |= kind is None
                     for state in list(states):
                         if kind is None or (begins_pass and not state[1]):
                             earlier_kinds.add(state[0])
                         states.add((R.COPY if kind is None else kind if begins_pass else state[0], False))
-            if len(states) + len(earlier_kinds) == old_count:
+            if len(states) + len(earlier_kinds) == previous_count:
                 break
     return {kind for kind, _ in states}, earlier_kinds, has_counts
 
 
-def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
+def _possible_effects(outline: Outline) -> list[tuple[int | None, bool]]:
     """Return the possible effects of an outline's records on a pass: (kind, True) begins a pass with this kind of
-    geometry, unless the current pass has only selected pixels and can take on this geometry; (any kind, False) changes
+    geometry, unless the current pass has only selected pixels and can adopt this geometry; (any kind, False) changes
     pixels within the current pass; (None, True) begins a pass for which levels are counted."""
     if outline.kind is Box:
         is_resize = outline.padding_mode is None and set(outline.filters) != {"nearest"}

@@ -1,5 +1,5 @@
-"""Declares which transforms Kornia supports, and why the reference runs the others. Kornia is only imported when a
-backend is created, because that takes half a second."""
+"""Declares which transforms Kornia supports, and why the reference runs the other transforms. Kornia is only imported
+when a backend is created, because that takes half a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNSUPPORTED: Final = {
     "saturation": "Kornia works in HSV (up to 195 levels from Pillow), or does not round the grey levels",
     "hue": "Kornia does not round hue and saturation to 8 bits, as Pillow does: a difference of up to 17 levels",
     "sharpness": "Kornia does not round the smoothed image, as Pillow does",
-    "autocontrast": "Kornia turns a channel with a single level black, and rounds in another order than Pillow",
+    "autocontrast": "Kornia turns a channel with a single level black, and rounds in a different order than Pillow",
     "noise": "Kornia draws its own noise",
     "permute": "Kornia draws its own order of channels",
     "solarize_add": "Kornia has no solarize that only adds",
@@ -38,8 +38,8 @@ UNSUPPORTED: Final = {
 
 
 class KorniaBackend(Backend):
-    """The backend of Kornia's operators, applied with gpuload's draws; raises a BackendError if Kornia cannot be
-    imported."""
+    """The backend of Kornia's operators, applied with gpuload's random parameters; raises a BackendError if Kornia
+    cannot be imported."""
 
     name: ClassVar[str] = "kornia"
 
@@ -55,8 +55,8 @@ class KorniaBackend(Backend):
     def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if find_spec("kornia") else MISSING
 
-    def why_unsupported(self, outline: Outline, *, on_finished: bool = False) -> str | None:
-        if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+        if is_late and issubclass(outline.kind, CHANGES_PIXELS):
             return FINISHED
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE

@@ -1,16 +1,18 @@
-"""Kornia's runner on levels: the reference's runner for batches, with its operators replaced by Kornia's.
+"""Kornia's runner for pixel values before normalization (levels): the reference's runner for batches, with operators
+from Kornia.
 
 Crops and padding use the reference's code, because they only copy pixels. Images of one size are processed together, so
-each Kornia function is called once for all images that drew it. If sizes differ between two transforms, images are
-processed one by one. Runs on any device, in the stage's process; keeps no state between calls.
+each Kornia function is called once for all images that drew it. If the images' sizes differ between two transforms,
+images are processed one by one. The runner runs on any device, in the stage's process, and keeps no state between
+calls.
 
-Levels are uint8 N×C×H×W when pixels are moved, and float32 within operations, whose results are rounded to levels. If
+Levels are N×C×H×W uint8 when pixels are moved, and float32 within operations, whose results are rounded to levels. If
 Kornia has more than one function for an operation, the function that agrees with Pillow is used, such as
 `adjust_brightness_accumulative`, which multiplies, instead of `adjust_brightness`, which adds.
 
-Maps are passed to `remap` as points. `warp_affine` and `warp_perspective` would invert a matrix and find the nearest
-pixel in floats, where Pillow uses 16.16 fixed point: 7 pixels in 10,000 would differ. They would also blend the fill
-with the image along its border, which differs by up to 124 levels from Pillow.
+Geometric maps are passed to `remap` as points. `warp_affine` and `warp_perspective` would invert a matrix and find the
+nearest pixel with floats, where Pillow uses 16.16 fixed point: 7 pixels in 10,000 would differ. They would also blend
+the fill with the image along its border, which differs by up to 124 levels from Pillow.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from kornia.filters import filter2d_separable, get_gaussian_kernel1d
 from kornia.geometry.bbox import bbox_to_mask
 from kornia.geometry.transform import hflip, remap, vflip
 
-from gpuload.stage.device import Accelerator, upload, upload_together
+from gpuload.stage.device import Accelerator, upload, upload_arrays
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.blur import mirrored
+from gpuload.stage.reference.blur import mirrored_indices
 from gpuload.stage.reference.color import LUMA
 from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
@@ -52,7 +54,7 @@ BYTES_PER_LEVEL: Final = 64
 # pieces of this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and
 # take 1.2 to 3.3 times as long.
 CPU_BYTES: Final = 100_000_000
-GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory, which training needs as well
+GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory; training needs the rest
 
 WHITE: Final = 255.0
 GUARD: Final = 1e-9  # a sum of products in float64 can be slightly below the exact integer
@@ -75,8 +77,8 @@ def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Invert levels from a threshold on. The threshold is moved to halfway between two levels, where rounding errors do
-    not matter."""
+    """Invert the levels at or above a threshold. The threshold is moved to halfway between two levels, where rounding
+    errors do not matter."""
     thresholds = (np.ceil(values[:, 0]) - 0.5) / WHITE
     return kornia_solarize(levels / WHITE, upload(thresholds, levels.device).to(levels.dtype)) * WHITE
 
@@ -90,45 +92,46 @@ def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur with kernels of one size and mirrored borders, in float64, so that TF32, with only 10 bits, is never used.
+    """Blur with kernels of one size and mirrored borders. Float64 is used, because float32 convolutions may use TF32,
+    which has only 10 bits of precision.
 
-    These are the two steps of Kornia's `gaussian_blur2d`, which would wait for the device, and which on the CPU chooses
-    its algorithm by the number of images.
+    These are the two steps of Kornia's `gaussian_blur2d`. That function is not called, because it waits for the device,
+    and on the CPU it chooses its algorithm by the number of images.
     """
     numbers = levels.to(torch.float64)
     [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
     sigmas_xy = torch.from_numpy(values[:, 2:4].copy())
     kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
-    kernel_x, kernel_y = upload_together([kernel.numpy() for kernel in kernels], levels.device)
+    kernel_x, kernel_y = upload_arrays([kernel.numpy() for kernel in kernels], levels.device)
     rows, columns = numbers.shape[2:]
     if height // 2 < rows and width // 2 < columns:
         return filter2d_separable(numbers, kernel_x, kernel_y, "reflect")
     # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
-    numbers = numbers.index_select(2, upload(mirrored(rows, height // 2), levels.device))
-    numbers = numbers.index_select(3, upload(mirrored(columns, width // 2), levels.device))
+    numbers = numbers.index_select(2, upload(mirrored_indices(rows, height // 2), levels.device))
+    numbers = numbers.index_select(3, upload(mirrored_indices(columns, width // 2), levels.device))
     return filter2d_separable(numbers, kernel_x, kernel_y, padding="valid")
 
 
-def _to_levels(function: Operation, round_function: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+def _round_to_levels(function: Operation, round_values: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-        return round_function(function(levels, values)).clamp(0, 255).to(levels.dtype)
+        return round_values(function(levels, values)).clamp(0, 255).to(levels.dtype)
 
     return operation
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    "brightness": _to_levels(brightness, torch.floor),  # Pillow truncates its blends
-    "grayscale": _to_levels(grayscale, torch.floor),
-    "invert": _to_levels(invert, torch.round),
-    "solarize": _to_levels(solarize, torch.round),
-    "posterize": _to_levels(posterize, torch.round),
-    "equalize": _to_levels(equalize, torch.round),
-    "blur": _to_levels(blur, torch.round),
+    "brightness": _round_to_levels(brightness, torch.floor),  # Pillow truncates its blends
+    "grayscale": _round_to_levels(grayscale, torch.floor),
+    "invert": _round_to_levels(invert, torch.round),
+    "solarize": _round_to_levels(solarize, torch.round),
+    "posterize": _round_to_levels(posterize, torch.round),
+    "equalize": _round_to_levels(equalize, torch.round),
+    "blur": _round_to_levels(blur, torch.round),
 }
 
 
 class KorniaRunner(BatchRunner):
-    """A runner for the records that Kornia supports (`KorniaBackend.why_unsupported` returns None).
+    """A runner for the records that Kornia supports: those for which `KorniaBackend.why_unsupported` returns None.
 
     Batches are processed in pieces: on the CPU, in pieces of the fastest size; on a GPU, in pieces as large as memory
     allows. Results do not depend on the size of pieces.
@@ -150,23 +153,23 @@ class KorniaRunner(BatchRunner):
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None = None,
+        late_program: Program | None = None,
     ) -> Program | None:
         free_bytes = None if self._gpu is None else self._gpu.free_bytes()
         if self._gpu is None:
-            self.piece = images_per_piece(windows_tlhw, images.shapes, CPU_BYTES)
+            self.piece_size = images_per_piece(windows_tlhw, images.shapes, CPU_BYTES)
         elif free_bytes is not None:
-            self.piece = images_per_piece(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
-        return super().__call__(images, program, windows_tlhw, outputs, on_finished)
+            self.piece_size = images_per_piece(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
+        return super().__call__(images, program, windows_tlhw, outputs, late_program)
 
-    def _finished(self, levels: torch.Tensor) -> torch.Tensor:
+    def _finish_levels(self, levels: torch.Tensor) -> torch.Tensor:
         numbers = levels.to(torch.float32)
         return numbers if self._finish.is_identity else normalize(numbers, self._mean, self._std)
 
     def _flip(self, source: Source, record: Flip) -> Source:
         if not record.flipped.any():
             return source
-        levels, flip = source.dense(), FLIPS[record.axis]
+        levels, flip = source.to_dense(), FLIPS[record.axis]
         if record.flipped.all():
             return Source.from_dense(flip(levels))
         index = upload(np.flatnonzero(record.flipped), levels.device)
@@ -183,7 +186,7 @@ class KorniaRunner(BatchRunner):
             levels = torch.where(mask[:, None] > 0, constant, levels)
         return levels
 
-    def _warped(
+    def _warp_levels(
         self,
         levels: torch.Tensor,
         coefficients: np.ndarray,
@@ -204,8 +207,8 @@ class KorniaRunner(BatchRunner):
             dtype, shift = torch.float64, 0.5
         is_inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
         is_inside = is_inside[0] & is_inside[1]
-        # Points outside can be infinite or NaN and are replaced. All points are scaled to -1 … 1 here, because Kornia
-        # would copy two numbers to the device for that, and wait for it.
+        # Points outside the image can be infinite or NaN, so they are replaced. All points are scaled to -1 … 1 here,
+        # because Kornia would copy two numbers to the device to scale them, and wait for the copy.
         y, x = (
             torch.where(is_inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
             for axis, length in zip(points, lengths, strict=True)
@@ -218,8 +221,8 @@ class KorniaRunner(BatchRunner):
 
 
 def images_per_piece(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
-    """Return how many images Kornia can process at a time in `nbytes` of memory, given their windows at each step and
-    their shapes, int64 (n, 3)."""
+    """Return how many images Kornia can process at a time in `nbytes` of memory. `windows_tlhw` has the images' windows
+    at each step; `shapes` is int64 (n, 3)."""
     channels = max(3, int(shapes[:, 2].max()))  # a map's memory per pixel was measured with three channels
     levels = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
     return max(1, nbytes // max(1, levels * BYTES_PER_LEVEL))

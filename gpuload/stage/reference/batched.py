@@ -1,8 +1,8 @@
 """The reference backend on CUDA: a program is applied to many images together, with batched tensor operations.
 
-A record that applies only to some rows takes these images out of the batch and puts them back (`Branches`). If images
-that a record processes together differ in size, all images are processed one by one. All work is issued on the current
-stream, and numbers are uploaded to the device as small arrays. No state is kept between calls.
+If a record applies only to some rows, their images are taken out of the batch and put back afterwards (`Branches`). If
+images that a record processes together differ in size, all images are processed one by one. All work is issued on the
+current stream, and parameters are uploaded to the device as small arrays. No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.device import upload
-from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
+from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
@@ -43,7 +43,7 @@ from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["BatchRunner", "Branches", "change_by_key"]
 
-PIECE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two passes
+PIECE_SIZE: Final = 64  # images per piece: a resize needs about 3 MB per image between its two passes
 PIECE_CHANNELS: Final = 4  # images with more channels are processed in smaller pieces
 
 WARP: Final = code_of("warp")
@@ -54,16 +54,16 @@ NOT_WARPED: Final = -1  # replaces the filter code of images that are not warped
 class BatchRunner:
     """A runner that applies programs to batches.
 
-    The methods that change pixels can be overridden by another backend. Levels N×C×H×W are uint8 when pixels are moved,
+    The methods that change pixels can be overridden by another backend. N×C×H×W levels are uint8 when pixels are moved,
     and float32 in operations. For images that are not uint8, levels are always float32.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
-    piece: int = PIECE  # images per piece
+    piece_size: int = PIECE_SIZE  # images per piece
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
-        self._top = TOPS[finish.levels]
+        self._max_level = MAX_LEVELS[finish.image_dtype]
         self._constants = finish.constants(device)
 
     def __call__(
@@ -72,12 +72,16 @@ class BatchRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None = None,
+        late_program: Program | None = None,
     ) -> Program | None:
-        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `on_finished`, which is not
+        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `late_program`, which is not
         applied."""
         is_batched = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _can_batch(program, windows_tlhw)
-        step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if is_batched else 1
+        step = (
+            max(1, self.piece_size * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS))
+            if is_batched
+            else 1
+        )
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
@@ -88,7 +92,7 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
-        return on_finished
+        return late_program
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
@@ -99,10 +103,10 @@ class BatchRunner:
                 index = slice(None) if record.rows is None else record.rows
                 change = partial(self._apply, record=record, before=before[index], after=after[index])
                 branches.change(record.rows, change)
-        levels = branches.all_images().dense()
-        return self._finished(levels) if self._finish.dtype.is_floating_point else levels
+        levels = branches.take_all().to_dense()
+        return self._finish_levels(levels) if self._finish.dtype.is_floating_point else levels
 
-    def _finished(self, levels: torch.Tensor) -> torch.Tensor:
+    def _finish_levels(self, levels: torch.Tensor) -> torch.Tensor:
         result = levels.to(torch.float32, copy=True)  # a copy, because float32 levels can be the stage's input
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
@@ -126,13 +130,13 @@ class BatchRunner:
             case Warp():
                 return self._warp(source, record, after)
             case Erase():
-                return Source.from_dense(self._erase(source.dense(), record, before))
+                return Source.from_dense(self._erase(source.to_dense(), record, before))
             case Elastic():
-                levels = round_to_levels(deform(source.dense(), record, np.arange(len(after))), self._top)
+                levels = round_to_levels(deform(source.to_dense(), record, np.arange(len(after))), self._max_level)
             case Ops():
-                levels = self._operate(source.dense().to(torch.float32), record).to(torch.uint8)
+                levels = self._operate(source.to_dense().to(torch.float32), record).to(torch.uint8)
             case Mixture():
-                levels = mix_batch(source.dense().to(torch.float32), record, self._operate).to(torch.uint8)
+                levels = mix_batch(source.to_dense().to(torch.float32), record, self._operate).to(torch.uint8)
             case _:
                 return source
         result = Source.from_dense(levels)
@@ -142,9 +146,9 @@ class BatchRunner:
         return source.flip(record.flipped, horizontally=record.axis == 1)
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-        return erase_levels(levels, record, windows_tlhw, self._finish.levels)
+        return erase_levels(levels, record, windows_tlhw, self._finish.image_dtype)
 
-    def _warped(
+    def _warp_levels(
         self,
         levels: torch.Tensor,
         coefficients: np.ndarray,
@@ -153,26 +157,30 @@ class BatchRunner:
         fill: Sequence[float],
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """Warp images; the arguments are as for `warp_batch`."""
-        return round_to_levels(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
+        """Warp levels; the arguments are those of `warp_batch`."""
+        return round_to_levels(
+            warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._max_level
+        )
 
     def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
-        """Resize boxes and return the windows, processing images with the same filter together."""
+        """Resize boxes and return the windows. Images with the same filter are processed together."""
         corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
 
-        def resize_group(images: Source, rows: np.ndarray, number: int) -> Source:
-            levels = resize(images, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[number])
-            return Source.from_dense(round_to_levels(levels, self._top))
+        def resize_group(images: Source, rows: np.ndarray, filter_code: int) -> Source:
+            levels = resize(images, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[filter_code])
+            return Source.from_dense(round_to_levels(levels, self._max_level))
 
         return change_by_key(source, filter_codes(record.filters, len(before)), resize_group)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
-        def warp_group(images: Source, rows: np.ndarray, number: int) -> Source:
-            if number == NOT_WARPED:
+        def warp_group(images: Source, rows: np.ndarray, filter_code: int) -> Source:
+            if filter_code == NOT_WARPED:
                 return images.cut(after[rows])
             coefficients, corners = record.coefficients[rows], after[rows, :2]
             return Source.from_dense(
-                self._warped(images.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
+                self._warp_levels(
+                    images.to_dense(), coefficients, _size(after), FILTERS[filter_code], record.fill, corners
+                )
             )
 
         return change_by_key(
@@ -186,13 +194,15 @@ class BatchRunner:
             codes = record.codes[:, position]
             # Warps are also grouped by filter.
             keys = zip(codes.tolist(), np.where(codes == WARP, filters[:, position], 0).tolist(), strict=True)
-            for (code, number), rows in rows_by_key(keys).items():
+            for (code, filter_code), rows in rows_by_key(keys).items():
                 if code in NO_CHANGE:
                     continue
                 values, index = record.values[rows, position], upload(rows, levels.device)
                 if code == WARP:
                     size, images = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
-                    levels[index] = self._warped(images, values, size, FILTERS[number], record.fill).to(torch.float32)
+                    levels[index] = self._warp_levels(images, values, size, FILTERS[filter_code], record.fill).to(
+                        torch.float32
+                    )
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
         if record.channels in (None, levels.shape[1]):
@@ -223,7 +233,8 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
 
 
 def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
-    """Change images in groups with equal `keys`, (n,): call `change` with each group, its rows and its key."""
+    """Change images in groups with equal `keys`, (n,): call `change` with each group, the group's indices, and its
+    key."""
     groups = rows_by_key(keys.tolist())
     if len(groups) == 1:
         [(key, rows)] = groups.items()
@@ -232,26 +243,26 @@ def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np
 
 
 class Branches:
-    """The images of a batch, divided into groups, each with its row numbers. A branch of a chain stays one group while
-    its records have the same rows."""
+    """The images of a batch, divided into groups, each with the batch indices of its images. The images of a branch of
+    a chain stay one group while the branch's records have the same rows."""
 
     def __init__(self, images: Source) -> None:
         self._all_rows = np.arange(len(images.base))
         self._groups = [(self._all_rows, images)]
 
     def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
-        """Take the images of some rows (ascending; None means all) out of their groups, change them, and put them back
-        as one group."""
+        """Take the images with these indices (ascending; None means all) out of their groups, change them, and put them
+        back as one group."""
         rows = self._all_rows if rows is None else rows
         if len(rows):
-            images = change(self._images_of(rows))
+            images = change(self._take(rows))
             self._groups.append((rows, images))
 
-    def all_images(self) -> Source:
-        """Return all images of the batch, and leave no groups."""
-        return self._images_of(self._all_rows)
+    def take_all(self) -> Source:
+        """Take all images of the batch out of their groups, and return them."""
+        return self._take(self._all_rows)
 
-    def _images_of(self, rows: np.ndarray) -> Source:
+    def _take(self, rows: np.ndarray) -> Source:
         groups, self._groups = self._groups, []
         parts: list[tuple[np.ndarray, Source]] = []
         for group_rows, images in groups:

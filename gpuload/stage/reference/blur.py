@@ -1,8 +1,9 @@
 """Blurs and sharpness, for batches and for one image on the CPU.
 
-Levels of batches are float32 N×C×H×W and hold integers in 0 … 255. All sums are exact in their float type, so results
-depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur are integer
-multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's 53 bits.
+Batches of pixel values are N×C×H×W float32 tensors that hold integers in 0 … 255. All sums are exact in their float
+type, so results depend neither on the order of summation nor on the batch or the device. The weights of a Gaussian blur
+are integer multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's
+53 bits.
 
 The Gaussian blur of one image on the CPU gives bit-identical results. Each pass multiplies the image by a band matrix
 of weights, in tiles of `TILE` columns so that the matrix contains few zeros (224×224×3 with 23×23 weights, one core:
@@ -11,10 +12,10 @@ of weights, in tiles of `TILE` columns so that the matrix contains few zeros (22
 `box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs along rows, then three along columns. A single image
 on the CPU goes through Pillow itself. A box has an integer radius and a fraction of the next pixel on either side, in
 units of 2**-24. Sums are integers below 2**33, which are exact in float64, so Pillow and this module give the same
-levels. They differ by a few levels from those of `blur`, which uses torchvision's Gaussian kernel. Source: Gwosdek et
-al., SSVM 2011.
+result. It differs by a few levels from the result of `blur`, which uses torchvision's Gaussian kernel. Source: Gwosdek
+et al., SSVM 2011.
 
-Runs in the process of the stage, one thread.
+This module runs in the stage's process, in one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
     "blur_weights",
     "box_blur",
     "box_blur_image",
-    "mirrored",
+    "mirrored_indices",
     "sharpness",
 ]
 
@@ -61,9 +62,9 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def mirrored(length: int, radius: int) -> np.ndarray:
-    """Return the pixels to read for the positions -radius … length + radius - 1, mirrored at the end pixels as often
-    as necessary."""
+def mirrored_indices(length: int, radius: int) -> np.ndarray:
+    """Return the indices of the pixels to read for positions -radius … length + radius - 1, mirrored at the end pixels
+    as often as necessary."""
     return padded_indices(np.arange(-radius, length + radius), length, "reflect")
 
 
@@ -80,7 +81,7 @@ def _blur_axis(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> to
     weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_UNIT
     taps = upload(weights, levels.device).to(levels.dtype)[:, :, None, None, None]
     length = levels.shape[axis]
-    padded = levels.index_select(axis, upload(mirrored(length, radius), levels.device))
+    padded = levels.index_select(axis, upload(mirrored_indices(length, radius), levels.device))
     total = padded.narrow(axis, radius, length) * taps[:, radius]
     for distance in range(1, radius + 1):
         pair = padded.narrow(axis, radius - distance, length) + padded.narrow(axis, radius + distance, length)
@@ -96,8 +97,8 @@ def sharpness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def smooth(levels: torch.Tensor) -> torch.Tensor:
-    """Average 3×3 pixels, with the centre weighted five times, as Pillow's `ImageFilter.SMOOTH` does; borders do not
-    change."""
+    """Average 3×3 pixels, with the centre weighted five times, as Pillow's `ImageFilter.SMOOTH` does. Border pixels do
+    not change."""
     height, width = levels.shape[2:]
     if height < 3 or width < 3:
         return levels.clone()
@@ -126,8 +127,8 @@ def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur float32 levels N×C×H×W with boxes; the first column of `values`, float64 (N, …), is the radius."""
-    boxes = [_box(radius) for radius in values[:, 0].tolist()]
+    """Blur N×C×H×W float32 levels with boxes; the first column of `values`, float64 (N, …), is the radius."""
+    boxes = [_box_weights(radius) for radius in values[:, 0].tolist()]
     radius = max(box_radius for box_radius, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))
     for row, (box_radius, inside_weight, edge_weight) in enumerate(boxes):
@@ -148,9 +149,9 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return blurred.to(levels.dtype)
 
 
-def _box(radius: float) -> tuple[int, int, int]:
-    """Return a box's integer radius, the weight of a pixel inside it, and the weight of the next pixel on either side,
-    computed in float32 as in Pillow."""
+def _box_weights(radius: float) -> tuple[int, int, int]:
+    """Return a box's integer radius, the weight of a pixel inside the box, and the weight of the next pixel on either
+    side, computed in float32 as in Pillow."""
     deviation = np.float32(radius)
     variance = deviation * deviation / np.float32(PASSES)
     box_radius = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
@@ -172,7 +173,7 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     weights_x, weights_y = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
     if len(weights_x) > 1:
         padded = _pad_mirrored(source, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
-        band = _band(weights_x, torch.float32)
+        band = _band_matrix(weights_x, torch.float32)
         rows = source.view(channels * height, width)
         for start in range(0, width, TILE):
             size = min(TILE, width - start)
@@ -180,7 +181,7 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
             torch.mm(padded[:, start : start + reach], band[:reach, :size], out=rows[:, start : start + size])
     if len(weights_y) > 1:
         padded = _pad_mirrored(source, 1, len(weights_y) // 2, torch.float64)
-        band = _band(weights_y, torch.float64).T.contiguous()
+        band = _band_matrix(weights_y, torch.float64).T.contiguous()
         scratch = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
         for channel in range(channels):
             for start in range(0, height, TILE):
@@ -196,10 +197,10 @@ def _pad_mirrored(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dty
     """Extend the image at both ends of an axis by mirroring."""
     if radius < levels.shape[axis]:
         return pad(levels, (radius, radius, 0, 0) if axis == 2 else (0, 0, radius, radius), "reflect").to(dtype)
-    return levels.index_select(axis, torch.from_numpy(mirrored(levels.shape[axis], radius))).to(dtype)
+    return levels.index_select(axis, torch.from_numpy(mirrored_indices(levels.shape[axis], radius))).to(dtype)
 
 
-def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+def _band_matrix(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight of each input pixel of a tile in each column of the tile: (TILE + n - 1) × TILE."""
     band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
     diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))

@@ -1,8 +1,8 @@
 """A single image that is being transformed on the CPU, and its memory layouts.
 
-Levels are a numpy array H×W×C, so crops and flips are views and cost nothing. Colour operations work on a float32
-scratch array C×H×W that holds integers. A canvas and its scratch memory live as long as its runner, and are used by one
-thread of the stage's process.
+Levels (pixel values) are an H×W×C numpy array, so crops and flips are views and cost nothing. Colour operations work on
+a C×H×W float32 scratch array that holds integers. A canvas and its scratch memory live as long as its runner, and are
+used by one thread of the stage's process.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-__all__ = ["Canvas", "Floats", "contiguous", "planes"]
+__all__ = ["Canvas", "Floats", "make_contiguous", "view_as_batch"]
 
 
 class Floats:
-    """Levels of one image as float32 C×H×W, shared by numpy and torch."""
+    """The levels of one image as C×H×W float32 memory that numpy and torch share."""
 
     __slots__ = ("array", "tensor")
 
@@ -24,7 +24,7 @@ class Floats:
 
 
 class Canvas:
-    """The current state of an image: levels H×W×C of the image's dtype, or floats C×H×W."""
+    """The current state of an image: H×W×C levels of the image's dtype, or C×H×W floats."""
 
     def __init__(self) -> None:
         self._image: np.ndarray | None = None
@@ -61,16 +61,17 @@ class Canvas:
         return self._floats is not None
 
 
-def planes(image: np.ndarray) -> torch.Tensor:
-    """Return an H×W×C array as a batch of one image, 1×C×H×W in channels-last memory; a view if it is contiguous."""
-    image = contiguous(image)
+def view_as_batch(image: np.ndarray) -> torch.Tensor:
+    """Return an H×W×C array as a batch of one image, 1×C×H×W in channels-last memory; a view if the array is
+    contiguous."""
+    image = make_contiguous(image)
     height, width, channels = image.shape
     strides = (image.size, 1, width * channels, channels)
     return torch.from_numpy(image).as_strided((1, channels, height, width), strides)
 
 
-def contiguous(image: np.ndarray) -> np.ndarray:
-    """Return an H×W×C array in C order. numpy takes ten times as long as torch to copy a mirrored array."""
+def make_contiguous(image: np.ndarray) -> np.ndarray:
+    """Return an H×W×C array in C order. torch copies mirrored arrays, because numpy takes ten times as long."""
     if len(image) == 1 and image.strides[0] < 0:  # contiguous to numpy, but not to torch
         image = image[::-1]
     if abs(image.strides[0]) < abs(image.strides[1]):  # transposed: without this loop, numpy takes seven times as long

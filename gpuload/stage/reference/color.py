@@ -1,23 +1,24 @@
-"""Colour arithmetic on levels, and Pillow's operations on single pixels (solarize, posterize, equalize …), for batches
-on any device and, in tuned versions, for one image on the CPU.
+"""Colour arithmetic on levels (pixel values 0–255), and Pillow's operations on single pixels (solarize, posterize,
+equalize …), for batches on any device and, in tuned versions, for one image on the CPU.
 
 Results are integers. The semantics are Pillow's (ImageEnhance, ImageOps, and torchvision's hue shift in Pillow's HSV):
 blends are truncated, not rounded. Statistics of an image are sums and counts of integers, which are exact in floats, so
 they depend neither on the batch nor on the order of summation. Non-linear mappings use tables of 256 entries.
 
-Batches are float tensors N×C×H×W with levels 0 … 255. The functions in `ADJUST` work in place; `factor` is one number
+Batches are N×C×H×W float tensors with levels 0 … 255. The functions in `ADJUST` work in place; `factor` is one number
 for all images, or a tensor of shape (N, 1, 1, 1). `POINTS` holds the operations on pixels.
 
-`single_colors` gives the same results for one image. The time for contrast and hue depends on the number of passes over
-an image's planes and on whether the planes stay in the cache, so they work in place on float32 C×H×W. numpy and torch
-share that memory, and the faster one is used for each operation (a plane of 224×224, one core: a difference takes 2.8
-µs in numpy and 3.7 in torch, clamping 5.4 and 3.0, `copysign` 24 and 10.5).
+The operations from `single_colors` give the same results for one image. The time for contrast and hue depends on the
+number of passes over an image's planes and on whether the planes stay in the cache, so they work in place on C×H×W
+float32 arrays. numpy and torch share that memory, and the faster library is used for each operation (a plane of
+224×224, one core: a subtraction takes 2.8 µs in numpy and 3.7 µs in torch, clamping 5.4 and 3.0, `copysign` 24 and
+10.5).
 
-The pixel operations for one image work on uint8 levels H×W×C, which use a quarter of the memory of floats. Comparisons
+The pixel operations for one image work on H×W×C uint8 levels, which use a quarter of the memory of floats. Comparisons
 and masks process many bytes per instruction (224×224×3: 10 µs each). numpy's look-up first converts bytes to 64-bit
 indices, so tables are applied with `bytes.translate` instead (20 µs per plane, a third of numpy's time).
 
-Runs in the process of the stage, one thread.
+This module runs in the stage's process, in one thread.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
     return grey.add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).floor_()
 
 
-def _to_levels(levels: torch.Tensor, factor: Factor) -> None:
+def _truncate(levels: torch.Tensor, factor: Factor) -> None:
     """Truncate, and clamp to 0 … 255 unless the factor is in 0 … 1, which cannot leave this range."""
     if isinstance(factor, torch.Tensor) or factor > 1:
         levels.clamp_(0, 255)
@@ -80,7 +81,7 @@ def _to_levels(levels: torch.Tensor, factor: Factor) -> None:
 def brightness(levels: torch.Tensor, factor: Factor) -> None:
     """Blend with black: Pillow's `ImageEnhance.Brightness`."""
     levels.mul_(factor)
-    _to_levels(levels, factor)
+    _truncate(levels, factor)
 
 
 def contrast(levels: torch.Tensor, factor: Factor) -> None:
@@ -92,10 +93,10 @@ def contrast(levels: torch.Tensor, factor: Factor) -> None:
     if channels == 3:
         sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
     mean = sums.div(height * width).add_(0.5).floor_()
-    # The factor is a float32, as Pillow's is; the summand is computed in float64 on all devices.
+    # The factor is a float32, as in Pillow; the summand is computed in float64 on all devices.
     mean_share = 1 - (factor.double() if isinstance(factor, torch.Tensor) else factor)
     levels.mul_(factor).add_((mean * mean_share + GUARD).to(levels.dtype))
-    _to_levels(levels, factor)
+    _truncate(levels, factor)
 
 
 def saturation(levels: torch.Tensor, factor: Factor) -> None:
@@ -103,7 +104,7 @@ def saturation(levels: torch.Tensor, factor: Factor) -> None:
     if levels.shape[1] == 1:
         return
     torch.lerp(luma(levels), levels, factor, out=levels)
-    _to_levels(levels, factor)
+    _truncate(levels, factor)
 
 
 def hue(levels: torch.Tensor, factor: Factor) -> None:
@@ -115,8 +116,8 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
     value = torch.maximum(torch.maximum(red, green), blue)
     lowest = torch.minimum(torch.minimum(red, green), blue)
     chroma = value - lowest
-    # With R, G, B in 0 … 1 between the least and the greatest channel, the hue is 1 + G + B - R sixths of the circle
-    # where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
+    # If R, G and B are scaled so that the least channel is 0 and the greatest is 1, the hue is 1 + G + B - R sixths of
+    # the circle where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
     distance = 2 - (green + blue - red - lowest) / (chroma + TINY)
     turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
     shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
@@ -131,7 +132,7 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
 
 
 def _wrap(numbers: torch.Tensor, period: float) -> torch.Tensor:
-    """Reduce numbers modulo `period` in place; `torch.remainder` takes several times as long."""
+    """Reduce values modulo `period` in place; `torch.remainder` takes several times as long."""
     return numbers.sub_(torch.mul(numbers, 1 / period).floor_(), alpha=period)
 
 
@@ -146,13 +147,13 @@ ADJUST: Final[dict[str, Callable[[torch.Tensor, Factor], None]]] = {
 def _contrast(canvas: Canvas, values: Sequence[float]) -> None:
     levels, factor = canvas.floats(), values[0]
     channels, height, width = levels.array.shape
-    # Same result as `contrast`, without its many tensor operations on single numbers.
+    # The result is the same as that of `contrast`, without its many tensor operations on scalars.
     sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
     grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
     mean = int(grey / (height * width) + 0.5)
     np.multiply(levels.array, factor, out=levels.array)
     np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
-    _to_levels(levels.tensor, factor)
+    _truncate(levels.tensor, factor)
 
 
 class _SingleHue:
@@ -197,15 +198,15 @@ class _SingleHue:
         np.multiply(chroma, 1 / 255, out=chroma)
         np.subtract(value, chroma, out=value)
         np.add(value, 0.5, out=value)
-        for number, (centre, inverted) in enumerate(((3.0, False), (2.0, True), (4.0, True))):
-            channel = levels.array[number]
+        for index, (centre, is_inverted) in enumerate(((3.0, False), (2.0, True), (4.0, True))):
+            channel = levels.array[index]
             np.subtract(turns, centre, out=channel)
             np.abs(channel, out=channel)
-            if inverted:
+            if is_inverted:
                 np.subtract(2.0, channel, out=channel)
             else:
                 np.subtract(channel, 1.0, out=channel)
-            levels.tensor[number].clamp_(0, 1)
+            levels.tensor[index].clamp_(0, 1)
             np.multiply(channel, chroma, out=channel)
             np.add(channel, value, out=channel)
         levels.tensor.floor_()
@@ -223,19 +224,19 @@ def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Invert levels at or above a threshold: Pillow's `ImageOps.solarize`."""
-    threshold = _constant(np.ceil(values[:, 0]), levels)  # `ceil` in float64: 34 + 1e-14 is not 34
+    threshold = _upload_per_image(np.ceil(values[:, 0]), levels)  # `ceil` in float64: 34 + 1e-14 is not 34
     return torch.where(levels < threshold, levels, 255 - levels)
 
 
 def solarize_add(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Raise levels below a threshold, up to 255: timm's operation, which uses Pillow's `Image.point`."""
-    threshold, added = _constant(values[:, 0], levels), _constant(values[:, 1], levels)
-    return torch.where(levels < threshold, (levels + added).clamp_(max=255), levels)
+    threshold, increment = _upload_per_image(values[:, 0], levels), _upload_per_image(values[:, 1], levels)
+    return torch.where(levels < threshold, (levels + increment).clamp_(max=255), levels)
 
 
 def posterize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Keep the upper bits: Pillow's `ImageOps.posterize`; with 0 bits all levels are 0."""
-    step = _constant(np.array([posterize_step(bits) for bits in values[:, 0].tolist()]), levels)
+    step = _upload_per_image(np.array([posterize_step(bits) for bits in values[:, 0].tolist()]), levels)
     return levels.div_(step).floor_().mul_(step)
 
 
@@ -279,11 +280,11 @@ POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
 
 
 def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
-    """Return the table of `autocontrast`, the new level for each level, float64 (…, 256), given the lowest and highest
-    level of each channel, float64 (…)."""
+    """Return the table of `autocontrast`, which has the new level for each level, float64 (…, 256). The arguments are
+    the lowest and highest level of each channel, float64 (…)."""
     ramp = torch.arange(LEVELS, dtype=torch.float64, device=lowest.device)
     span = highest - lowest
-    scale = torch.full_like(span, 255) / span.clamp(min=1)  # torch would multiply a plain number by a reciprocal
+    scale = torch.full_like(span, 255) / span.clamp(min=1)  # with a plain 255, torch would multiply by the reciprocal
     offset = -lowest * scale
     # Truncate, and keep the order of Pillow's operations, which are also in float64.
     product = ramp * scale[..., None]
@@ -292,8 +293,8 @@ def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
 
 
 def equalize_table(counts: torch.Tensor) -> torch.Tensor:
-    """Return the table of `equalize`, the new level for each level, float64 (…, 256), given the number of pixels with
-    each level, int64 (…, 256)."""
+    """Return the table of `equalize`, which has the new level for each level, float64 (…, 256). `counts` has the number
+    of pixels with each level, int64 (…, 256)."""
     ramp = torch.arange(LEVELS, device=counts.device)
     last_level = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
     step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last_level)) // 255
@@ -303,11 +304,11 @@ def equalize_table(counts: torch.Tensor) -> torch.Tensor:
 
 
 def _look_up(levels: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Map each channel through its table in `tables`, N×C×256."""
+    """Map each channel through its table; `tables` is N×C×256."""
     return tables.to(levels.dtype).gather(2, levels.flatten(2).to(torch.int64)).view_as(levels)
 
 
-def _constant(numbers: np.ndarray, levels: torch.Tensor) -> torch.Tensor:
+def _upload_per_image(numbers: np.ndarray, levels: torch.Tensor) -> torch.Tensor:
     return upload(numbers.astype(np.float32)[:, None, None, None], levels.device)
 
 
@@ -324,15 +325,15 @@ def _solarize(canvas: Canvas, values: Sequence[float]) -> None:
     threshold = int(np.ceil(values[0]))  # the first level that is inverted
     if threshold > 255:
         return
-    above = np.greater_equal(image, max(threshold, 0)).view(np.uint8)
-    canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # becomes 255 where it was 1
+    mask = np.greater_equal(image, max(threshold, 0)).view(np.uint8)
+    canvas.set(np.bitwise_xor(image, np.negative(mask, out=mask)))  # the mask's ones become 255
 
 
 def _autocontrast(canvas: Canvas, values: Sequence[float]) -> None:
     planes = _planes(canvas)
     flat = planes.reshape(len(planes), -1)
-    ends = np.array([flat.min(axis=1), flat.max(axis=1)], np.float64)
-    canvas.set(_look_up_planes(planes, stretch_table(*torch.from_numpy(ends))))
+    extremes = np.array([flat.min(axis=1), flat.max(axis=1)], np.float64)
+    canvas.set(_look_up_planes(planes, stretch_table(*torch.from_numpy(extremes))))
 
 
 def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
@@ -347,7 +348,7 @@ def _planes(canvas: Canvas) -> np.ndarray:
 
 
 def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
-    """Map each plane through its table in `tables`, C×256, in place; return the result as H×W×C."""
+    """Map each plane through its table, in place; `tables` is C×256. Return the result as H×W×C."""
     for plane, table in zip(planes, tables.to(torch.uint8).numpy(), strict=True):
         plane[:] = np.frombuffer(plane.tobytes().translate(table.tobytes()), np.uint8).reshape(plane.shape)
     return planes.transpose(1, 2, 0)
@@ -356,13 +357,13 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
 def single_colors() -> dict[str, ImageOperation]:
     """Return the operations of `ADJUST` and `POINTS` that have versions tuned for single images."""
 
-    def on_batch_of_one(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
+    def apply_to_batch_of_one(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
         return lambda canvas, values: adjust(canvas.floats().tensor[None], values[0])
 
     return {
-        "brightness": on_batch_of_one(brightness),
+        "brightness": apply_to_batch_of_one(brightness),
         "contrast": _contrast,
-        "saturation": on_batch_of_one(saturation),
+        "saturation": apply_to_batch_of_one(saturation),
         "hue": _SingleHue(),
         "invert": _invert,
         "posterize": _posterize,

@@ -2,12 +2,12 @@
 
 A `Source` describes where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
 ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. Ragged batches and dense tensors are thus handled
-alike, and crops and flips only change numbers on the host. Pixels move only when a result is gathered; loops run over
-the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed point
-(along the rows, rounded to levels, then along the columns). Other images become float32 when they are gathered, and the
-arithmetic is that of `gpuload.stage.reference.resample`.
+alike, and crops and flips only change offsets and steps on the host. Pixels move only when a result is gathered; loops
+run over the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed
+point (along the rows, rounded to uint8, then along the columns). Other images become float32 when they are gathered,
+and the arithmetic is that of `gpuload.stage.reference.resample`.
 
-Works on any device. No state is kept between calls.
+This module works on any device, and keeps no state between calls.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Source:
 
     @classmethod
     def merge(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
-        """Merge the images of the parts. Each part is given as the row numbers of its images in the result, and the
-        images. Pixels are copied unless all parts are in one tensor."""
+        """Merge the images of the parts. Each part consists of the indices of its images in the result, and the images.
+        Pixels are copied unless all parts are in one tensor."""
         order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
         sources = [source for _, source in parts]
         if all(source.pixels is first.pixels and source.channel_step == first.channel_step for source in sources):
             arrays = {name: np.concatenate([getattr(source, name) for source in sources]) for name in PER_IMAGE}
             return replace(first, **arrays).take(np.argsort(order))
-        levels = [source.dense() for source in sources]
+        levels = [source.to_dense() for source in sources]
         result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
         for (rows, _), part in zip(parts, levels, strict=True):
             result[upload(rows, result.device)] = part
@@ -113,19 +113,22 @@ class Source:
         return upload(np.stack([self.base, self.row_step, self.column_step]), self.pixels.device)
 
     def gather(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Return the pixels N×C×H×W at rows (n, H) and columns (n, W)."""
+        """Return the pixels at rows (n, H) and columns (n, W), N×C×H×W."""
         device = self.pixels.device
         base, row_step, column_step = self._steps[:, :, None]
-        across = base + columns * column_step
-        down = rows * row_step
-        channel = torch.arange(self.channels, device=device) * self.channel_step
-        indices = across[:, None, None, :] + down[:, None, :, None] + channel[None, :, None, None]  # (n, C, H, W)
+        column_offsets = base + columns * column_step
+        row_offsets = rows * row_step
+        channel_offsets = torch.arange(self.channels, device=device) * self.channel_step
+        indices = (
+            column_offsets[:, None, None, :] + row_offsets[:, None, :, None] + channel_offsets[None, :, None, None]
+        )
         if self.pixels.dtype != torch.uint16:
             return self.pixels[indices]
         return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
-    def dense(self) -> torch.Tensor:
-        """Return all pixels of images of the same size, N×C×H×W, read-only: a view if contiguous, else a copy."""
+    def to_dense(self) -> torch.Tensor:
+        """Return all pixels of images of the same size, N×C×H×W: a view if they are contiguous, else a copy. The result
+        must not be modified."""
         count, height, width = len(self.base), int(self.heights[0]), int(self.widths[0])
         length, first = self.channels * height * width, int(self.base[0])
         is_contiguous = (
@@ -137,7 +140,7 @@ class Source:
             and (self.base == first + np.arange(count) * length).all()
         )
         if not is_contiguous or self.pixels.dtype == torch.uint16:
-            return self.gather(_range(self.heights, self.pixels), _range(self.widths, self.pixels))
+            return self.gather(_indices(self.heights, self.pixels), _indices(self.widths, self.pixels))
         return self.pixels[first : first + count * length].view(count, self.channels, height, width)
 
 
@@ -157,20 +160,20 @@ def crop(
         size_hw: the size of the boxes.
         frames_hw: int64 (n, 2), the sizes of the complete images.
         mode: the padding mode.
-        fill: the levels for ``"constant"``.
+        fill: the level for ``"constant"``, for all channels or for each channel.
     """
     pixels = source.pixels
-    axis_indices, inside = [], []
+    axis_indices, is_inside_axis = [], []
     for axis in (0, 1):
         indices = corners[:, axis, None] + np.arange(size_hw[axis])
         padded = padded_indices(indices, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
         axis_indices.append(upload(padded, pixels.device))
-        inside.append(upload((indices >= 0) & (indices < frames_hw[:, axis, None]), pixels.device))
+        is_inside_axis.append(upload((indices >= 0) & (indices < frames_hw[:, axis, None]), pixels.device))
     result = source.gather(axis_indices[0], axis_indices[1])
     if mode == "constant":
-        is_inside = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-        kind = np.uint8 if result.dtype == torch.uint8 else np.float32
-        levels = upload(np.array(fill, kind).reshape(-1, 1, 1), pixels.device)
+        is_inside = is_inside_axis[0][:, None, :, None] & is_inside_axis[1][:, None, None, :]
+        fill_dtype = np.uint8 if result.dtype == torch.uint8 else np.float32
+        levels = upload(np.array(fill, fill_dtype).reshape(-1, 1, 1), pixels.device)
         result = torch.where(is_inside, result, levels)
     return result
 
@@ -195,7 +198,7 @@ def resize(
     Returns:
         Levels; unrounded float32 for images that are not uint8.
     """
-    device, is_deep = source.pixels.device, source.pixels.dtype != torch.uint8
+    device, uses_floats = source.pixels.device, source.pixels.dtype != torch.uint8
     height, width = windows_tlhw[0, 2:].tolist()
     if interpolation == "nearest":
         rows, columns = (
@@ -211,27 +214,27 @@ def resize(
         firsts, weights = filter_weights(
             boxes_hw[:, axis], sizes_hw[:, axis], windows_tlhw[:, axis], count, interpolation
         )
-        weights = normalize_weights(weights) if is_deep else weights
+        weights = normalize_weights(weights) if uses_floats else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
     last_row, last_column = (upload(lengths - 1, device)[:, None] for lengths in (source.heights, source.widths))
-    rows = torch.minimum(_range(source.heights, source.pixels), last_row)
+    rows = torch.minimum(_indices(source.heights, source.pixels), last_row)
     total: Any = None
     # Indices are clamped because taps with zero weight can be outside the windows.
     for tap in range(column_weights.shape[2]):
         levels = source.gather(rows, torch.minimum(first_column + tap, last_column).clamp_(min=0))
         total = _accumulate(total, levels, column_weights[:, None, None, :, tap])
-    rounds = is_deep or interpolation not in PLAIN.values()
-    intermediate = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
+    rounds = uses_floats or interpolation not in PLAIN.values()
+    intermediate = _round_fixed_point(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
     for tap in range(row_weights.shape[2]):
         tap_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)
         tap_rows = tap_rows[:, None, :, None].expand(-1, source.channels, -1, width)
         total = _accumulate(total, intermediate.gather(2, tap_rows), row_weights[:, None, :, None, tap])
-    return _to_levels(total)
+    return _round_fixed_point(total)
 
 
-def _range(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
+def _indices(lengths: np.ndarray, pixels: torch.Tensor) -> torch.Tensor:
     """Return 0, 1, 2 … up to the greatest length - 1, repeated for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=pixels.device).expand(len(lengths), -1)
 
@@ -244,7 +247,7 @@ def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch
     return product.add_(1 << (PRECISION_BITS - 1)) if total is None else total.add_(product)
 
 
-def _to_levels(total: torch.Tensor) -> torch.Tensor:
+def _round_fixed_point(total: torch.Tensor) -> torch.Tensor:
     if total.is_floating_point():
         return total
     return total.bitwise_right_shift_(PRECISION_BITS).clamp_(0, 255).to(torch.uint8)

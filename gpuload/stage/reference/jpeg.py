@@ -57,7 +57,7 @@ TO_YCC: Final = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, 
 
 
 def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
-    """Compress the image on a canvas at the quality `values[0]`."""
+    """Compress and decompress the image on a canvas at the quality `values[0]`."""
     image = canvas.image()
     file = io.BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "JPEG", quality=int(values[0]))
@@ -65,9 +65,10 @@ def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Compress levels N×C×H×W, each image at its own quality; see `gpuload.stage.reference.operations`."""
+    """Compress and decompress N×C×H×W levels, each image at its own quality, as described in
+    `gpuload.stage.reference.operations`."""
     _, channels, height, width = levels.shape
-    tables = [upload(_table(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
+    tables = [upload(_quantization_tables(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
     if channels == 1:
         return _transform_and_restore(levels.to(torch.int64), tables[0])[..., :height, :width].to(levels.dtype)
     y, cb, cr = _to_ycc(levels.to(torch.int64))
@@ -79,7 +80,7 @@ def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return _to_rgb(luma, cb_out, cr_out).to(levels.dtype)
 
 
-def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
+def _quantization_tables(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
     """Return the quantization tables for these qualities, float64 (N, 1, 1, 1, 8, 8)."""
     quality = np.clip(qualities.astype(np.int64), 1, 100)[:, None]
     scale = np.where(quality < 50, 5000 // quality, 200 - 2 * quality)
@@ -88,7 +89,7 @@ def _table(base: Sequence[int], qualities: np.ndarray) -> np.ndarray:
 
 
 def _transform_and_restore(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Transform and quantize integers N×C×H×W, and reverse both; H and W are rounded up to complete blocks."""
+    """Transform and quantize N×C×H×W integers, and reverse both steps; H and W are rounded up to complete blocks."""
     height, width = planes.shape[2:]
     numbers = pad(planes.double() - 128, (0, -width % BLOCK, 0, -height % BLOCK), mode="replicate")
     n, channels, height, width = numbers.shape
@@ -118,7 +119,7 @@ def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _to_rgb(luma: torch.Tensor, cb: torch.Tensor, cr: torch.Tensor) -> torch.Tensor:
-    """Convert integers N×H×W to RGB; `cb` and `cr` are centred at 0."""
+    """Convert N×H×W integers to N×3×H×W RGB; `cb` and `cr` are centred at 0."""
     return torch.stack(
         [
             luma + ((91881 * cr + HALF) >> 16),
@@ -130,7 +131,7 @@ def _to_rgb(luma: torch.Tensor, cb: torch.Tensor, cr: torch.Tensor) -> torch.Ten
 
 
 def _halve(planes: torch.Tensor) -> torch.Tensor:
-    """Return the means of 2×2 pixels; along a row, halves are alternately rounded down and up."""
+    """Return the means of 2×2 pixels. Along a row, halves are alternately rounded down and up."""
     total = planes[..., ::2, ::2] + planes[..., ::2, 1::2] + planes[..., 1::2, ::2] + planes[..., 1::2, 1::2]
     return (total + 1 + torch.arange(total.shape[-1], device=planes.device) % 2) >> 2
 

@@ -1,11 +1,11 @@
 """The operations in `gpuload.transforms.program.ops.OPS` and mixtures of chains of operations (AugMix), implemented for
 batches on any device and for one image on the CPU.
 
-`OPERATIONS` process batches. Levels and results are float32 N×C×H×W, integers in 0 … 255. An operation may modify its
-input, and returns its result. `values`, float64 (N, `VALUES`), holds the drawn parameters of each image; it is on the
-host because some operations need a parameter before they launch a kernel. Operations that exist in Pillow follow
-Pillow's definition. Statistics of an image are sums and counts of integers, so an image's result never depends on its
-batch. The callers handle ``"warp"`` and ``"identity"`` themselves.
+`OPERATIONS` process batches. Levels (pixel values) and results are N×C×H×W float32 tensors that hold integers in 0 …
+255. An operation may modify its input, and returns its result. `values`, float64 (N, `VALUES`), holds the random
+parameters of each image. This array is on the host because some operations need a parameter before they launch a
+kernel. Operations that exist in Pillow follow Pillow's definition. Statistics of an image are sums and counts of
+integers, so an image's result never depends on its batch. The callers handle ``"warp"`` and ``"identity"`` themselves.
 
 The operations from `image_operations` give the same results for one image. Operations without a version for single
 images process the image as a batch of one.
@@ -14,7 +14,7 @@ A mixture multiplies levels by their shares, adds them up in float32 (first the 
 truncates the sum, as torchvision does. Single images and batches use the same products and sums, so results are equal.
 `GUARD` keeps an image that is mixed with itself unchanged even if its shares add up to one bit less than 1.
 
-Runs in the process of the stage, one thread.
+This module runs in the stage's process, in one thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 GUARD: Final = 1e-4  # rounding loses at most about 6e-5: four roundings of numbers below 256
 
 
-def _adjustment(name: str) -> Operation:
+def _make_adjustment(name: str) -> Operation:
     adjust = ADJUST[name]
     # A hue shift is truncated to 255ths. Rounding it to float32 first could turn 51 / 255 into 50 / 255.
     dtype = np.float64 if name == "hue" else np.float32
@@ -56,8 +56,8 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Add normal noise, truncated as in torchvision for uint8 images; clamp levels to 0 … 255 or wrap them around."""
     mean_and_std = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
     keys = upload(values[:, 2:4], levels.device)
-    normal = batch_normals(keys, levels[0].numel()).view_as(levels)
-    levels.add_(normal.mul_(mean_and_std[:, 1]).add_(mean_and_std[:, 0]).trunc_())
+    normal_numbers = batch_normals(keys, levels[0].numel()).view_as(levels)
+    levels.add_(normal_numbers.mul_(mean_and_std[:, 1]).add_(mean_and_std[:, 0]).trunc_())
     if not values[:, 4].any():
         return levels.clamp_(0, 255)
     wraps = upload(values[:, 4] != 0, levels.device)[:, None, None, None]
@@ -65,7 +65,7 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    **{name: _adjustment(name) for name in ADJUST},
+    **{name: _make_adjustment(name) for name in ADJUST},
     **POINTS,
     "sharpness": sharpness,
     "blur": blur,
@@ -85,10 +85,10 @@ def image_operations() -> list[ImageOperation]:
         "jpeg": compress_image,
         "identity": lambda canvas, values: None,
     }
-    return [tuned_operations.get(name) or _batched(name) for name in OPS]
+    return [tuned_operations.get(name) or _apply_to_batch_of_one(name) for name in OPS]
 
 
-def _batched(name: str) -> ImageOperation:
+def _apply_to_batch_of_one(name: str) -> ImageOperation:
     def apply(canvas: Canvas, values: Sequence[float]) -> None:
         floats = canvas.floats()
         result = OPERATIONS[name](floats.tensor[None], np.array([values]))
@@ -110,8 +110,8 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Mix the image on a canvas with the results of chains, which use the same canvas, and keep the mixture there.
-    `shares`, float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
+    """Mix the image on a canvas with the results of chains, which use the same canvas, and store the mixture on the
+    canvas. `shares`, float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):
@@ -127,7 +127,7 @@ def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None
 def mix_batch(
     levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
 ) -> torch.Tensor:
-    """Mix float32 levels N×C×H×W with the results of the chains in `record`; `operate` applies operations in place."""
+    """Mix N×C×H×W float32 levels with the results of the chains in `record`; `operate` applies operations in place."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
     for chain in range(record.codes.shape[1]):

@@ -8,15 +8,15 @@ resize), the source is placed at its position in the complete image, next to pix
 result is computed up to the window's end with an explicit scale, and is bit-identical to that part of the complete
 result.
 
-`_resample` covers the cases for which torch has no kernel: images that are not uint8, and uint8 with lanczos or with
-plain filters (`PLAIN`: bilinear and bicubic without antialiasing). For uint8 it uses Pillow's fixed point along the
-rows, rounds to levels, and continues along the columns. Plain filters instead keep intermediate integers outside
-0 … 255, because torch clips only at the end. For all other dtypes, the weights are divided by their sum, in float32.
-Products and sums are rounded separately, and uint16 results are rounded to levels once, at the end. Taps with zero
-weight are skipped, so a NaN spreads exactly as far as the filter reaches.
+`_resample` covers the cases for which torch has no kernel: images that are not uint8, and uint8 images with lanczos
+or with plain filters (`PLAIN`: bilinear and bicubic without antialiasing). For uint8 images, it uses Pillow's fixed
+point along the rows, rounds to uint8, and continues along the columns. Plain filters instead keep intermediate
+integers outside 0 … 255, because torch clips only at the end. For all other dtypes, the weights are divided by their
+sum, in float32. Products and sums are rounded separately, and uint16 results are rounded once, at the end.
+Taps with zero weight are skipped, so a NaN spreads exactly as far as the filter reaches.
 `gpuload.stage.reference.gather` processes batches with bit-identical results.
 
-Used by the process that runs the stage.
+This module runs in the stage's process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.finish import TOPS
-from gpuload.stage.reference.canvas import planes
+from gpuload.stage.finish import MAX_LEVELS
+from gpuload.stage.reference.canvas import view_as_batch
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
 __all__ = ["normalize_weights", "resize_window", "round_to_dtype", "round_to_levels"]
@@ -51,14 +51,14 @@ def resize_window(
     """Return a window of a resized box.
 
     Args:
-        image: h×w×C, part of the box.
+        image: an h×w×C part of the box.
         corner: the top and left of this part in the box.
         box_hw, size_hw: the size of the complete box before and after resizing.
         window: the requested part of the result: top, left, height, width.
         interpolation: the filter.
 
     Returns:
-        H×W×C of the image's dtype, possibly a view of the image.
+        An H×W×C array of the image's dtype, which can be a view of the image.
     """
     (top, left), (height, width) = corner, window[2:]
     if box_hw == size_hw:
@@ -71,7 +71,7 @@ def resize_window(
     if interpolation not in KERNELS or image.dtype != np.uint8:
         return _resample(image, corner, box_hw, size_hw, window, interpolation)
     if window == [0, 0, *size_hw]:
-        return KERNELS[interpolation](planes(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
+        return KERNELS[interpolation](view_as_batch(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
     ends, source_hw = [], []
     for axis in (0, 1):
         end, source_end = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
@@ -84,7 +84,7 @@ def resize_window(
     source = np.empty((*source_hw, image.shape[2]), np.uint8)
     source[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
     scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
-    result = KERNELS[interpolation](planes(source), ends, False, *scales).numpy()[0].transpose(1, 2, 0)
+    result = KERNELS[interpolation](view_as_batch(source), ends, False, *scales).numpy()[0].transpose(1, 2, 0)
     return result[window[0] :, window[1] :][:height, :width]
 
 
@@ -101,7 +101,7 @@ def _resample(
     window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
-    """Return a window of a resized box, H×W×C; the arguments are as for `resize_window`."""
+    """Return a window of a resized box, H×W×C; the arguments are those of `resize_window`."""
     dtype, is_plain = image.dtype, interpolation in PLAIN.values()
     for axis in (1, 0):
         start, count, length = window[axis], window[axis + 2], image.shape[axis]
@@ -140,13 +140,13 @@ def _fixed_point_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndar
 
 def round_to_dtype(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Convert numbers to levels of a dtype; for integer dtypes, round and clamp them."""
-    top = TOPS[dtype.name]
-    if top is None or numbers.dtype == dtype:
+    max_level = MAX_LEVELS[dtype.name]
+    if max_level is None or numbers.dtype == dtype:
         return numbers.astype(dtype, copy=False)
-    return (numbers if numbers.dtype.kind == "i" else np.rint(numbers)).clip(0, top).astype(dtype)
+    return (numbers if numbers.dtype.kind == "i" else np.rint(numbers)).clip(0, max_level).astype(dtype)
 
 
-def round_to_levels(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
-    """Round a float32 tensor to levels and keep its dtype. `top` is the highest level, see `gpuload.stage.finish.TOPS`;
-    if it is None, the tensor is returned unchanged. uint8 tensors are also returned unchanged."""
-    return numbers if top is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, top)
+def round_to_levels(numbers: torch.Tensor, max_level: int | None) -> torch.Tensor:
+    """Round a float32 tensor to levels and keep its dtype. `max_level` is an entry of
+    `gpuload.stage.finish.MAX_LEVELS`; if it is None, or for a uint8 tensor, the tensor is returned unchanged."""
+    return numbers if max_level is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, max_level)

@@ -1,11 +1,11 @@
 """The reference backend on the CPU, which applies a chain to one image at a time.
 
 An image goes through all its transforms while it is in the CPU's cache, and its result is written only once, into the
-memory of the batch. An image of 224×224 RGB takes 150 KB as levels and 600 KB as float32, whereas a batch takes 38 MB.
-The program of a batch is converted once into steps: functions whose arguments are the image's index among the rows of
-the record, and the canvas. Each image then goes through its own steps.
+memory of the batch. A 224×224 RGB image takes 150 KB as uint8 and 600 KB as float32, whereas a batch takes 38 MB.
+The program of a batch is converted once into steps. A step is a function of the image's index in the record's rows and
+of the canvas. Each image then goes through its own steps.
 
-Runs in the process of the stage. A runner keeps scratch memory between images, so it must not be shared between
+This module runs in the stage's process. A runner keeps scratch memory between images, so it must not be shared between
 threads. The result for an image does not depend on its batch.
 """
 
@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpuload.stage.finish import TOPS, Finish, Outputs
+from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.canvas import Canvas, contiguous
+from gpuload.stage.reference.canvas import Canvas, make_contiguous
 from gpuload.stage.reference.operations import image_operations, mix_image
 from gpuload.stage.reference.resample import resize_window
 from gpuload.stage.reference.warp import deform, warp_image
@@ -67,14 +67,14 @@ class SingleRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        on_finished: Program | None = None,
+        late_program: Program | None = None,
     ) -> Program | None:
-        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `on_finished`, which is not
+        """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `late_program`, which is not
         applied."""
         assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
-        image_steps = self._image_steps(program, windows_tlhw, pixels.dtype)
-        write = self._writer(outputs)
+        image_steps = self._make_image_steps(program, windows_tlhw, pixels.dtype)
+        write = self._make_writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
         try:
@@ -88,9 +88,9 @@ class SingleRunner:
                 write(row, canvas)
         finally:
             canvas.set(None)  # drop the reference to the ring
-        return on_finished
+        return late_program
 
-    def _image_steps(
+    def _make_image_steps(
         self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
     ) -> list[list[tuple[int, Step]]]:
         """Return the steps of each image in a batch of this dtype, each with the image's index in the record's rows."""
@@ -102,58 +102,58 @@ class SingleRunner:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            if step := self._step(record, before, after, dtype):
+            if step := self._make_step(record, before, after, dtype):
                 steps.append(step)
                 is_cut = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
                 if is_cut or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
-                    steps.append(_cut(after))
+                    steps.append(_make_cut_step(after))
             for step in steps:
                 for index, row in enumerate(rows.tolist()):
                     image_steps[row].append((index, step))
         return image_steps
 
-    def _step(self, record: Record, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
-        """Return the step for a record; None if it changes nothing or is applied only at the end."""
+    def _make_step(self, record: Record, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
+        """Return the step for a record; None if the record changes nothing or is applied only at the end."""
         match record:
             case Flip():
-                return _turn(np.zeros_like(record.flipped), record.flipped[:, None] & AXES[record.axis])
+                return _make_turn_step(np.zeros_like(record.flipped), record.flipped[:, None] & AXES[record.axis])
             case Turn():
-                return _turn(record.transposed, record.flipped)
+                return _make_turn_step(record.transposed, record.flipped)
             case Box(padding_mode=None):
-                return _resize(record, before, after)
+                return _make_resize_step(record, before, after)
             case Box():
-                return _crop(record, before, after, dtype)
+                return _make_crop_step(record, before, after, dtype)
             case Warp():
-                return _warp(record)
+                return _make_warp_step(record)
             case Elastic():
-                return _deform(record)
+                return _make_deform_step(record)
             case Ops():
-                return self._operate(record)
+                return self._make_ops_step(record)
             case Mixture():
-                return self._mix(record)
+                return self._make_mixture_step(record)
             case Erase():
-                return _erase(record, before, dtype)
+                return _make_erase_step(record, before, dtype)
         return None
 
-    def _operate(self, record: Ops) -> Step:
+    def _make_ops_step(self, record: Ops) -> Step:
         codes, values, channels = record.codes.tolist(), record.values.tolist(), record.channels
         filters = filter_codes(record.filters, record.codes.shape).tolist()
         operations = self._operations
 
         def step(row: int, canvas: Canvas) -> None:
-            for number, code in enumerate(codes[row]):
+            for position, code in enumerate(codes[row]):
                 if code == WARP:
-                    image, interpolation = canvas.image(), FILTERS[filters[row][number]]
-                    canvas.set(warp_image(image, values[row][number], image.shape[:2], interpolation, record.fill))
+                    image, interpolation = canvas.image(), FILTERS[filters[row][position]]
+                    canvas.set(warp_image(image, values[row][position], image.shape[:2], interpolation, record.fill))
                 elif code != NOTHING:
-                    operations[code](canvas, values[row][number])
+                    operations[code](canvas, values[row][position])
             if channels is not None and channels != canvas.channels:
                 canvas.set(np.repeat(canvas.image()[:, :, :1], channels, axis=2))
 
         return step
 
-    def _mix(self, record: Mixture) -> Step:
-        chains = [self._operate(record.chain(number)) for number in range(record.codes.shape[1])]
+    def _make_mixture_step(self, record: Mixture) -> Step:
+        chains = [self._make_ops_step(record.chain(index)) for index in range(record.codes.shape[1])]
         shares = record.weights.astype(np.float32)
 
         def step(row: int, canvas: Canvas) -> None:
@@ -161,7 +161,7 @@ class SingleRunner:
 
         return step
 
-    def _writer(self, outputs: Outputs) -> Step:
+    def _make_writer(self, outputs: Outputs) -> Step:
         """Return a function that finishes the image on a canvas and writes it to the batch."""
         scale, bias, is_affine = self._scale, self._bias, not self._finish.is_identity
         if outputs[0].dtype in (torch.float16, torch.bfloat16):
@@ -174,7 +174,7 @@ class SingleRunner:
 
             return write
         if isinstance(outputs, torch.Tensor) and not outputs.is_contiguous():
-            return self._writer_channels_last(outputs.numpy().transpose(0, 2, 3, 1))
+            return self._make_channels_last_writer(outputs.numpy().transpose(0, 2, 3, 1))
         arrays = outputs.numpy() if isinstance(outputs, torch.Tensor) else [output.numpy() for output in outputs]
 
         def write_array(row: int, canvas: Canvas) -> None:
@@ -192,9 +192,9 @@ class SingleRunner:
 
         return write_array
 
-    def _writer_channels_last(self, arrays: np.ndarray) -> Step:
-        """Return a writer for N×H×W×C. The constants are repeated along a row, because a loop over three channels takes
-        ten times as long as a loop over a row."""
+    def _make_channels_last_writer(self, arrays: np.ndarray) -> Step:
+        """Return a function that writes to an N×H×W×C batch. The constants are repeated along a row, because a loop
+        over three channels takes ten times as long as a loop over a row."""
         n, height, width, channels = arrays.shape
         rows = arrays.reshape(n, height, width * channels)
         scale, bias = (
@@ -202,7 +202,7 @@ class SingleRunner:
         )
 
         def write(row: int, canvas: Canvas) -> None:
-            image = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else contiguous(canvas.image())
+            image = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else make_contiguous(canvas.image())
             np.copyto(arrays[row], image, casting="unsafe")
             if not self._finish.is_identity:
                 np.add(np.multiply(rows[row], scale, out=rows[row]), bias, out=rows[row])
@@ -210,7 +210,7 @@ class SingleRunner:
         return write
 
 
-def _cut(windows_tlhw: np.ndarray) -> Step:
+def _make_cut_step(windows_tlhw: np.ndarray) -> Step:
     windows = windows_tlhw.tolist()
 
     def step(row: int, canvas: Canvas) -> None:
@@ -221,7 +221,7 @@ def _cut(windows_tlhw: np.ndarray) -> Step:
     return step
 
 
-def _turn(transposed: np.ndarray, flipped: np.ndarray) -> Step:
+def _make_turn_step(transposed: np.ndarray, flipped: np.ndarray) -> Step:
     changes, transposes, flips = (transposed | flipped.any(axis=1)).tolist(), transposed.tolist(), flipped.tolist()
 
     def step(row: int, canvas: Canvas) -> None:
@@ -233,7 +233,7 @@ def _turn(transposed: np.ndarray, flipped: np.ndarray) -> Step:
     return step
 
 
-def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
+def _make_crop_step(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
     starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, str(record.padding_mode)
     is_changed = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
     if not is_changed.any():
@@ -260,19 +260,19 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     def copy(row: int, canvas: Canvas) -> None:
         if not is_row_changed[row]:
             return
-        (top, left), (down, across), (height, width) = corners[row], insets[row], parts_hw[row]
+        (top, left), (inset_y, inset_x), (height, width) = corners[row], insets[row], parts_hw[row]
         image = canvas.image()
         result = part = image[top : top + height, left : left + width]
         if [height, width] != results_hw[row]:
             result = np.empty((*results_hw[row], image.shape[2]), dtype)
             result[:] = fill
-            result[down : down + height, across : across + width] = part
+            result[inset_y : inset_y + height, inset_x : inset_x + width] = part
         canvas.set(result)
 
     return copy
 
 
-def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
+def _make_resize_step(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
     corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
     boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
     filters = _filter_names(record.filters, len(before))
@@ -283,7 +283,7 @@ def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
     return step
 
 
-def _warp(record: Warp) -> Step:
+def _make_warp_step(record: Warp) -> Step:
     coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
     is_warped, filters = record.warped.tolist(), _filter_names(record.filters, len(sizes))
 
@@ -294,7 +294,7 @@ def _warp(record: Warp) -> Step:
     return step
 
 
-def _deform(record: Elastic) -> Step:
+def _make_deform_step(record: Elastic) -> Step:
     def step(row: int, canvas: Canvas) -> None:
         levels = torch.from_numpy(np.array(canvas.image().transpose(2, 0, 1), order="C"))[None]
         canvas.set(deform(levels, record, np.array([row]))[0].permute(1, 2, 0).contiguous().numpy())
@@ -303,21 +303,21 @@ def _deform(record: Elastic) -> Step:
 
 
 def _filter_names(filters: np.ndarray | str, count: int) -> list[str]:
-    return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
+    return [FILTERS[filter_code] for filter_code in filter_codes(filters, count).tolist()]
 
 
-def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
+def _make_erase_step(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
     boxes = boxes_within(record.boxes_tlhw, before)
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    corners, levels = boxes.tolist(), np.array(record.levels(TOPS[dtype.name]), dtype)
+    boxes_tlhw, levels = boxes.tolist(), np.array(record.levels(MAX_LEVELS[dtype.name]), dtype)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:
             return
         image = canvas.image().copy()  # the original can be a view of the ring
-        for top, left, height, width in corners[row]:
+        for top, left, height, width in boxes_tlhw[row]:
             image[top : top + height, left : left + width] = levels
         canvas.set(image)
 

@@ -2,10 +2,10 @@
 on any device.
 
 On the CPU, Pillow itself applies projective maps (224×224 RGB takes 0.1, 0.9 and 2.0 ms with nearest, bilinear and
-bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. They are
-bit-identical if Pillow was built without fused multiply-adds, as it is for x86-64:
+bicubic; numpy takes several times as long). For batches, tensor operations do the same arithmetic. Results
+are bit-identical if Pillow was built without fused multiply-adds, as it is for x86-64:
 
-- Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, computed in float64. If that
+- The centre of each pixel of the result, (x + ½, y + ½), is mapped to a point of the image, computed in float64. If the
   point is outside the image, the pixel gets the fill. Filter taps outside the image use the border pixels. Filtered
   levels are truncated, not rounded.
 - The nearest pixel is found in one of three ways: by adding up steps along each axis for a map that only scales and
@@ -35,7 +35,7 @@ from torch.nn.functional import grid_sample
 from gpuload.stage.device import upload
 from gpuload.stage.noise import philox_words
 from gpuload.stage.ragged import rows_by_key
-from gpuload.stage.reference.blur import mirrored
+from gpuload.stage.reference.blur import mirrored_indices
 from gpuload.stage.reference.resample import round_to_dtype
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
@@ -64,10 +64,10 @@ def warp_image(
         coefficients: the eight coefficients of `gpuload.transforms.program.ops.Warp`.
         size_hw: the size of the result.
         interpolation: the filter.
-        fill: the levels outside the image: one for all channels, or one for each channel.
+        fill: the level outside the image, for all channels or for each channel.
 
     Returns:
-        H'×W'×C of the image's dtype, in new memory.
+        An H'×W'×C array of the image's dtype, in new memory.
     """
     channels = image.shape[2]
     levels = np.broadcast_to(np.asarray(fill, image.dtype), channels)
@@ -80,15 +80,15 @@ def warp_image(
     if channels == 3 and image.dtype == np.uint8:
         return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
     if interpolation != "nearest" or (channels == 1 and image.dtype == np.uint8):
-        # Channel by channel: with two or four channels, Pillow would multiply by an alpha channel.
+        # Channels are warped one by one, because Pillow treats the last of two or four channels as alpha.
         planes = [
             _transform(image[:, :, channel], coefficients, size_hw, interpolation, int(level))
             for channel, level in enumerate(levels)
         ]
         return np.stack(planes, axis=2)
     height, width = image.shape[:2]
-    numbers = np.arange(height * width, dtype=np.int32).reshape(height, width)
-    indices = _transform(numbers, coefficients, size_hw, interpolation, -1)
+    pixel_indices = np.arange(height * width, dtype=np.int32).reshape(height, width)
+    indices = _transform(pixel_indices, coefficients, size_hw, interpolation, -1)
     result = image.reshape(height * width, channels)[indices]
     result[indices < 0] = levels
     return result
@@ -131,31 +131,32 @@ def warp_batch(
         corners: int64 (N, 2), the top and left of the windows in the results; None means (0, 0).
 
     Returns:
-        N×C×H'×W' of the same dtype.
+        An N×C×H'×W' tensor of the same dtype.
     """
     n, channels, height, width = levels.shape
     if corners is None:
         corners = np.zeros((n, 2), np.int64)
     flat = levels.reshape(n, channels, height * width)
-    kind = np.uint8 if levels.dtype == torch.uint8 else np.float32
-    fill_levels = upload(np.asarray(fill, kind).reshape(-1, 1), levels.device)
+    fill_dtype = np.uint8 if levels.dtype == torch.uint8 else np.float32
+    fill_levels = upload(np.asarray(fill, fill_dtype).reshape(-1, 1), levels.device)
     if interpolation == "nearest":
         y, x = nearest_pixels(levels, coefficients, size_hw, corners)
-        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        values = _take(flat, torch.where(inside, y * width + x, 0))
+        is_inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        values = _take_pixels(flat, torch.where(is_inside, y * width + x, 0))
     else:
         y, x = mapped_points(levels, coefficients, size_hw, corners)
-        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        filtered = _bilinear if interpolation == "bilinear" else _bicubic
-        # Points outside can be infinite or NaN. The plain number 0.5 does not cause a copy from the host.
-        values = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
-    return torch.where(inside[:, None], values, fill_levels).view(n, channels, *size_hw)
+        is_inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        sample = _sample_bilinear if interpolation == "bilinear" else _sample_bicubic
+        # Points outside the image can be infinite or NaN, so they are replaced. A plain 0.5 is not copied from the
+        # host.
+        values = sample(flat, torch.where(is_inside, y, 0.5), torch.where(is_inside, x, 0.5), height, width)
+    return torch.where(is_inside[:, None], values, fill_levels).view(n, channels, *size_hw)
 
 
 def mapped_points(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the points that pixel centres are mapped to, y and x, float64 (N, H'·W')."""
+    """Return the points to which pixel centres are mapped, y and x, float64 (N, H'·W')."""
     a, b, c, d, e, f, g, h = upload(np.ascontiguousarray(coefficients.T), levels.device)[:, :, None, None]
     centres = [upload(corners[:, axis, None] + (np.arange(size_hw[axis]) + 0.5), levels.device) for axis in (0, 1)]
     y, x = centres[0][:, :, None], centres[1][:, None, :]
@@ -190,12 +191,12 @@ def _nearest_fixed_point(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c, d, e, f, _, _ = coefficients.T
     pixels = []
-    for across, down, first in ((d, e, f), (a, b, c)):
-        numbers = np.stack([first + across * 0.5 + down * 0.5, across, down])
-        first, across, down = np.floor(numbers * 65536 + 0.5).astype(np.int64)
-        first = first + corners[:, 1] * across + corners[:, 0] * down
-        rows = upload(first[:, None] + np.arange(size_hw[0]) * down[:, None], levels.device)
-        columns = upload(np.arange(size_hw[1]) * across[:, None], levels.device)
+    for column_step, row_step, start in ((d, e, f), (a, b, c)):
+        numbers = np.stack([start + column_step * 0.5 + row_step * 0.5, column_step, row_step])
+        start, column_step, row_step = np.floor(numbers * 65536 + 0.5).astype(np.int64)
+        start = start + corners[:, 1] * column_step + corners[:, 0] * row_step
+        rows = upload(start[:, None] + np.arange(size_hw[0]) * row_step[:, None], levels.device)
+        columns = upload(np.arange(size_hw[1]) * column_step[:, None], levels.device)
         pixels.append((rows[:, :, None] + columns[:, None, :]).bitwise_right_shift_(16).flatten(1))
     return pixels[0], pixels[1]
 
@@ -210,47 +211,49 @@ def _nearest_float(
 NEAREST: Final = (_nearest_scaled, _nearest_fixed_point, _nearest_float)
 
 
-def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def _take_pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Return the pixels (N, C, P) with indices (N, P) of images (N, C, H·W)."""
     return flat.gather(2, indices[:, None, :].expand(-1, flat.shape[1], -1))
 
 
-def _pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return pixels in the type that Pillow's C code filters: integers become float64, floats are unchanged."""
-    pixels = _take(flat, indices)
+def _take_floats(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return pixels as floats for filtering: as in Pillow's C code, integers become float64; floats are unchanged."""
+    pixels = _take_pixels(flat, indices)
     return pixels if pixels.is_floating_point() else pixels.double()
 
 
 def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return `count` pixels around points along one axis, starting at `first` relative to the pixel before each point;
-    and the distance of each point from that pixel, (N, 1, P)."""
+    """Return the indices of `count` pixels around points along one axis, starting at `first` relative to the pixel
+    before each point; and the distance of each point from the pixel before it, (N, 1, P)."""
     points = points - 0.5
     before = points.floor()
     pixel = before.to(torch.int64)
     return [(pixel + (first + tap)).clamp_(0, length - 1) for tap in range(count)], (points - before)[:, None]
 
 
-def _bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    rows, down = _taps(y, height, 0, 2)
-    columns, across = _taps(x, width, 0, 2)
-    lines = [_linear([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
-    return _linear(lines, down).to(flat.dtype)
+def _sample_bilinear(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    rows, y_fraction = _taps(y, height, 0, 2)
+    columns, x_fraction = _taps(x, width, 0, 2)
+    lines = [_interpolate([_take_floats(flat, row * width + column) for column in columns], x_fraction) for row in rows]
+    return _interpolate(lines, y_fraction).to(flat.dtype)
 
 
-def _linear(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
+def _interpolate(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     first, second = taps
     return first + (second - first) * fraction
 
 
-def _bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    rows, down = _taps(y, height, -1, 4)
-    columns, across = _taps(x, width, -1, 4)
-    lines = [_cubic([_pixels(flat, row * width + column) for column in columns], across) for row in rows]
-    numbers = _cubic(lines, down)
+def _sample_bicubic(flat: torch.Tensor, y: torch.Tensor, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    rows, y_fraction = _taps(y, height, -1, 4)
+    columns, x_fraction = _taps(x, width, -1, 4)
+    lines = [
+        _interpolate_cubic([_take_floats(flat, row * width + column) for column in columns], x_fraction) for row in rows
+    ]
+    numbers = _interpolate_cubic(lines, y_fraction)
     return (numbers.clamp_(0, 255) if flat.dtype == torch.uint8 else numbers).to(flat.dtype)
 
 
-def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
+def _interpolate_cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
     """Apply Keys' cubic with a = -1, adding in Pillow's order, which affects the result."""
     v1, v2, v3, v4 = taps
     square = 2 * (v1 - v2) + v3 - v4
@@ -259,29 +262,33 @@ def _cubic(taps: list[torch.Tensor], fraction: torch.Tensor) -> torch.Tensor:
 
 
 def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
-    """Deform images of the same size, N×C×H×W of any dtype, by the displacement fields of these rows of a record."""
+    """Deform N×C×H×W images of any dtype by displacement fields; `rows` has each image's index in the record's rows."""
     n, channels, height, width = levels.shape
-    fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
-    down, across = (
+    fields = _make_fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
+    y_centres, x_centres = (
         (2 * torch.arange(length, device=levels.device, dtype=torch.float32) + 1) / length - 1
         for length in (height, width)
     )
-    x = across + fields[:, 0] * (record.alpha[0] / width)
-    y = down[:, None] + fields[:, 1] * (record.alpha[1] / height)
-    inside = torch.ones((n, 1, height, width), device=levels.device)
-    numbers = torch.cat([levels.to(torch.float32), inside], dim=1)
+    x = x_centres + fields[:, 0] * (record.alpha[0] / width)
+    y = y_centres[:, None] + fields[:, 1] * (record.alpha[1] / height)
+    coverage = torch.ones((n, 1, height, width), device=levels.device)
+    numbers = torch.cat([levels.to(torch.float32), coverage], dim=1)
     interpolation = str(record.filters)
-    moved = grid_sample(numbers, torch.stack([x, y], dim=3), interpolation, "zeros", align_corners=False)
-    moved, inside = moved[:, :channels], moved[:, channels:]
+    deformed = grid_sample(numbers, torch.stack([x, y], dim=3), interpolation, "zeros", align_corners=False)
+    deformed, coverage = deformed[:, :channels], deformed[:, channels:]
     fill = upload(np.array(record.fill, np.float32).reshape(-1, 1, 1), levels.device)
-    moved = torch.where(inside < 0.5, fill, moved) if interpolation == "nearest" else (moved - fill) * inside + fill
+    deformed = (
+        torch.where(coverage < 0.5, fill, deformed)
+        if interpolation == "nearest"
+        else (deformed - fill) * coverage + fill
+    )
     if levels.dtype.is_floating_point:
-        return moved.to(levels.dtype)
-    return moved.round_().clamp_(0, torch.iinfo(levels.dtype).max).to(levels.dtype)
+        return deformed.to(levels.dtype)
+    return deformed.round_().clamp_(0, torch.iinfo(levels.dtype).max).to(levels.dtype)
 
 
-def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:
-    """Return the smoothed noise of the images whose keys, (N, 2), are given: float32 N×2×H×W."""
+def _make_fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:
+    """Return smoothed noise for images with these keys, (N, 2): an N×2×H×W float32 tensor."""
     count = 2 * height * width
     words = philox_words(keys, -(-count // 4)).flatten(1)[:, :count]
     noise = ((words >> 8).to(torch.float32) * 2.0**-23 - (1 - 2.0**-24)).view(-1, 2, height, width)
@@ -298,7 +305,7 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
 def _smooth_axis(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
     """Compute weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
-    padded = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
+    padded = numbers.index_select(axis, upload(mirrored_indices(length, reach), numbers.device))
     total = padded.narrow(axis, 0, length) * float(np.float32(weights[0]))
     for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
         total.add_(padded.narrow(axis, tap, length) * weight)  # a fused multiply-add would round differently

@@ -18,7 +18,7 @@ from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
-from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.lmdb import LMDB
 
@@ -103,9 +103,9 @@ def test_values_in_a_format_of_the_users_own(tmp_path: Path) -> None:
     image, label = dataset[3]
     assert (image == 3).all()
     assert label == 33
-    assert not draws_nothing(dataset), "a function of the user's own may draw"
-    assert not fetches_many(dataset)
-    assert draws_nothing(LMDB(tmp_path))
+    assert not is_deterministic(dataset), "a function of the user's own may draw"
+    assert not uses_getitems(dataset)
+    assert is_deterministic(LMDB(tmp_path))
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.kinds import is_deterministic
 from gpuload.datasets.stores.store import Store, decode_error_at, existing_file, naming_file
 from gpuload.errors import DecodeError, import_optional
 
@@ -56,7 +56,7 @@ def test_indices_are_checked_before_anything_is_opened() -> None:
 def test_stores_are_added() -> None:
     both = Numbers() + Numbers()
     assert (len(both), both[7]) == (10, (2, 1))
-    assert not draws_nothing(both), "this one is not of gpuload's own"
+    assert not is_deterministic(both), "this one is not of gpuload's own"
 
 
 def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -94,7 +94,7 @@ def test_all_other_operations_are_lacking():
 
 
 def test_dali_is_not_installed(monkeypatch):
-    monkeypatch.setattr(backend, "_installed", lambda: False)
+    monkeypatch.setattr(backend, "_is_installed", lambda: False)
     expected = r"needs NVIDIA's DALI, .*'gpuload\[dali-cu13\]'.*'gpuload\[dali-cu12\]'"
     with pytest.raises(gpuload.BackendError, match=expected):
         DaliBackend(CPU)

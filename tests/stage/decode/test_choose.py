@@ -47,7 +47,7 @@ def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypa
     loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=DEVICE)
     said = (
         r"Decode\(where='device'\): cpu cannot decode, so workers decode all images: nvImageCodec cannot be "
-        r"imported \(.*\); pip install 'gpuload\[cu1\d\]'"
+        r"imported \(.*\); run pip install 'gpuload\[cu1\d\]'"
     )
     with pytest.warns(RuntimeWarning, match=said) as caught:
         iterator = iter(loader)
@@ -71,7 +71,7 @@ def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
     choice = choose(DEVICE, CUDA, 1)
     assert choice.decoder is None
-    assert "crops are copied by a Triton kernel, but Triton is not installed; pip install triton" in choice.warning
+    assert "crops are copied by a Triton kernel, but Triton is not installed; run pip install triton" in choice.warning
 
 
 def broken(*args: Any, **given: Any) -> Any:
@@ -86,13 +86,13 @@ def broken(*args: Any, **given: Any) -> Any:
             (12, 4),
             "13.0",
             "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, but this driver is for CUDA 12.4: update "
-            "the driver, or pip install 'gpuload[cu12]' instead",
+            "the driver, or run pip install 'gpuload[cu12]' instead",
         ),
         (
             {12},
             (13, 0),
             "13.0",
-            "nvidia-nvimgcodec-cu12 is for another CUDA version than torch (13.0): pip install 'gpuload[cu13]'",
+            "nvidia-nvimgcodec-cu12 is for another CUDA version than torch (13.0); run pip install 'gpuload[cu13]'",
         ),
         ({12}, (12, 8), "12.8", None),
     ],

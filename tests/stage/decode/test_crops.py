@@ -14,7 +14,7 @@ from simulated.runtime import simulated
 
 from gpuload.decode.header import turn_upright
 from gpuload.stage.decode import crops
-from gpuload.stage.decode.backend import PLACE, Pixels, copy_crops
+from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
 
 def regions(rng: np.random.Generator, count: int) -> list[np.ndarray]:
@@ -33,7 +33,7 @@ def told(stored: list[np.ndarray]) -> list[Pixels]:
 
 def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
     shapes = [turn_upright(one, int(orientation)).shape for one, orientation in zip(stored, orientations, strict=True)]
-    places = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], PLACE)
+    places = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
     target = torch.full((size,), 7, dtype=torch.uint8).to(device)
     copy_crops(told(stored), places, target)
     return target.cpu().numpy()

@@ -92,8 +92,8 @@ REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 
 def test_regions_have_the_bits_of_the_whole_image(library, grey):
     decoder = NvImageCodec(HERE, 1, library)
     wholes = NvImageCodec(HERE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
-    assert (decoder.regions, decoder.note) == (True, "")
-    assert (wholes.regions, wholes.note) == (False, f"{CPU} {library.__version__}: entire images")
+    assert (decoder.decodes_regions, decoder.note) == (True, "")
+    assert (wholes.decodes_regions, wholes.note) == (False, f"{CPU} {library.__version__}: entire images")
     for subsampling in (0, 1, 2):
         whole = source(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
         sources = [whole, *(whole._replace(region_tlhw=region) for region in REGIONS)]
@@ -137,7 +137,7 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
         load_library()
     choice = choose(DEVICE, HERE, 1)
     assert choice.decoder is None
-    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); pip install"
+    said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); run pip i"
     assert said in str(choice.text)
 
 
@@ -272,7 +272,7 @@ def test_whole_images_are_decoded_unless_regions_are_known_to_be_right(gpu, righ
 
     decoder = gpu.decoder(dict.fromkeys(right, ("0.9.0",)), engine=engine, gpu=pictures)
     whole = " and ".join(name for name in (ENGINE, GPU) if name not in right)
-    assert decoder.regions == (not whole)
+    assert decoder.decodes_regions == (not whole)
     assert decoder.note == (f"{whole} 0.9.0: entire images" if whole else "")
     parts = [source(photo(number))._replace(region_tlhw=(3, 5, 20, 30)) for number in range(2)]
     found = decoder.decode(parts)
@@ -323,7 +323,7 @@ def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
 def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
     decoder = gpu.decoder(engine=nothing, gpu=pictures)
     decoder._library.works["gpu"] = full
-    decoder._decoders[GPU] = decoder._make(["gpu"], 1)
+    decoder._decoders[GPU] = decoder._make_decoder(["gpu"], 1)
     with pytest.raises(OutOfDeviceMemory, match="out of memory"):
         decoder.decode([source(photo(0))])
 

@@ -39,7 +39,7 @@ POINTERS = {
     "records_ptr": "*i64",
     "quantiles_ptr": "*fp32",
     "source_ptr": "*u8",
-    "places_ptr": "*i32",
+    "table_ptr": "*i32",
     "ints_ptr": "*i64",
     "floats_ptr": "*fp64",
     "codes_ptr": "*i64",
@@ -83,7 +83,7 @@ for kind in (jobs.RESIZE, jobs.BLUR):
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
 plain = {**tile, "OPERATES": False, "ERASES": False}
 for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
-    options = kernel.options_of(kind, warps=1)
+    options = kernel.compiler_options(kind, warps=1)
     compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind, OUT_COLUMN=3, FINISHED=False)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
     compiled(
@@ -110,7 +110,7 @@ for capability, kind, all_of, column in (
     (90, jobs.COPY, whole, 0),
     (90, jobs.COPY, whole, 3),
 ):
-    options = kernel.options_of(kind, warps=1)
+    options = kernel.compiler_options(kind, warps=1)
     constants = {**all_of, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
     made = compiled(kernel.one_pass, "*fp16", options, capability, **constants)
     assert made.metadata.shared == 0

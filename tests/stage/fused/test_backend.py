@@ -68,7 +68,9 @@ def test_without_triton(monkeypatch):
 
 def test_on_a_cpu(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
-    with pytest.raises(gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' there \(or set"):
+    with pytest.raises(
+        gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' on this device \(or"
+    ):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 

@@ -57,7 +57,7 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
     regions = np.tile([[0, 0, height, width]], (2, 1))
     images = RaggedImages(pixels, image_table(offsets, shapes, sizes, regions), ["first", "last"])
     planes = [pixels[offset : offset + size].view(channels, height, width) for offset in offsets.tolist()]
-    apart = RaggedImages.of_planes(planes, images.labels)
+    apart = RaggedImages.from_planes(planes, images.labels)
     for transforms, images in product(CHAINS, (images, apart)):
         chain = T.Chain(transforms)
         program = chain.draw(epoch_key(0, 0), np.arange(2), sizes)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from pictures import smooth_image
 
-from gpuload.stage.fused.geometry import geometry, sample_row_by_row
-from gpuload.stage.fused.separable import make_tables
+from gpuload.stage.fused.geometry import sample_pixels, sample_row_by_row
+from gpuload.stage.fused.separable import make_weight_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.blur import blur, sharpness
 from gpuload.stage.reference.gather import Source, crop
@@ -58,7 +58,7 @@ def tiles(
         source_ptr += tl.load(ints_ptr + 1)
         red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY)
     else:
-        red, green, blue = geometry(
+        red, green, blue = sample_pixels(
             source_ptr,
             table_ptr,
             weights_ptr,
@@ -137,7 +137,7 @@ def run(
     record, floats_record = torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(others).to(DEVICE)
     weights = record
     if size:
-        weights = make_tables(record, floats_record, 1, size, programs, kind, tile[0])
+        weights = make_weight_tables(record, floats_record, 1, size, programs, kind, tile[0])
     result = torch.full((channels, rows, columns), np.nan, device=DEVICE)
     tiles[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
         torch.from_numpy(memory).to(DEVICE),

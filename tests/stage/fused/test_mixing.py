@@ -8,7 +8,7 @@ import torch
 
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
-from gpuload.stage.finish import apply_late, neighbours
+from gpuload.stage.finish import apply_late, default_partners
 from gpuload.stage.fused.mixing import mix
 from gpuload.transforms.program.ops import Mix
 
@@ -43,7 +43,7 @@ def both(images: torch.Tensor, transform, partners: np.ndarray | None, position:
     apply_late(expected, late, partners=partners)
     # Not `to` alone: it would keep the strides of a batch, but not of a slice of one.
     found = torch.empty_strided(images.shape, images.stride(), dtype=images.dtype, device=DEVICE).copy_(images)
-    mix(found, late.mix, neighbours(n) if partners is None else partners)
+    mix(found, late.mix, default_partners(n) if partners is None else partners)
     assert found.stride() == images.stride()
     return expected, found.cpu()
 
@@ -140,5 +140,5 @@ def test_nothing_to_mix():
 
 
 def test_images_of_different_sizes_are_refused():
-    with pytest.raises(AssertionError, match="in a batch of one size"):
+    with pytest.raises(AssertionError, match="only images of one size can be mixed"):
         mix([torch.zeros(3, 4, 4)] * 2, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))

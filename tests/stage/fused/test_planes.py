@@ -49,7 +49,7 @@ def batches(images: list[np.ndarray], layout: str) -> tuple[RaggedImages, Ragged
     given = DENSE[layout](images) if layout in DENSE else LAYOUTS[layout](images)
     on_device = given.to(DEVICE) if isinstance(given, torch.Tensor) else [image.to(DEVICE) for image in given]
     labels = [f"image {number}" for number in range(len(images))]
-    return RaggedImages.from_arrays(images, DEVICE), RaggedImages.of_planes(on_device, labels)
+    return RaggedImages.from_arrays(images, DEVICE), RaggedImages.from_planes(on_device, labels)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_bits_and_launches_are_those_of_interleaved_images(make_images, laun
 @pytest.mark.parametrize("name", ["classic", "counted first", "blurred", "grey"])
 def test_kernels_read_planes_without_a_copy(make_images, monkeypatch, name):
     both = batches(images_of(make_images, 1 if name == "grey" else 3, alike=False), "within others")
-    monkeypatch.setattr(RaggedImages, "interleaved", None)
+    monkeypatch.setattr(RaggedImages, "interleave", None)
     compare(T.Chain(CHAINS[name]), both, backend="fused")
 
 
@@ -102,7 +102,7 @@ def test_planes_of_one_pixel_across(make_images, layout):
     image = torch.from_numpy(make_images(1, 1)[0][:height, :width].copy()).permute(2, 0, 1)
     given = image[:, :, :1].expand(4, 3, 9, 9) if layout == "one colour" else image.contiguous().expand(4, -1, -1, -1)
     arrays = [*given.permute(0, 2, 3, 1).contiguous().numpy()]
-    both = RaggedImages.from_arrays(arrays, DEVICE), RaggedImages.of_planes(given.to(DEVICE), list("abcd"))
+    both = RaggedImages.from_arrays(arrays, DEVICE), RaggedImages.from_planes(given.to(DEVICE), list("abcd"))
     transforms = [T.RandomTranspose(0.6), T.RandomHorizontalFlip(), T.ColorJitter(contrast=0.4), T.RandomEqualize(0.6)]
     compare(T.Chain([*transforms, T.Resize((5, 6)), T.GaussianBlur(3)]), both, backend="fused")
 
@@ -116,10 +116,10 @@ def test_images_that_kernels_do_not_read_are_copied(make_images, channels, dtype
 
 def test_planes_whose_pixels_lie_far_apart_are_copied(make_images, monkeypatch):
     both = batches(images_of(make_images, 3, alike=True), "columns first")
-    copied, copy = [], RaggedImages.interleaved
-    monkeypatch.setattr(RaggedImages, "interleaved", lambda *args: copied.append(args) or copy(*args))
+    copied, copy = [], RaggedImages.interleave
+    monkeypatch.setattr(RaggedImages, "interleave", lambda *args: copied.append(args) or copy(*args))
     most = int(((both[1].shapes - 1) * both[1].steps).sum(axis=1).max())
     for reach, times in ((most + 1, 0), (most, 1)):
-        monkeypatch.setattr(runner, "REACH", reach)
+        monkeypatch.setattr(runner, "MAX_REACH_BYTES", reach)
         compare(T.Chain(CHAINS["classic"]), both, backend="fused")
         assert len(copied) == times

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuload.stage.fused.separable import make_tables
+from gpuload.stage.fused.separable import make_weight_tables
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
@@ -32,7 +32,7 @@ def made(jobs: list[dict[int, int]], sigmas: list[tuple[float, float]] | None = 
     if sigmas:
         floats[:, [R.SIGMA_Y, R.SIGMA_X]] = sigmas
     size, programs = place_tables(ints, kind, ROWS)
-    numbers = make_tables(
+    numbers = make_weight_tables(
         torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE), len(jobs), size, programs, kind, ROWS
     )
     numbers = numbers.cpu().numpy()

@@ -42,7 +42,7 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
     counted, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
     most = max(image.shape[0] * image.shape[1] for image in images)
-    found = statistics.tables(pixels, counted.flatten(), given, most, images[0].shape[2])
+    found = statistics.make_level_tables(pixels, counted.flatten(), given, most, images[0].shape[2])
     assert found.shape == (len(images), 3, 256)
     assert found.dtype == torch.uint8
     return found.cpu().numpy()
@@ -137,5 +137,7 @@ def test_levels_of_planes_are_counted_where_they_lie(channels):
         jobs.append((first, h, w, code(name), *steps, batch.stride(0), 0))
     counted, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
     most = max(image.shape[0] * image.shape[1] for image in images)
-    found = statistics.tables(batch.to(DEVICE).flatten(), counted.flatten(), factors.to(DEVICE), most, channels)
+    found = statistics.make_level_tables(
+        batch.to(DEVICE).flatten(), counted.flatten(), factors.to(DEVICE), most, channels
+    )
     np.testing.assert_array_equal(found.cpu().numpy(), expected_tables)

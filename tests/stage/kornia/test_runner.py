@@ -246,7 +246,7 @@ def test_pieces_on_a_gpu_are_of_the_memory_that_is_free(free, expected, make_bat
 @pytest.mark.parametrize("layout", ["within others", "each"])
 def test_planes_give_the_bits_of_interleaved_images(make_images, layout):
     arrays = make_images(4, 4, low=30, high=50)
-    both = RaggedImages.from_arrays(arrays), RaggedImages.of_planes(LAYOUTS[layout](arrays), list("abcd"))
+    both = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(LAYOUTS[layout](arrays), list("abcd"))
     chain = T.Chain([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
     stage = compile_stage(chain, device="cpu", backend="kornia")

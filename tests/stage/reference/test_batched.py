@@ -15,9 +15,9 @@ from gpuload.stage.reference.gather import Source
 def test_what_lies_as_it_is_wanted_is_not_copied(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = Source.from_dense(levels)
-    assert source.dense().data_ptr() == levels.data_ptr()
-    assert torch.equal(source.dense(), levels)
-    some = source.take(np.array([2, 3])).dense()
+    assert source.to_dense().data_ptr() == levels.data_ptr()
+    assert torch.equal(source.to_dense(), levels)
+    some = source.take(np.array([2, 3])).to_dense()
     assert some.data_ptr() == levels[2].data_ptr()
     assert torch.equal(some, levels[2:4])
 
@@ -26,16 +26,16 @@ def test_what_lies_as_it_is_wanted_is_not_copied(channels):
 def test_all_else_is_gathered(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = Source.from_dense(levels)
-    assert torch.equal(source.take(np.array([3, 2, 4])).dense(), levels[[3, 2, 4]])
+    assert torch.equal(source.take(np.array([3, 2, 4])).to_dense(), levels[[3, 2, 4]])
     flipped = source.flip(np.array([False, True, False, True, True]), horizontally=True)
-    assert torch.equal(flipped.dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
+    assert torch.equal(flipped.to_dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
     corners = np.array([[1, 2, 3, 4], [0, 0, 3, 4], [3, 3, 3, 4], [2, 1, 3, 4], [1, 1, 3, 4]])
     for row, (top, left, height, width) in enumerate(corners.tolist()):
         wanted = levels[row, :, top : top + height, left : left + width]
-        assert torch.equal(source.cut(corners).dense()[row], wanted)
+        assert torch.equal(source.cut(corners).to_dense()[row], wanted)
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
     ragged = Source.from_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
-    assert torch.equal(ragged.dense(), levels)
+    assert torch.equal(ragged.to_dense(), levels)
 
 
 def letters(text: str) -> Source:
@@ -44,7 +44,7 @@ def letters(text: str) -> Source:
 
 
 def text(images: Source) -> str:
-    return bytes(images.dense().flatten().tolist()).decode()
+    return bytes(images.to_dense().flatten().tolist()).decode()
 
 
 def upper(images: Source) -> Source:
@@ -57,7 +57,7 @@ def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
     branches.change(np.array([], np.int64), upper)
     branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
     branches.change(None, lambda images: letters(text(images).replace("F", "x")))
-    assert text(branches.all_images()) == "cBaDex"
+    assert text(branches.take_all()) == "cBaDex"
 
 
 def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
         branches.change(np.array([1, 2]), upper)
         branches.change(np.array([0, 3]), lambda images: images)
     assert not merges
-    assert text(branches.all_images()) == "aBCd"
+    assert text(branches.take_all()) == "aBCd"
     assert len(merges) == 1
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.blur import WEIGHT_UNIT, blur_weights, mirrored
+from gpuload.stage.reference.blur import WEIGHT_UNIT, blur_weights, mirrored_indices
 from gpuload.stage.reference.color import equalize_table, stretch_table
 
 RUNNERS = ("single", "batched")
@@ -86,7 +86,7 @@ def test_grayscale_gives_as_many_channels_as_it_says(make_images, make_batch, gi
 
 
 def test_normalize_must_fit_the_channels_behind_grayscale(make_images, make_batch):
-    text = r"Normalize has 3 means and stds, but .* after all transforms has 1 channel; give one for each channel"
+    text = r"Normalize has 3 means and stds, but .* after all transforms has 1 channel; give a mean and a std for each"
     with pytest.raises(ValueError, match=text):
         both([T.Grayscale(), T.Normalize([0.5] * 3, [0.5] * 3)], make_images(0, 2), make_batch)
 
@@ -187,9 +187,9 @@ def test_blur_weights(width, sigma):
 
 
 def test_mirrors_go_on():
-    assert mirrored(4, 3).tolist() == [3, 2, 1, 0, 1, 2, 3, 2, 1, 0]
-    assert mirrored(2, 3).tolist() == [1, 0, 1, 0, 1, 0, 1, 0]
-    assert mirrored(1, 2).tolist() == [0] * 5
+    assert mirrored_indices(4, 3).tolist() == [3, 2, 1, 0, 1, 2, 3, 2, 1, 0]
+    assert mirrored_indices(2, 3).tolist() == [1, 0, 1, 0, 1, 0, 1, 0]
+    assert mirrored_indices(1, 2).tolist() == [0] * 5
 
 
 def test_blurs_of_a_batch_have_kernels_of_their_own(make_images, make_batch):

@@ -118,7 +118,7 @@ def test_a_fill_has_a_number_for_each_channel(channels, nested, make_batch):
         chain = T.Chain([inner])
         ragged, draws = make_batch(chain, [np.zeros((9, 9, channels), np.uint8)])
         name = type(transform).__name__
-        text = f"{name}(fill=(1, 2, 3)) has 3 numbers, one for each channel, but image 0 has {channels} at that point; "
+        text = f"{name}(fill=(1, 2, 3)) has 3 values, one for each channel, but image 0 has {channels} "
         with pytest.raises(ValueError, match=re.escape(text)):
             compile_stage(chain, device="cpu", ragged="list")(ragged, draws)
 

@@ -18,7 +18,7 @@ from gpuload.datasets.files import byte_limit, check_size
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.scan import Lazy, normalize_index
+from gpuload.datasets.scan import LazySequence, normalize_index
 from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_options
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
@@ -253,7 +253,7 @@ class TarShards(Store):
 setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  for inspect and the reference
 
 
-class _Keys(Lazy[str]):
+class _Keys(LazySequence[str]):
     """The keys of a dataset's samples, decoded lazily."""
 
     _entry_noun = "keys"
@@ -264,6 +264,6 @@ class _Keys(Lazy[str]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def _entry(self, number: int) -> str:
+    def _build_entry(self, number: int) -> str:
         shard, number = self._dataset._locate(number)
         return self._dataset._shards[shard].key(number)

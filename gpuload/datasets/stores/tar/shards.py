@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gpuload.datasets.litter import without_litter
+from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, is_url, open_file, scope_of
 from gpuload.datasets.stores.store import stamp
@@ -304,7 +304,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             if os.path.lexists(path):
                 paths.append(path)
             elif glob.has_magic(path):
-                matches = without_litter(sorted(glob.glob(path, recursive=True)), path)
+                matches = remove_litter(sorted(glob.glob(path, recursive=True)), path)
                 if not matches:
                     raise FileNotFoundError(f"no shards match {name!r} (searched for {path!r})")
                 paths += matches
@@ -329,7 +329,7 @@ def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
 def _expand_url(name: str, remote: Remote | None) -> list[str]:
     if "*" not in name:  # ? and [ are not wildcards in a URL
         return [name]
-    if not (matches := without_litter(client(remote).glob(name), name)):
+    if not (matches := remove_litter(client(remote).glob(name), name)):
         raise FileNotFoundError(f"no shards match {name!r}")
     return matches
 

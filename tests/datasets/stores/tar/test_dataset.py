@@ -16,7 +16,7 @@ from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.kinds import draws_nothing, fetches_many, is_iterable, lazy_reader
+from gpuload.datasets.kinds import is_deterministic, is_iterable, lazy_reader, uses_getitems
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.datasets.stores.tar import dataset as dataset_module
 from gpuload.datasets.stores.tar.index import HEAD, MAGIC, Shard
@@ -63,7 +63,7 @@ def test_many_at_once_are_the_same_and_come_as_they_were_asked_for(tmp_path: Pat
     order = [7, 0, 11, 3, 3, -1, 2]
     assert dataset.__getitems__(order) == [dataset[number] for number in order]
     assert dataset.__getitems__([]) == []
-    assert (fetches_many(dataset), draws_nothing(dataset), is_iterable(dataset)) == (True, True, False)
+    assert (uses_getitems(dataset), is_deterministic(dataset), is_iterable(dataset)) == (True, True, False)
 
 
 def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list) -> None:
